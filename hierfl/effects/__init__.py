@@ -1,1 +1,1 @@
-"""What a fitted formula says: effects, contrasts, profiles of clients, survival curves, R2; and its prior."""
+"""What a fitted formula says: effects, contrasts, profiles of clients, survival curves, R2."""

@@ -43,9 +43,10 @@ class Effects:
         by: a second one; None: there is none.
         scale: "response" or "link".
         response: the response's name.
-        frame: one row for each value, client and level of the response: the column `variable`, `by` where
-            there is one, `client` ("" for the average client, "new" for a new one), `level` of a response in
-            categories, `mean`, `sd`, and `low` and `high`, the ends of the 90 % interval.
+        frame: one row per value, client and level of the response: the column `variable`, `by`
+            where there is one, `client` ("" for the average client, "new" for a new one), `level`
+            of a response in categories, `mean`, `sd`, and `low` and `high`, the ends of the 90 %
+            interval.
     """
 
     title: str
@@ -56,7 +57,7 @@ class Effects:
     frame: pd.DataFrame
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the effects: lines with bands along a number, points with intervals at the levels of a category.
+        """Draw the effects: lines with bands along a number, points with intervals at levels.
 
         Args:
             ax: axes to draw on. Default None: new ones.
@@ -71,7 +72,7 @@ class Effects:
 
 @one_at_a_time
 def effects(
-    fit: Snapshot,
+    fit: Snapshot | Drawn,
     variable: str,
     *,
     by: str | None = None,
@@ -84,24 +85,25 @@ def effects(
 ) -> Effects:
     """Return the response along one column, the other columns held at typical values.
 
-    No rows are read: typical values are those of the schema, numbers at their means and categories at their
-    first levels. A binomial response is shown as the probability of one trial.
+    No rows are read: typical values are those of the schema, numbers at their means and categories
+    at their first levels. A binomial response is shown as the probability of one trial.
 
     Args:
         fit: of a `hierfl.formula`.
         variable: a column that the formula reads.
-        by: a second one: its levels; of a number its mean, and one sd below and above it. Default None.
-        at: column -> value, in place of the typical one; group above the clients or at several of them ->
-            its name. Other groups' deviations are zero, but for a new client, whose groups are new too.
-            Default none.
-        client: a name, or a list of names: with the client's own coefficients. "new": one new client a draw,
-            its coefficients drawn from the group-level distribution, so that the band has the spread between
-            clients too. "each": every client, and a new one. Default None: the average client, whose
-            deviations are zero.
-        grid: values of `variable`. Default None: 41 numbers from the mean minus two sds to the mean plus two,
-            not beyond the ends of a spline; or all levels.
-        scale: "response": the mean of the response, or the probabilities of its levels; "link": the linear
-            predictor.
+        by: a second one: its levels; of a number its mean, and one sd below and above it. Default
+            None.
+        at: column -> value, in place of the typical one; group above the clients or at several of
+            them -> its name. Deviations of other groups are zero; a new client's groups are new
+            too. Default none.
+        client: a name, or a list of names: with the client's own coefficients. "new": one new
+            client per draw, its coefficients drawn from the group-level distribution, so that the
+            band includes the spread between clients. "each": every client, and a new one. Default
+            None: the average client, whose deviations are zero.
+        grid: values of `variable`. Default None: all levels, or 41 numbers from the mean minus two
+            sds to the mean plus two, within the ends of a spline.
+        scale: "response": the mean of the response, or the probabilities of its levels; "link": the
+            linear predictor.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -112,23 +114,6 @@ def effects(
     """
     check_scale(scale)
     found = drawn(fit, "effects", draws=draws, seed=seed)
-    return conditional(
-        found, variable, by=by, at=at, client=client, grid=grid, scale=scale, seed=seed
-    )
-
-
-def conditional(
-    found: Drawn,
-    variable: str,
-    *,
-    by: str | None = None,
-    at: Mapping[str, Any] | None = None,
-    client: Any = None,
-    grid: Sequence[Any] | None = None,
-    scale: Scale = "response",
-    seed: int = 0,
-) -> Effects:
-    """Return the effects at draws that are given; the arguments are those of `effects`."""
     formula = found.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
     values = along(formula, variable, columns[variable]) if grid is None else list(grid)
@@ -162,7 +147,7 @@ def conditional(
 def chosen(
     formula: Formula, names: Sequence[str], at: Mapping[str, Any] | None = None
 ) -> dict[str, Column]:
-    """Return what was agreed of the columns that a user asks for.
+    """Return what was agreed about the columns that a user asks for.
 
     Raises:
         KeyError: the formula does not read one.
@@ -183,13 +168,7 @@ def chosen(
 
 
 def along(formula: Formula, name: str, column: Column) -> list[Any]:
-    """Return the values of a grid over a column, within the ends of its splines.
-
-    Args:
-        formula: with its schema.
-        name: of the column.
-        column: what was agreed of it.
-    """
+    """Return the values of a grid over a column, within the ends of its splines."""
     if column.kind == "category":
         return list(column.levels)
     low, high = column.mean - REACH * column.sd, column.mean + REACH * column.sd
@@ -212,7 +191,7 @@ def few(column: Column) -> list[Any]:
 def fixed(
     formula: Formula, varied: Mapping[str, Sequence[Any]], at: Mapping[str, Any] | None
 ) -> str:
-    """Return where the other columns are, in words."""
+    """Return the values of the other columns, in words."""
     held = {
         name: column.levels[0] if column.kind == "category" else f"{column.mean:.4g}"
         for name, column in predictors(formula).items()

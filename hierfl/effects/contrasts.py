@@ -41,10 +41,10 @@ class Contrasts:
         variable: the column.
         kind: "difference" or "ratio".
         scale: "response" or "link".
-        frame: one row for each pair of values, client and level of the response: `contrast`, such as
-            "m - f", `client` ("" for the average client, "new" for a new one), `level` of a response in
-            categories, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval, and `p`, the posterior
-            probability of a difference above 0, or a ratio above 1.
+        frame: one row per pair of values, client and level of the response: `contrast`, such as "m
+            - f", `client` ("" for the average client, "new" for a new one), `level` of a response
+            in categories, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval, and `p`,
+            the posterior probability of a difference above 0, or a ratio above 1.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Contrasts:
 
 @one_at_a_time
 def contrasts(
-    fit: Snapshot,
+    fit: Snapshot | Drawn,
     variable: str,
     *,
     values: Sequence[Any] | None = None,
@@ -69,53 +69,31 @@ def contrasts(
 ) -> Contrasts:
     """Compare the response between values of one column, the other columns held at typical values.
 
-    No rows are read, as in `hierfl.effects.conditional_effects.effects`.
+    No rows are read, as in `fit.effects`.
 
     Args:
         fit: of a `hierfl.formula`.
         variable: a column that the formula reads.
-        values: every two of them are compared, the later with the earlier. Default None: all levels; of a
-            number its mean, and one sd above it.
-        kind: "difference", or "ratio". On the link scale a ratio is the exponential of the difference: the odds
-            ratio of a logit link, the ratio of rates, times or hazards of a log link.
+        values: every two of them are compared, the later with the earlier. Default None: all
+            levels; of a number its mean, and one sd above it.
+        kind: "difference", or "ratio". On the link scale a ratio is the exponential of the
+            difference: the odds ratio of a logit link, the ratio of rates, times or hazards of a
+            log link.
         at: as in `effects`.
         client: as in `effects`.
-        scale: "response": means of the response, or probabilities of its levels; "link": linear predictors.
+        scale: "response": means of the response, or probabilities of its levels; "link": linear
+            predictors.
         draws: S, of the posterior.
         seed: of the draws.
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client was not fitted.
-        ValueError: fewer than two values, or a value is no level; another `kind` or `scale`; or a ratio of what
-            may be negative.
+        ValueError: fewer than two values, or a value is no level; another `kind` or `scale`; or a
+            ratio of what may be negative.
     """
     check_scale(scale)
     found = drawn(fit, "contrasts", draws=draws, seed=seed)
-    return contrasted(
-        found,
-        variable,
-        values=values,
-        kind=kind,
-        at=at,
-        client=client,
-        scale=scale,
-        seed=seed,
-    )
-
-
-def contrasted(
-    found: Drawn,
-    variable: str,
-    *,
-    values: Sequence[Any] | None = None,
-    kind: Kind = "difference",
-    at: Mapping[str, Any] | None = None,
-    client: Any = None,
-    scale: Scale = "response",
-    seed: int = 0,
-) -> Contrasts:
-    """Return contrasts at draws that are given; the arguments are those of `contrasts`."""
     check_kind(found, kind, scale)
     (column,) = chosen(found.formula, [variable], at).values()
     compared = several(variable, column, values)
@@ -138,11 +116,7 @@ def contrasted(
 
 
 def several(name: str, column: Column, values: Sequence[Any] | None) -> list[Any]:
-    """Return the values to compare, checked.
-
-    Raises:
-        ValueError: there are fewer than two, or two are the same.
-    """
+    """Return the values to compare; refuse fewer than two different ones."""
     if values is None:
         if column.kind == "category":
             return list(column.levels)
@@ -154,11 +128,7 @@ def several(name: str, column: Column, values: Sequence[Any] | None) -> list[Any
 
 
 def check_kind(found: Drawn, kind: object, scale: Scale) -> None:
-    """Refuse a kind that is neither of the two words, and ratios of what may be negative.
-
-    Raises:
-        ValueError: it is another word, or there is no ratio on this scale.
-    """
+    """Refuse a kind that is neither of the two words, and ratios of what may be negative."""
     if kind not in ("difference", "ratio"):
         raise ValueError(f"kind is {kind!r}: it must be 'difference' or 'ratio'")
     if kind == "difference":
@@ -166,19 +136,20 @@ def check_kind(found: Drawn, kind: object, scale: Scale) -> None:
     family = found.family
     if scale == "link" and family.link not in LOGARITHMS and family.name != "lognormal":
         raise ValueError(
-            f"kind is 'ratio', and the link of {family.name} is '{family.link}', no logarithm: take "
-            f"kind='difference', or scale='response'"
+            f"kind is 'ratio', and the link of {family.name} is '{family.link}', no logarithm: "
+            "take kind='difference', or scale='response'"
         )
     if scale == "response" and family.kind == "real" and family.link != "log":
         raise ValueError(
-            f"kind is 'ratio', and responses of {family.name} may be negative: take kind='difference'"
+            f"kind is 'ratio', and responses of {family.name} may be negative: take "
+            "kind='difference'"
         )
 
 
 def pairs(
     at_draws: Tensor, values: Sequence[Any], levels: Sequence[str], kind: Kind, scale: Scale
 ) -> pd.DataFrame:
-    """Return a row for each pair of values and each level, the later value compared with the earlier.
+    """Return a row per pair of values and level, the later value compared with the earlier.
 
     Args:
         at_draws: (S, values, levels).

@@ -1,4 +1,4 @@
-"""Posterior draws of a formula's coefficients, in one shape whatever the family and the groups are."""
+"""Posterior draws of a formula's coefficients, in one shape for all families and groups."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LEAST_DRAWS = 20  # for a 90 % interval
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Draws of a formula's coefficients. S draws, N clients, P common columns, O predictors a row.
+    """S draws of a formula's coefficients: N clients, P common columns, O predictors per row.
 
     Args:
         formula: with its schema.
         clients: N names.
-        data: the clients' rows; what runs on them says so.
+        data: the clients' rows.
         shared: global site -> (S, *shape), float64.
         own: local site -> (S, N, *shape), float64.
     """
@@ -60,7 +60,7 @@ class Drawn:
 
     @cached_property
     def response(self) -> Response:
-        """What clients agreed on of the response."""
+        """What clients agreed on about the response."""
         return response_of(self.formula.declared, self.formula.agreed)
 
     @cached_property
@@ -100,26 +100,19 @@ class Drawn:
     def groups(self, term: GroupTerm, client: int | None = None) -> Tensor:
         """Return the deviations of a term's groups from the common coefficients, (S, groups, q, O).
 
-        Args:
-            term: with groups above the clients, or at several of them; or within them.
-            client: the position of the client whose groups are asked for, of groups within clients.
+        Of groups within clients, `client` is the position of theirs; of other groups None.
         """
         value = self.shared[term.site] if client is None else self.own[term.site][:, client]
         return value.reshape(self.count, term.size, len(term.columns), self.outputs)
 
     def of_client(self, term: GroupTerm, client: int) -> Tensor:
-        """Return how far a client's own coefficients lie from their means given the global level, (S, q, O).
-
-        Args:
-            term: with the clients as its groups.
-            client: its position.
-        """
+        """Return how far a client's own coefficients lie from their means, (S, q, O)."""
         own = self.own[term.site][:, client].reshape(self.count, len(term.columns), self.outputs)
         means = [self._mean(term, name, client) for name in term.columns]
         return own - torch.stack(means, 1)
 
     def _mean(self, term: GroupTerm, name: str, client: int) -> Tensor:
-        """Return the mean of one of a client's own coefficients, (S, O), as the program has it."""
+        """Return the mean of one of a client's own coefficients, (S, O), as in the program."""
         found = torch.zeros(self.count, self.outputs, dtype=torch.float64)
         if self.layout.own.get(name) is not term:
             return found
@@ -139,16 +132,11 @@ class Drawn:
         return found
 
     def group_above(self, term: GroupTerm, client: int) -> int:
-        """Return the number of the group above a client in which it lies."""
+        """Return the index of the group above a client in which it lies."""
         return int(self.data.client_fields[index_of(term)][client])
 
     def of_new(self, term: GroupTerm, seed: int) -> Tensor:
-        """Draw the deviations of a new group from the group-level distribution at each draw, (S, q, O).
-
-        Args:
-            term: with a bar.
-            seed: of the draws; those of different terms are independent.
-        """
+        """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
         place = [one.site for one in self.layout.groups].index(term.site)
         generator = torch.Generator().manual_seed(1_000_003 * (place + 1) + seed)
         size = len(term.columns) * self.outputs
@@ -159,20 +147,16 @@ class Drawn:
         return found.reshape(self.count, len(term.columns), self.outputs)
 
 
-def drawn(fit: Snapshot, what: str, *, draws: int = 1000, seed: int = 0) -> Drawn:
-    """Draw the coefficients of a fitted formula, as `Fit.posterior` draws them.
-
-    Args:
-        fit: of a `hierfl.formula`.
-        what: name of the method that was called, for the message.
-        draws: S.
-        seed: of the draws.
+def drawn(fit: Snapshot | Drawn, what: str, *, draws: int = 1000, seed: int = 0) -> Drawn:
+    """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws.
 
     Raises:
         TypeError: the fit is of another model; or is no fit.
         ValueError: `draws` is below 20.
         RowsNotSaved: the guide reads the clients' rows, which were not saved with the fit.
     """
+    if isinstance(fit, Drawn):
+        return fit
     expect_fit(fit)
     if expect_count(draws, "draws") < LEAST_DRAWS:
         raise ValueError(f"draws is {draws}: a 90 % interval needs {LEAST_DRAWS} or more")
@@ -182,12 +166,10 @@ def drawn(fit: Snapshot, what: str, *, draws: int = 1000, seed: int = 0) -> Draw
             f"fit.{what} is for fits of a hierfl.formula, and the model is '{_name(model)}': use "
             f"fit.predict(rows), or fit a formula"
         )
-    weigh = is_corrected(fit.progress.history)
-    found = (
-        corrected(fit, draws, seed=seed).draws
-        if weigh
-        else posterior_draws(fit, draws=draws, seed=seed)
-    )
+    if is_corrected(fit.progress.history):
+        found = corrected(fit, draws, seed=seed).draws
+    else:
+        found = posterior_draws(fit, draws=draws, seed=seed)
     return Drawn(
         model,
         fit.clients,

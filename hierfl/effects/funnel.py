@@ -1,7 +1,7 @@
 """Sampling limits of standardized ratios: of one client, and of a funnel plot.
 
-Source: Spiegelhalter 2005, Statistics in Medicine 24:1185, appendix A.1.1, for the interpolated limits; exact limits
-of a count are those of Clopper and Pearson 1934 and of Garwood 1936.
+Source: Spiegelhalter 2005, Statistics in Medicine 24:1185, appendix A.1.1, for interpolated limits;
+exact limits of a count are those of Clopper and Pearson 1934 and of Garwood 1936.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ LIMITS = {0.95: "95 %", 0.998: "99.8 %"}
 def ratio_interval(
     observed: float, expected: float, trials: float | None, *, prob: float = 0.9
 ) -> tuple[float, float]:
-    """Return exact limits of observed / expected, given what was expected.
+    """Return exact limits of observed / expected events, given the expected ones.
 
-    Args:
-        observed: events.
-        expected: events.
-        trials: in which they were observed: limits of Clopper and Pearson; None: of a Poisson count, Garwood's.
-        prob: of the interval. Default 0.9.
+    They are Clopper and Pearson's for a number of `trials`, and Garwood's of a Poisson count for
+    None.
     """
     tail = 0.5 - prob / 2
     if trials is None:
@@ -42,17 +39,15 @@ def ratio_interval(
 
 
 def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple[Floats, Floats]:
-    """Return the limits of observed / expected where the true ratio is 1.
+    """Return the lower and upper limits, (n,), of observed / expected where the true ratio is 1.
 
-    They are exact quantiles of the number of events, interpolated between whole numbers as Spiegelhalter does.
+    They are exact quantiles of the number of events, interpolated between integers as Spiegelhalter
+    does.
 
     Args:
         expected: (n,) events.
-        rate: events a trial: the number is binomial, of expected / rate trials; None: Poisson.
+        rate: events per trial: the number is binomial, of expected / rate trials; None: Poisson.
         prob: of the interval, 0.95 or 0.998.
-
-    Returns:
-        The lower and the upper limits, (n,).
     """
     at = np.asarray(expected, dtype=np.float64)
     fn = _counts(at, rate)
@@ -66,12 +61,7 @@ def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple
 
 
 def funnel_curves(expected: ArrayLike, rate: float | None) -> pd.DataFrame:
-    """Return the limits of a funnel plot as curves: `limits` ("95 %", "99.8 %"), `expected`, `low` and `high`.
-
-    Args:
-        expected: (n,) events, of the clients that are drawn.
-        rate: as in `funnel_limits`.
-    """
+    """Return the limits of a funnel plot as curves: `limits`, `expected`, `low` and `high`."""
     events = np.asarray(expected, dtype=np.float64)
     at = np.geomspace(0.8 * events.min(), 1.1 * events.max(), 200)
     parts = []
@@ -89,13 +79,7 @@ def _counts(expected: Floats, rate: float | None) -> Any:
 
 
 def beyond(observed: float, expected: float, rate: float | None) -> str:
-    """Return the widest limits that observed / expected lies beyond, "95 %" or "99.8 %"; else "inside".
-
-    Args:
-        observed: events.
-        expected: events.
-        rate: as in `funnel_limits`.
-    """
+    """Return the widest limits that observed / expected exceeds, or "inside"."""
     found = "inside"
     for prob, name in LIMITS.items():
         low, high = funnel_limits([expected], rate, prob)

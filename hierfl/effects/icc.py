@@ -38,8 +38,8 @@ class Icc:
 
     Args:
         title: of what.
-        frame: one row for each kind of group, such as "hospital", and `residual`; the columns `mean`, `sd`, `low`
-            and `high`, the ends of the 90 % interval. At each draw all of them sum to one.
+        frame: one row per kind of group, such as "hospital", and `residual`; the columns `mean`,
+            `sd`, `low` and `high`, the ends of the 90 % interval. At each draw the rows sum to one.
     """
 
     title: str
@@ -48,26 +48,27 @@ class Icc:
 
 @one_at_a_time
 def icc(
-    fit: Snapshot, *, at: Mapping[str, Any] | None = None, draws: int = 1000, seed: int = 0
+    fit: Snapshot | Drawn, *, at: Mapping[str, Any] | None = None, draws: int = 1000, seed: int = 0
 ) -> Icc:
-    """Return the intraclass correlation of each kind of group, on the scale of the linear predictor.
+    """Return the intraclass correlation of each kind of group, on the linear predictor's scale.
 
         ICC_g = s_g^2 / (sum over groups of s^2 + e^2)
 
-    s_g^2 is the variance between groups of a typical row; only with slopes does it depend on the row. e^2 is the
-    variance of the family: sigma^2 of gaussian and lognormal, sigma^2 nu / (nu - 2) of student; pi^2 / 3, 1 and
-    pi^2 / 6 of logit, probit and cloglog; log(1 + 1 / m) of poisson, log(1 + 1 / m + 1 / shape) of
-    negative_binomial, log(1 + 1 / shape) of gamma; pi^2 / 6 of exponential and piecewise_exponential, and
-    pi^2 / (6 shape^2) of weibull. m is the mean of counts over groups, exp(eta + sum of s^2 / 2), where all common
-    columns are at their means. The variances of counts and of gamma are those of a log-normal of the same moments: with
-    mean 20, or shape 4, and s = 0.8 the ICC is 0.05 above that of simulated logarithms. The others are exact.
+    s_g^2 is the variance between groups of a typical row; only with slopes does it depend on the
+    row. e^2 is the variance of the family: sigma^2 of gaussian and lognormal, sigma^2 nu / (nu - 2)
+    of student; pi^2 / 3, 1 and pi^2 / 6 of logit, probit and cloglog; log(1 + 1 / m) of poisson,
+    log(1 + 1 / m + 1 / shape) of negative_binomial, log(1 + 1 / shape) of gamma; pi^2 / 6 of
+    exponential and piecewise_exponential, and pi^2 / (6 shape^2) of weibull. m is the mean of
+    counts over groups, exp(eta + sum of s^2 / 2), with all common columns at their means. The
+    variances of counts and of gamma are those of a log-normal of the same moments: with mean 20, or
+    shape 4, and s = 0.8 the ICC is 0.05 above that of simulated logarithms. The others are exact.
 
-    No rows are read. Of groups within others, such as wards in hospitals, two rows of one ward are correlated by
-    the sum of both.
+    No rows are read. Of groups within others, such as wards in hospitals, two rows of one ward are
+    correlated by the sum of both.
 
     Args:
         fit: of a `hierfl.formula` with groups.
-        at: column -> value, of the row, as in `hierfl.effects.conditional_effects.effects`.
+        at: column -> value, of the row, as in `fit.effects`.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -75,11 +76,7 @@ def icc(
         TypeError: the fit is of another model.
         ValueError: the formula has no groups; or the family has no such variance.
     """
-    return correlated(drawn(fit, "icc", draws=draws, seed=seed), at)
-
-
-def correlated(found: Drawn, at: Mapping[str, Any] | None = None) -> Icc:
-    """Return the intraclass correlations at draws that are given, as `icc`."""
+    found = drawn(fit, "icc", draws=draws, seed=seed)
     if not found.layout.groups:
         raise ValueError(
             f"the formula has no groups: add some, such as (1 | {found.formula.clients})"
@@ -120,9 +117,6 @@ def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
         found: the coefficients.
         row: a typical one, for its offset.
         between: variance between groups, of all kinds of them, (S,).
-
-    Raises:
-        ValueError: the family, or its link, has none.
     """
     family, shared = found.family, found.shared
     name, link = family.name, family.link
@@ -155,6 +149,6 @@ def _mean_count(found: Drawn, row: Rows, between: Tensor) -> Tensor:
 def _refused(found: Drawn) -> ValueError:
     family = found.family
     return ValueError(
-        f"family {family.name} with link {family.link} has no agreed latent variance: take fit.r2(), or the standard "
-        f"deviations of groups in fit.summary()"
+        f"family {family.name} with link {family.link} has no agreed latent variance: take "
+        "fit.r2(), or the standard deviations of groups in fit.summary()"
     )

@@ -12,12 +12,7 @@ Floats = NDArray[np.float64]
 
 
 def statistics(draws: Tensor, *, prefix: str = "") -> dict[str, Floats]:
-    """Return mean, sd and the ends of the 90 % interval of each number, as columns.
-
-    Args:
-        draws: (S, ...); the columns have its other entries in order.
-        prefix: of the columns' names. Default none.
-    """
+    """Return mean, sd and 90 % interval of each entry of draws (S, ...), as columns."""
     values = draws.detach().double().numpy().reshape(len(draws), -1)
     low, high = np.quantile(values, [LOW, HIGH], axis=0)
     found = (values.mean(0), values.std(0, ddof=1), low, high)
@@ -25,7 +20,7 @@ def statistics(draws: Tensor, *, prefix: str = "") -> dict[str, Floats]:
 
 
 def share_above(draws: Tensor, edge: float) -> Floats:
-    """Return the share of draws above an edge, of each number; draws on it count half."""
+    """Return the share of draws above an edge, of each entry; draws on it count half."""
     values = draws.detach().double().numpy().reshape(len(draws), -1)
     found: Floats = (values > edge).mean(0) + 0.5 * (values == edge).mean(0)
     return found

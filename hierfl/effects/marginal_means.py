@@ -1,4 +1,4 @@
-"""Marginal means: the response at each value of one column, averaged over the rows of all clients."""
+"""Marginal means: the response at each value of a column, averaged over all clients' rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class MarginalMeans:
     Args:
         title: what is averaged.
         variable: the column.
-        frame: one row for each value and level of the response: the column `variable`, `level` of a response
-            in categories, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
-        differences: one row for each pair of values, with `contrast` and `p`, as `hierfl.effects.Contrasts` has
-            them: average effects of the column.
+        frame: one row per value and level of the response: the column `variable`, `level` of a
+            response in categories, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
+        differences: one row per pair of values, with `contrast` and `p`, as in `Contrasts`: average
+            effects of the column.
     """
 
     title: str
@@ -55,7 +55,7 @@ class MarginalMeans:
 
 @one_at_a_time
 def marginal_means(
-    fit: Snapshot,
+    fit: Snapshot | Drawn,
     variable: str,
     rows: Frames | None = None,
     *,
@@ -65,34 +65,29 @@ def marginal_means(
 ) -> MarginalMeans:
     """Return the response at each value of one column, averaged over the rows of all clients.
 
-    Each client sets the column to the value in all its rows, keeps their other columns, and takes the mean of
-    the responses that its own coefficients expect. It returns the sum of these and the number of its rows: one
-    number a value and draw. The server adds them up. A binomial response is averaged as the share of successes.
+    Each client sets the column to the value in all its rows, keeps their other columns, and takes
+    the mean response expected under its own coefficients. It returns the sum of these, a scalar per
+    value and draw, and the number of its rows. The server adds them up. A binomial response is
+    averaged as the share of successes.
 
     Args:
         fit: of a `hierfl.formula`, with the clients' rows.
         variable: a column that the formula reads.
-        rows: frames of fitted clients, as `hierfl.fit` takes them. Default None: the rows of the fit, which will
-            do where no term reads another column beside `variable`.
-        values: of the column. Default None: all levels; of a number its mean, and one sd below and above it.
+        rows: frames of fitted clients, as `hierfl.fit` takes them. Default None: the rows of the
+            fit, which suffice where no term reads another column beside `variable`.
+        values: of the column. Default None: all levels; of a number its mean, and one sd below and
+            above it.
         draws: S, of the posterior.
         seed: of the draws.
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client of `rows` was not fitted.
-        ValueError: a value is no level; or a term reads `variable` and another column, and `rows` is None; or
-            groups within a client of `rows` are not those of the fit.
+        ValueError: a value is no level; or a term reads `variable` and another column, and `rows`
+            is None; or groups within a client of `rows` are not those of the fit.
         RowsNotSaved: `rows` is None, and the rows were not saved with the fit.
     """
     found = drawn(fit, "marginal_means", draws=draws, seed=seed)
-    return averaged(found, variable, rows, values=values)
-
-
-def averaged(
-    found: Drawn, variable: str, rows: Frames | None = None, *, values: Sequence[Any] | None = None
-) -> MarginalMeans:
-    """Return marginal means at draws that are given; the arguments are those of `marginal_means`."""
     (column,) = chosen(found.formula, [variable]).values()
     compared = few(column) if values is None else several(variable, column, values)
     each = _of_fit(found, variable, compared) if rows is None else _of(found, rows, variable)
@@ -101,12 +96,13 @@ def averaged(
         sums, own = _sum_of_client(found, client, [remade(value) for value in compared])
         total, weight = total + sums, weight + own
     at_draws = total / weight  # (S, values, levels)
+    response = found.formula.declared.parts.response
     levels = found.response.levels if at_draws.shape[-1] > 1 else ("",)
     columns: dict[str, Any] = {variable: np.repeat(np.array(compared), len(levels))}
     if levels != ("",):
         columns["level"] = list(levels) * len(compared)
     return MarginalMeans(
-        title=f"{found.formula.declared.parts.response} by {variable}, averaged over all clients' rows",
+        title=f"{response} by {variable}, averaged over all clients' rows",
         variable=variable,
         frame=pd.DataFrame({**columns, **statistics(at_draws)}),
         differences=pairs(at_draws, compared, levels, "difference", "response"),
@@ -114,7 +110,7 @@ def averaged(
 
 
 def _sum_of_client(found: Drawn, client: int, sets: Sequence[Rows]) -> tuple[Tensor, float]:
-    """Return what a client returns: sums of expected responses, (S, values, levels), and the weight of its rows."""
+    """Return a client's sum of expected responses, (S, values, levels), and of its weights."""
     parts = []
     for rows in sets:
         sums = []
@@ -127,12 +123,7 @@ def _sum_of_client(found: Drawn, client: int, sets: Sequence[Rows]) -> tuple[Ten
 
 
 def in_turn(rows: Rows, draws: int) -> Iterator[Rows]:
-    """Yield a client's rows, so many at once that their responses at all draws fit into memory.
-
-    Args:
-        rows: n of them.
-        draws: S.
-    """
+    """Yield a client's rows in blocks whose responses at all draws fit into memory."""
     size = max(1, AT_ONCE // draws)
     for first in range(0, rows.count, size):
         place = slice(first, first + size)
@@ -149,8 +140,8 @@ Remade = Callable[[Any], Rows]
 def _of_fit(found: Drawn, variable: str, values: Sequence[Any]) -> Iterator[tuple[int, Remade]]:
     """Yield each client of the fit, and its rows with the column at a value.
 
-    The rows hold the columns of terms alone. Those of a term that reads `variable` and nothing else depend on
-    its value alone, and are the same in every row.
+    The rows hold the columns of terms alone. Columns of a term that reads `variable` alone depend
+    on its value alone, and are the same in every row.
     """
     formula = found.formula
     common = _columns_of(formula, None, variable)
@@ -174,11 +165,7 @@ def _of_fit(found: Drawn, variable: str, values: Sequence[Any]) -> Iterator[tupl
 
 
 def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
-    """Return the places of the columns that read a variable, among the common ones or those of a group's term.
-
-    Raises:
-        ValueError: a term reads another column too, or is an offset.
-    """
+    """Return the places of the common columns, or of a group's, that read a variable."""
     layout, declared = formula.layout, formula.declared
     if site is None:
         described, design, columns = declared.common, layout.common, layout.common.columns
@@ -193,20 +180,15 @@ def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
             continue
         if read != {variable} or one.name not in known:
             raise ValueError(
-                f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: hand over the "
-                f"clients' frames, fit.marginal_means('{variable}', frames)"
+                f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: "
+                f"pass the clients' frames, fit.marginal_means('{variable}', frames)"
             )
         places += [columns.index(name) for name in known[one.name]]
     return places
 
 
 def _of(found: Drawn, frames: Frames, variable: str) -> Iterator[tuple[int, Remade]]:
-    """Yield each client of some frames, and its rows with the column at a value.
-
-    Raises:
-        KeyError: a client was not fitted.
-        ValueError: its groups within it are others than in the fit.
-    """
+    """Yield each client of some frames, and its rows with the column at a value."""
     formula, declared = found.formula, found.formula.declared
     columns = predictors(formula)
     response = declared.parts.response
@@ -218,7 +200,8 @@ def _of(found: Drawn, frames: Frames, variable: str) -> Iterator[tuple[int, Rema
     for name, frame in parts.items():
         if name not in found.clients:
             raise KeyError(
-                f"client '{name}' was not fitted: leave its rows out, or fit.personalize(its rows) first"
+                f"client '{name}' was not fitted: leave its rows out, or fit.personalize(its "
+                "rows) first"
             )
         own = rows_of_client(formula, data, data.names.index(name))
         _check_within(found, own, name)
@@ -235,11 +218,12 @@ def _of(found: Drawn, frames: Frames, variable: str) -> Iterator[tuple[int, Rema
 
 
 def _check_within(found: Drawn, rows: Rows, client: str) -> None:
-    """Refuse rows whose groups within the client may not be those of the fit: they are known by number alone."""
+    """Refuse rows whose groups within the client, known by index, are not those of the fit."""
     for term in found.layout.at("within"):
         fitted = rows_of_client(found.formula, found.data, found.clients.index(client))
         if not torch.equal(fitted.codes[term.site], rows.codes[term.site]):
             raise ValueError(
-                f"the rows of client '{client}' have other groups of '{term.group.name}' than when fitted, and these "
-                f"are known by number alone: hand over the frames of the fit"
+                f"the rows of client '{client}' have other groups of '{term.group.name}' than "
+                "when fitted, and these are known by index alone: pass the frames of the "
+                "fit"
             )

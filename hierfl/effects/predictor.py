@@ -1,4 +1,4 @@
-"""The linear predictor of rows, for one client, for a new one and for the average one; and its mean response."""
+"""The linear predictor and mean response of rows, for one client, a new one and the average one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ NEW, EACH = "new", "each"
 def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
     """Return the linear predictor at each draw, (S, n), or (S, n, O) of several.
 
-        eta = base + offset + x . b + sum over terms with a bar of z . (deviations of the row's group)
+        eta = base + offset + x . b + sum over terms with a bar of z . (deviations of the row's
+        group)
 
     Args:
         drawn: the coefficients.
         rows: n of them.
-        who: the position of a client, with its own deviations; "new": deviations that are drawn from the
-            group-level distribution, one new client (and one new group of every other kind that `rows` leaves
-            open) a draw; None: no deviations but those of groups that `rows` names.
+        who: the position of a client, with its own deviations; "new": deviations drawn from the
+            group-level distribution, one new client (and one new group of every other kind that
+            `rows` leaves open) per draw; None: no deviations except those of groups that `rows`
+            names.
         seed: of the deviations of a new client.
     """
     eta = drawn.base[:, None] + rows.offset[:, None]
@@ -58,13 +60,7 @@ def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who, seed: int) 
 
 
 def distribution(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Any:
-    """Return the distribution of responses at each draw; times are uncensored.
-
-    Args:
-        drawn: for the family and its parameters.
-        eta: from `predictor`.
-        rows: with their trials; None: one trial a row.
-    """
+    """Return the distribution of responses at each draw, uncensored; by default of one trial."""
     needs = {}
     for name in drawn.family.required:
         given = None if rows is None else rows.fields.get(name)
@@ -73,14 +69,9 @@ def distribution(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Any:
 
 
 def mean_response(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Tensor:
-    """Return the expected response at each draw, (S, n); probabilities of the levels, (S, n, K), of categories.
+    """Return the expected response at each draw, (S, n), or probabilities of the levels, (S, n, K).
 
     Of a Student t it is the location, which is the mean where there is one.
-
-    Args:
-        drawn: for the family and its parameters.
-        eta: from `predictor`.
-        rows: with their trials; None: one trial a row.
     """
     if drawn.family.name == "student":
         return eta
@@ -90,13 +81,7 @@ def mean_response(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Tensor
 
 
 def on_scale(drawn: Drawn, eta: Tensor, scale: Scale) -> tuple[Tensor, tuple[str, ...]]:
-    """Return predictors or mean responses, (S, n, L), and the names of their L levels, ("",) of a number.
-
-    Args:
-        drawn: for the family.
-        eta: from `predictor`.
-        scale: "response" or "link".
-    """
+    """Return predictors or mean responses, (S, n, L), and their L levels, ("",) of a number."""
     found = mean_response(drawn, eta) if scale == "response" else eta
     if found.dim() == 2:
         return found[..., None], ("",)
@@ -105,11 +90,7 @@ def on_scale(drawn: Drawn, eta: Tensor, scale: Scale) -> tuple[Tensor, tuple[str
 
 
 def check_scale(scale: object) -> None:
-    """Refuse a scale that is neither of the two words.
-
-    Raises:
-        ValueError: it is another one.
-    """
+    """Refuse a scale that is neither "response" nor "link"."""
     if scale not in ("response", "link"):
         raise ValueError(f"scale is {scale!r}: it must be 'response' or 'link'")
 
@@ -119,7 +100,8 @@ def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
 
     Args:
         drawn: of the clients.
-        client: a name; a list of names; "new"; "each" for every client and a new one; None for the average one.
+        client: a name; a list of names; "new"; "each" for every client and a new one; None for the
+            average one.
 
     Raises:
         KeyError: a client was not fitted.
@@ -131,7 +113,8 @@ def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
     if isinstance(client, str):
         if client in (NEW, EACH) and client in drawn.clients:
             raise ValueError(
-                f"client is {client!r}, which is also the name of a client: for that one give client=[{client!r}]"
+                f"client is {client!r}, which is also the name of a client: for that one give "
+                f"client=[{client!r}]"
             )
         if client == EACH:
             yield from ((name, k) for k, name in enumerate(drawn.clients))
@@ -143,6 +126,7 @@ def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
         if str(name) not in drawn.clients:
             few = ", ".join(drawn.clients[:8]) + (", ..." if len(drawn.clients) > 8 else "")
             raise KeyError(
-                f"client '{name}' was not fitted: the clients are {few}; or give 'new', 'each' or None"
+                f"client '{name}' was not fitted: the clients are {few}; or give 'new', 'each' or "
+                "None"
             )
         yield str(name), drawn.clients.index(str(name))

@@ -1,4 +1,4 @@
-"""Rows of a formula: made up at typical values, or those of a client."""
+"""Rows of a formula's predictor: made up at typical values, or those of a client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rows:
         common: (n, P), every common column.
         offset: (n,).
         groups: site of a term with a bar -> its columns, (n, q), Intercept first where it has one.
-        codes: site of such a term -> the number of each row's group, (n,) int64, where it is known.
+        codes: site of such a term -> the index of each row's group, (n,) int64, where it is known.
         fields: "y", "trials" and "weights" -> (n,), of a client's rows that have them.
     """
 
@@ -50,9 +50,9 @@ class Rows:
         return self.fields.get("weights", torch.ones(self.count, dtype=torch.float64))
 
 
-# ------------------------------------------------------------------------------------------ rows that are made up
+# ------------------------------------------------------------ rows that are made up
 def predictors(formula: Formula) -> dict[str, Column]:
-    """Return the columns that the terms read, and what was agreed of each: no response, no additions."""
+    """Return the columns that the terms read, and what was agreed about each."""
     declared = formula.declared
     left = {declared.parts.response, *declared.parts.additions.values()}
     known = formula.agreed.columns
@@ -65,11 +65,12 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     Args:
         formula: with its schema.
         at: column -> another value; or a group above the clients or at several of them -> its name.
-        grid: column -> n values, one a row.
+        grid: column -> n values, one per row.
 
     Raises:
         KeyError: a column is none that the formula reads.
-        TypeError, ValueError: a value is no number, or no level; or a term is not finite, such as the log of 0.
+        TypeError, ValueError: a value is no number, or no level; or a term is not finite, such as
+            the log of 0.
     """
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
@@ -101,8 +102,8 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
         where = {name: values for name, values in grid.items() if columns[name].kind == "number"}
         ends = ", ".join(f"{name} from {min(v):.4g} to {max(v):.4g}" for name, v in where.items())
         raise ValueError(
-            f"a term is not finite at typical values{ends and f', with {ends}'} ({str(error).split(' in row')[0]}): "
-            f"give other values, by grid=, values= or at="
+            f"a term is not finite at typical values{ends and f', with {ends}'} "
+            f"({str(error).split(' in row')[0]}): give other values, by grid=, values= or at="
         ) from error
 
 
@@ -120,17 +121,7 @@ def _check_names(
 
 
 def checked(name: str, column: Column, value: Any) -> Any:
-    """Return a value of a column: a finite number, or the name of a level.
-
-    Args:
-        name: of the column.
-        column: what was agreed of it.
-        value: as a user passes it.
-
-    Raises:
-        TypeError: a number is wanted, and it is none.
-        ValueError: it is not finite, or none of the levels.
-    """
+    """Return a user's value of a column: a finite number, or the name of a level."""
     if column.kind == "category":
         text = level_name(value)
         if text not in column.levels:
@@ -149,7 +140,8 @@ def checked(name: str, column: Column, value: Any) -> Any:
 def _code(term: GroupTerm, value: Any) -> int:
     if str(value) not in term.levels:
         raise ValueError(
-            f"'{term.group.name}' has no group {str(value)!r}: its groups are {', '.join(term.levels[:8])}"
+            f"'{term.group.name}' has no group {str(value)!r}: its groups are "
+            f"{', '.join(term.levels[:8])}"
         )
     return term.levels.index(str(value))
 
@@ -157,35 +149,16 @@ def _code(term: GroupTerm, value: Any) -> int:
 def evaluated(
     formula: Formula, ready: pd.DataFrame, client: str, codes: Mapping[str, Tensor]
 ) -> Rows:
-    """Return rows from columns, as `hierfl.formulas.columns.prepared` returns these.
-
-    Args:
-        formula: with its schema.
-        ready: n rows.
-        client: whose they are, for messages.
-        codes: as in `Rows`.
-
-    Raises:
-        ValueError: a term is not finite in some row.
-    """
+    """Return rows from a client's `prepared` columns."""
     found = formula.layout
     common, offset = found.common.evaluate(ready, client)
     groups = {term.site: torch.as_tensor(term.evaluate(ready, client)) for term in found.groups}
     return Rows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes)
 
 
-# ------------------------------------------------------------------------------------------ a client's rows
+# ------------------------------------------------------------ a client's rows
 def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
-    """Return the rows of one client, from the fields that its program reads.
-
-    Args:
-        formula: with its schema.
-        data: the clients' rows, from `Formula.data`.
-        client: its position.
-
-    Raises:
-        RowsNotSaved: the rows were not saved with the fit.
-    """
+    """Return the rows of one client, by its position, from the fields that its program reads."""
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     count, found = place.stop - place.start, formula.layout
     fields = {name: value[place] for name, value in data.fields.items()}
@@ -221,14 +194,10 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
 
 
 def _columns_above(term: GroupTerm, known: Mapping[str, Tensor], left: Tensor | None) -> Tensor:
-    """Return the columns of a term above the clients, (n, q).
+    """Return the columns of a term above the clients, (n, q), some of which other terms have.
 
-    A column that the clients' own coefficients take up is zero, or absent, in the term's own field.
-
-    Args:
-        term: with groups above the clients.
-        known: columns of other terms.
-        left: the term's own field; None: there is none.
+    A column that the clients' own coefficients take up is zero, or absent, in the term's own field,
+    `left`.
     """
     found = [
         known[name] if name in known or left is None else left[:, j].double()

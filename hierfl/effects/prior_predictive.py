@@ -1,4 +1,4 @@
-"""Draws of a model's prior, and of the data that it expects, before any fit."""
+"""Draws of a model's prior, and of the data that it implies, before any fit."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from hierfl.program.sites import Model
 def prior_predictive(
     model: Model, data: ClientData | Frames, draws: int = 500, *, seed: int = 0
 ) -> Any:
-    """Draw from the prior of a model, and draw a response of every row, as an ArviZ object, before any fit.
+    """Draw from a model's prior, and a response of each row, as an ArviZ object, before any fit.
 
-    The ArviZ groups are `prior`, `prior_predictive` and `observed_data`, as `Fit.prior(predictive=True)` has
-    them. Each client draws for its own rows: this reads the rows' columns, and of the responses their kind alone.
+    The ArviZ groups are `prior`, `prior_predictive` and `observed_data`, as in
+    `Fit.prior(predictive=True)`. Each client draws for its own rows: this reads the rows' columns,
+    and only the kind of the responses.
 
     Args:
         model: any program in which every unknown has a prior; or a `hierfl.formula`.
-        data: the clients' rows; of a formula one frame with the column of clients, or {client: frame}.
+        data: the clients' rows; of a formula one frame with the column of clients, or {client:
+            frame}.
         draws: S.
         seed: of the draws.
 
@@ -46,14 +48,14 @@ def prior_predictive(
         ValueError: `draws` is below 1; or the data are not as the model needs them.
     """
     if isinstance(model, Method):
-        raise TypeError(f"model is {shown(model)}: hand over the model that the method was made of")
+        raise TypeError(f"model is {shown(model)}: pass the model that the method was made of")
     ready, rows, _ = of_frames(model, data, None)
     expect_client_data(rows, "data")
     before = _before_the_first_round(ready, rows)
     for param in learned_params(before):
         raise ProgramError(
-            f"param '{param.name}' of the model has no prior to be drawn from: give it one, pyro.sample, or fit "
-            f"the model and call fit.prior(predictive=True)"
+            f"param '{param.name}' of the model has no prior to be drawn from: give it one, "
+            "pyro.sample, or fit the model and call fit.prior(predictive=True)"
         )
     return prior_data(before, draws, seed=seed, sites=None, expand=EXPAND, predictive=True)
 

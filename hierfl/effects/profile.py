@@ -1,7 +1,7 @@
-"""Profiles of clients: each one's own effect, its rank, and its standardized ratio, all with their uncertainty.
+"""Profiles of clients: own effects, ranks and standardized ratios, all with their uncertainty.
 
-Source: indirectly standardized ratios and funnel plots, Spiegelhalter 2005, Statistics in Medicine 24:1185; ranks
-and their uncertainty, Goldstein and Spiegelhalter 1996, JRSS A 159:385.
+Source: indirectly standardized ratios and funnel plots, Spiegelhalter 2005, Statistics in Medicine
+24:1185; ranks and their uncertainty, Goldstein and Spiegelhalter 1996, JRSS A 159:385.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ class Profile:
     Args:
         title: what the effect is.
         best: "low" or "high": the effects that rank first.
-        frame: one row a client: `client`; `effect` on the scale of the linear predictor, with `effect_sd`,
-            `effect_low` and `effect_high`; `rank`, its posterior mean, `rank_low` and `rank_high`; `p_best` and
-            `p_worst`. Of bernoulli, binomial and poisson responses also `observed`, `expected` under the average
-            client, `smr` (observed / expected) with `smr_low` and `smr_high`, exact sampling limits; `ratio`
-            (predicted / expected), the ratio of the model, which is shrunk, with `ratio_low` and `ratio_high`;
-            and `funnel`: "inside", or beyond the "95 %" or "99.8 %" limits. All intervals are 90 %.
-        rate: events expected a trial, over all clients, of bernoulli and binomial responses; None: counts without
-            an upper end, or no ratio.
+        frame: one row per client: `client`; `effect` on the scale of the linear predictor, with
+            `effect_sd`, `effect_low` and `effect_high`; `rank`, its posterior mean, `rank_low` and
+            `rank_high`; `p_best` and `p_worst`. Of bernoulli, binomial and poisson responses also
+            `observed`, `expected` under the average client, `smr` (observed / expected) with
+            `smr_low` and `smr_high`, exact sampling limits; `ratio` (predicted / expected), the
+            shrunk ratio of the model, with `ratio_low` and `ratio_high`; and `funnel`: "inside", or
+            beyond the "95 %" or "99.8 %" limits. All intervals are 90 %.
+        rate: events expected per trial, over all clients, of bernoulli and binomial responses;
+            None: counts without an upper end, or no ratio.
         note: what the table leaves out.
     """
 
@@ -91,15 +92,15 @@ class Profile:
 
         if "smr" not in self.frame:
             raise ValueError(
-                f"there is no standardized ratio to draw: it is for responses that are {' or '.join(COUNTED)}; "
-                f"use plot_ranks()"
+                "there is no standardized ratio to draw: it is for responses that are "
+                f"{' or '.join(COUNTED)}; use plot_ranks()"
             )
         return funnel(new_axes(ax), self.frame, funnel_curves(self.frame["expected"], self.rate))
 
 
 @one_at_a_time
 def profile(
-    fit: Snapshot,
+    fit: Snapshot | Drawn,
     column: str = "Intercept",
     *,
     best: Literal["low", "high"] = "low",
@@ -108,19 +109,20 @@ def profile(
 ) -> Profile:
     """Return each client's own effect, its rank, and its standardized ratio.
 
-    The effect is how far the client's own coefficients move the linear predictor of a typical row (numbers at
-    their means, categories at their reference levels) from that of the average client with the same columns and the
-    same groups above it. Ranks need draws alone.
+    The effect is how far the client's own coefficients move the linear predictor of a typical row
+    (numbers at their means, categories at their reference levels) from that of the average client
+    with the same columns and the same groups above it. Ranks need draws alone.
 
-    The standardized ratio needs rows. Each client returns its number of events and trials, and at each draw the
-    sum of what its rows expect under the average client (all its own deviations zero) and under its own. These are
-    sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md). Sampling
-    limits take the expected events as known, at their posterior mean; the ratio of the model has their uncertainty.
+    The standardized ratio needs rows. Each client returns its number of events and trials, and at
+    each draw the sum of what its rows expect under the average client (all its own deviations zero)
+    and under its own coefficients. These are sums over its rows; where they are few, its number of
+    events reveals much about each (docs/privacy.md). Sampling limits take the expected events as
+    known, at their posterior mean; the ratio of the model includes their uncertainty.
 
     Args:
         fit: of a `hierfl.formula` with groups by client.
-        column: "Intercept": the effect on a typical row; or a column of the clients' own coefficients: how far its
-            coefficient lies from the common one.
+        column: "Intercept": the effect on a typical row; or a column of the clients' own
+            coefficients: how far its coefficient lies from the common one.
         best: "low" where low effects are good, such as of mortality; "high" where high ones are.
         draws: S, of the posterior.
         seed: of the draws.
@@ -132,13 +134,7 @@ def profile(
     """
     if best not in ("low", "high"):
         raise ValueError(f"best is {best!r}: it must be 'low' or 'high'")
-    return profiled(drawn(fit, "profile", draws=draws, seed=seed), column, best=best)
-
-
-def profiled(
-    found: Drawn, column: str = "Intercept", *, best: Literal["low", "high"] = "low"
-) -> Profile:
-    """Return profiles at draws that are given; the arguments are those of `profile`."""
+    found = drawn(fit, "profile", draws=draws, seed=seed)
     effects = own_effects(found, column)
     frame = pd.DataFrame({"client": list(found.clients)})
     numbers = statistics(effects)
@@ -156,15 +152,7 @@ def profiled(
 
 
 def own_effects(found: Drawn, column: str) -> Tensor:
-    """Return how far each client lies from the average one at each draw, (S, N).
-
-    Args:
-        found: the coefficients.
-        column: as in `profile`.
-
-    Raises:
-        KeyError, ValueError: as `profile`.
-    """
+    """Return how far each client lies from the average one at each draw, (S, N), by `column`."""
     terms = found.layout.at("clients")
     if not terms:
         raise ValueError(
@@ -173,8 +161,8 @@ def own_effects(found: Drawn, column: str) -> Tensor:
         )
     if found.outputs > 1:
         raise ValueError(
-            f"a response of {found.family.name} has {found.outputs} effects a client: profile one level as a "
-            f"bernoulli response"
+            f"a response of {found.family.name} has {found.outputs} effects a client: profile one "
+            "level as a bernoulli response"
         )
     known = [name for term in terms for name in term.columns]
     if column != "Intercept" and column not in known:
@@ -196,7 +184,7 @@ def own_effects(found: Drawn, column: str) -> Tensor:
 
 
 def _ranked(effects: Tensor) -> dict[str, Any]:
-    """Return mean ranks, their intervals, and the probabilities of the first and the last; rank 1 is the lowest."""
+    """Return mean ranks, intervals, and probabilities of first and last; rank 1 is the lowest."""
     ranks = effects.argsort(1).argsort(1).double() + 1.0
     low, high = np.quantile(ranks.numpy(), [LOW, HIGH], axis=0, method="inverted_cdf")
     return {
@@ -240,13 +228,9 @@ def _with_ratios(found: Drawn, frame: pd.DataFrame) -> tuple[pd.DataFrame, float
 def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
     """Return what a client returns for its standardized ratio.
 
-    Args:
-        found: the coefficients.
-        client: its position.
-
     Returns:
-        Its events; its trials, or rows; and at each draw, (S,), the events that its rows expect under the average
-        client, and under its own coefficients.
+        Its events; its trials, or rows; and at each draw, (S,), the events that its rows expect
+        under the average client, and under its own coefficients.
     """
     rows = rows_of_client(found.formula, found.data, client)
     # deviations of groups within the client are its own too, and those of groups above it are not

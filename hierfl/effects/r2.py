@@ -29,8 +29,9 @@ class R2:
 
     Args:
         title: what is explained.
-        frame: the rows `conditional`, by common columns and groups, and `marginal`, by common columns alone; the
-            columns `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
+        frame: the rows `conditional`, by common columns and groups, and `marginal`, by common
+            columns alone; the columns `mean`, `sd`, `low` and `high`, the ends of the 90 %
+            interval.
     """
 
     title: str
@@ -38,15 +39,16 @@ class R2:
 
 
 @one_at_a_time
-def r2(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> R2:
+def r2(fit: Snapshot | Drawn, *, draws: int = 1000, seed: int = 0) -> R2:
     """Return the Bayesian R2 of a formula, conditional on groups and marginal.
 
         conditional = var(mu) / (var(mu) + mean(v)),    marginal = var(mu_0) / (var(mu) + mean(v))
 
-    At each draw mu is the expected response of each row, mu_0 that with all groups' deviations zero, and v the
-    variance of the response given mu; variances and means are over the rows of all clients. v comes from the model,
-    as in Gelman et al. 2019, American Statistician 73:307, section 3; the common denominator is that of Nakagawa and
-    Schielzeth 2013, Methods in Ecology and Evolution 4:133.
+    At each draw mu is the expected response of each row, mu_0 that with all groups' deviations
+    zero, and v the variance of the response given mu; variances and means are over the rows of all
+    clients. v comes from the model, as in Gelman et al. 2019, American Statistician 73:307, section
+    3; the common denominator is that of Nakagawa and Schielzeth 2013, Methods in Ecology and
+    Evolution 4:133.
 
     Each client returns six sums over its rows at each draw.
 
@@ -60,15 +62,11 @@ def r2(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> R2:
         ValueError: the response is in categories, which have no variance.
         RowsNotSaved: the rows were not saved with the fit.
     """
-    return explained(drawn(fit, "r2", draws=draws, seed=seed))
-
-
-def explained(found: Drawn) -> R2:
-    """Return the R2 at draws that are given, as `r2`."""
+    found = drawn(fit, "r2", draws=draws, seed=seed)
     if found.family.kind in ("category", "ordered"):
         raise ValueError(
-            f"a response of {found.family.name} is in categories, which have no variance: take fit.icc(), or score "
-            f"its predictions, fit.predict(rows).scores()"
+            f"a response of {found.family.name} is in categories, which have no variance: take "
+            "fit.icc(), or score its predictions, fit.predict(rows).scores()"
         )
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for client in range(len(found.clients)):
@@ -86,10 +84,6 @@ def sums_of_client(found: Drawn, client: int) -> Tensor:
     """Return what a client returns, six sums over its rows at each draw, (6, S).
 
     They are the rows; mu and its square; mu_0 and its square; and the variance of the response.
-
-    Args:
-        found: the coefficients.
-        client: its position.
     """
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for some in in_turn(rows_of_client(found.formula, found.data, client), found.count):

@@ -39,8 +39,8 @@ class Survival:
     Args:
         title: whose times, and where the columns are.
         response: the column of the times.
-        frame: one row for each client and time: `client` ("" for the average client, "new" for a new one),
-            `time`, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
+        frame: one row per client and time: `client` ("" for the average client, "new" for a new
+            one), `time`, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Survival:
 
 @one_at_a_time
 def survival(
-    fit: Snapshot,
+    fit: Snapshot | Drawn,
     *,
     at: Mapping[str, Any] | None = None,
     times: Sequence[float] | None = None,
@@ -74,13 +74,14 @@ def survival(
 
         S(t) = P(T > t) = exp(-H(t)),    H the cumulative hazard
 
-    No rows are read. Of a new client the mean curve is that of a person of an unknown client.
+    No rows are read. A new client's mean curve is that of a person at an unknown client.
 
     Args:
-        fit: of a `hierfl.formula` for times: exponential, weibull, lognormal or piecewise_exponential.
-        at: column -> value, as in `hierfl.effects.conditional_effects.effects`.
-        times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean of the response,
-            censored times included.
+        fit: of a `hierfl.formula` for times: exponential, weibull, lognormal or
+            piecewise_exponential.
+        at: column -> value, as in `fit.effects`.
+        times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean
+            of the response, censored times included.
         client: as in `effects`. Default "each": every client, and a new one.
         draws: S, of the posterior.
         seed: of the draws.
@@ -91,22 +92,10 @@ def survival(
         ValueError: the response is no time; or a time is below 0 or not finite.
     """
     found = drawn(fit, "survival", draws=draws, seed=seed)
-    return survived(found, at=at, times=times, client=client, seed=seed)
-
-
-def survived(
-    found: Drawn,
-    *,
-    at: Mapping[str, Any] | None = None,
-    times: Sequence[float] | None = None,
-    client: Any = EACH,
-    seed: int = 0,
-) -> Survival:
-    """Return survival curves at draws that are given; the arguments are those of `survival`."""
     if found.family.kind != "time":
         raise ValueError(
-            f"the response is {found.family.name}, no time: survival curves are for exponential, weibull, lognormal "
-            f"and piecewise_exponential"
+            f"the response is {found.family.name}, no time: survival curves are for exponential, "
+            "weibull, lognormal and piecewise_exponential"
         )
     when = _checked(found, times)
     rows = typical(found.formula, at, {})
@@ -125,11 +114,7 @@ def survived(
 
 
 def _checked(found: Drawn, times: Sequence[float] | None) -> Tensor:
-    """Return the times, float64.
-
-    Raises:
-        ValueError: one is below 0 or not finite, or there are none.
-    """
+    """Return the times, float64; refuse one below 0 or not finite, and none at all."""
     if times is None:
         return torch.linspace(0.0, 2.0 * found.response.mean, POINTS, dtype=torch.float64)
     values = np.asarray(times, dtype=np.float64).reshape(-1)

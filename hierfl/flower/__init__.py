@@ -1,4 +1,4 @@
-"""hierfl on Flower: the apps of a run, and a run served by this process (the extra `flower` installs flwr)."""
+"""hierfl on Flower: the apps of a run, and a run served by this process (extra `flower`)."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,12 +10,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Apps", "SuperLink", "apps", "superlink"]
 
-# Public name -> its module, imported when the name is first used: a node starts a process for every message, and
+# Public name -> its module, imported when the name is first used: a node starts a process for every
+# message, and
 # needs none of what serves a run.
-_MODULE_OF = {
-    "SuperLink": "hierfl.flower.link",
-    "superlink": "hierfl.flower.link",
-}
+_MODULE_OF = {"SuperLink": "hierfl.flower.link", "superlink": "hierfl.flower.link"}
 
 if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
 

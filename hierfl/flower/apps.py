@@ -1,11 +1,12 @@
 """A run as a Flower ServerApp and ClientApp, for its simulation and for SuperNodes.
 
-    query.schema      of a formula without a schema: a node tells counts and sums (`hierfl.nodes.agreed_schema`)
-    query.introduce   a node tells of its client: name, number of rows, form of the rows
-    query.agree       the node gets what all agreed on, and tells what it starts from
+    query.schema      of a formula without a schema: counts and sums (`hierfl.nodes.agreed_schema`)
+    query.introduce   a node describes its client: name, number of rows, form of the rows
+    query.agree       the node gets what all agreed on, and returns what it starts from
     train             one round: the method's message, and the client's update
 
-Payloads are those of `hierfl.nodes.messages`: bytes in a ConfigRecord. Client states stay in the node's folder.
+Payloads are those of `hierfl.nodes.messages`: bytes in a ConfigRecord. Client states stay in the
+node's folder.
 """
 
 from __future__ import annotations
@@ -72,38 +73,38 @@ def apps(
     """Return the apps of one run.
 
     Args:
-        method: that is run; both apps are made by the same code. Or a model: then the method is chosen as `hierfl.fit`
-            chooses, from what the nodes agree on; the fit says which (`FitOverNodes.chosen`). A chosen method that does
-            not stop by itself runs for 200 rounds unless `rounds` says otherwise; whether that is enough is not judged.
-            Of a `hierfl.formula` without a schema the nodes agree on one first.
+        method: that is run; both apps are made by the same code. Or a model: then the method is
+            chosen as `hierfl.fit` chooses, from what the nodes agree on; `FitOverNodes.chosen`
+            names it. A chosen method that does not stop automatically runs for 200 rounds unless
+            `rounds` says otherwise; whether they suffice is not judged. With a `hierfl.formula`
+            without a schema, the nodes agree on one first.
         data_for_node: a node's context -> the rows of its one client; of such a formula a frame.
         done: called with the fit at the server, at the end.
         nodes: how many nodes the run waits for before its first round.
         rounds: as in `hierfl.fit`.
         seed: of everything random.
-        cohort: clients a round, as in `hierfl.fit`.
+        cohort: clients per round, as in `hierfl.fit`.
         fewest: clients that a round needs.
         timeout: seconds that the server waits for nodes, and for their answers in a round.
-        folder_for_node: a node's context -> the private folder of its client state. Default None: the folder that
-            the node's configuration names as `folder`.
-        policy_for_node: a node's context -> the file of its owner's policy (`hierfl.nodes.policy`). Default None: the
-            file that the node's configuration names as `policy`, else `policy.toml` in its folder.
+        folder_for_node: a node's context -> the private folder of its client state. Default None:
+            the folder that the node's configuration names as `folder`.
+        policy_for_node: a node's context -> the file of its owner's policy (`hierfl.nodes.policy`).
+            Default None: the file that the node's configuration names as `policy`, else
+            `policy.toml` in its folder.
         checkpoint: the server's folder for a checkpoint after each round.
         resume: continue from the newest checkpoint there.
         disclose: what the server may see, as in `hierfl.fit`.
-        secure: rounds by Flower's secure aggregation, SecAgg+: the server learns the sum of the updates alone, of
-            three clients or more. It takes four messages a node and round, and single updates cannot be checked.
-
-    Returns:
-        The apps.
+        secure: rounds by Flower's secure aggregation, SecAgg+: the server learns only the sum of
+            the updates, of three clients or more. It takes four messages per node and round, and
+            single updates cannot be checked.
 
     Raises:
-        ValueError: `disclose` or `secure` does not go with what the method shows the server.
+        ValueError: `disclose` or `secure` conflicts with what the method shows the server.
     """
     if secure and isinstance(method, Method) and method.discloses == "summaries":
         raise ValueError(
-            f"secure is True, and method '{method.name}' needs a summary of each client by itself: take a method that "
-            f"discloses sums, or secure=False"
+            f"secure is True, and method '{method.name}' needs a summary of each client by "
+            "itself: take a method that discloses sums, or secure=False"
         )
     disclose = "sums" if secure else disclose
     folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
@@ -132,6 +133,6 @@ def _folder_of(context: Context) -> str:
     if not isinstance(folder, str):
         raise ValueError(
             "the node's configuration names no folder for its client state: start it with "
-            "--node-config 'folder=\"...\"', or hand in folder_for_node"
+            "--node-config 'folder=\"...\"', or pass folder_for_node"
         )
     return folder

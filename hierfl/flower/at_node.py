@@ -39,7 +39,7 @@ class Clients:
     def app(self) -> ClientApp:
         """Return the app that answers messages."""
         app = ClientApp(mods=[masked] if self.secure else [])
-        app.query("schema")(self._answering(self._tell))
+        app.query("schema")(self._answering(self._answer_schema))
         app.query("introduce")(self._answering(self._introduce))
         app.query("agree")(self._answering(self._agree))
         app.train()(self._answering(self._train))
@@ -60,15 +60,15 @@ class Clients:
 
         return answered
 
-    def _tell(self, content: bytes, context: Context) -> bytes:
+    def _answer_schema(self, content: bytes, context: Context) -> bytes:
         # here: pandas and formulae, which most models do not need
-        from hierfl.nodes.agreed_schema import tell
+        from hierfl.nodes.agreed_schema import answer_schema
 
         if not self.call.lacks_schema:
             raise Refused("this node's app has no formula that lacks a schema")
         formula: Any = self.call.method
         folder, policy = self.folder(context), self.policy(context)
-        return tell(formula, self.data(context), folder, content, policy=policy)
+        return answer_schema(formula, self.data(context), folder, content, policy=policy)
 
     def _introduce(self, content: bytes, context: Context) -> bytes:
         folder, policy = Path(self.folder(context)), self.policy(context)
@@ -79,7 +79,7 @@ class Clients:
         return introduce(call.named, rows, folder, policy=policy)
 
     def _read(self, context: Context) -> tuple[FitCall, ClientData]:
-        """Return the call and the rows; frames are read by the schema of the formula, its own or the agreed one."""
+        """Return the call and the rows; frames are read by the formula's schema."""
         found, formula = self.data(context), cast(Any, self.call.method)
         if isinstance(found, ClientData):
             return self.call, found
@@ -117,7 +117,7 @@ class Clients:
             agreement = Agreement.from_json(found.get("agreement"))
             seed = found.get("seed")
             if not isinstance(seed, int):
-                raise Refused(f"the server tells of the seed {seed!r}")
+                raise Refused(f"the server sends the seed {seed!r}")
             call, rows = self._read(context)
             self.ready[context.node_id] = node(
                 at_node(call, found.get("method")),
@@ -131,11 +131,7 @@ class Clients:
 
 
 def payload_of(message: Message) -> bytes:
-    """Return the bytes of a message.
-
-    Raises:
-        Refused: there are none.
-    """
+    """Return the bytes of a message, or raise Refused."""
     if message.has_error():
         raise Refused(f"Flower says: {message.error.reason or message.error.code}")
     record: Mapping[str, Any] = message.content.config_records.get(RECORD, ConfigRecord())

@@ -1,4 +1,4 @@
-"""The server's side of a run on Flower: what nodes are asked before the rounds and in them, over a grid."""
+"""The server's side of a run on Flower: what it asks nodes before and in the rounds."""
 
 from __future__ import annotations
 
@@ -44,34 +44,22 @@ class Nodes:
     before: Callable[[], object] | None = None
 
     def there(self, count: int) -> list[int]:
-        """Return the numbers of the nodes, once there are as many.
-
-        Raises:
-            TooFewNodes: there are fewer within the timeout.
-        """
+        """Return the ids of `count` nodes or more; raise TooFewNodes after the timeout."""
         self._begin()
         until = time.monotonic() + self.timeout
         while len(ids := list(self.grid.get_node_ids())) < count:
             if time.monotonic() > until:
                 raise TooFewNodes(
-                    f"{len(ids)} nodes are connected after {self.timeout:g} s, and {count} are needed: start the others"
+                    f"{len(ids)} nodes are connected after {self.timeout:g} s, and {count} are "
+                    "needed: start the others"
                 )
             time.sleep(ONCE_MORE)
         return ids
 
     def introductions(self, ids: list[int], count: int, schema: bytes) -> dict[int, Introduction]:
-        """Return what nodes tell of their clients.
-
-        Args:
-            ids: of the nodes.
-            count: how many must tell.
-            schema: of a formula, by which they read their rows; b"": they need none.
-
-        Raises:
-            TooFewNodes: a node cannot tell, or too few do.
-        """
-        told = self._told("query.introduce", ids, count, schema)
-        return {number: Introduction.from_json(json.loads(told[number])) for number in told}
+        """Return how `count` nodes or more introduce their clients, given a formula's schema."""
+        found = self._answers("query.introduce", ids, count, schema)
+        return {number: Introduction.from_json(json.loads(found[number])) for number in found}
 
     def with_schema(self, call: FitCall, ids: list[int]) -> FitCall:
         """Return the call once the nodes have agreed on the schema of its formula.
@@ -87,30 +75,31 @@ class Nodes:
         assert isinstance(call.method, Formula)
 
         def send(asked: bytes) -> Iterable[bytes]:
-            return self._told("query.schema", ids, len(ids), asked).values()
+            return self._answers("query.schema", ids, len(ids), asked).values()
 
         return replace(call, method=agreed_over(call.method, send))
 
-    def _told(self, kind: str, ids: list[int], count: int, content: bytes) -> dict[int, bytes]:
+    def _answers(self, kind: str, ids: list[int], count: int, content: bytes) -> dict[int, bytes]:
         """Return what nodes answer before the rounds."""
-        told: dict[int, bytes] = {}
+        answers: dict[int, bytes] = {}
         for number, found in self._sent(kind, dict.fromkeys(ids, content)):
             if isinstance(found, Refused):
-                raise TooFewNodes(f"node {number} cannot tell of its client: {found}")
-            told[number] = found
-        if len(told) < count:
+                raise TooFewNodes(f"node {number} cannot introduce its client: {found}")
+            answers[number] = found
+        if len(answers) < count:
             raise TooFewNodes(
-                f"{len(told)} of {len(ids)} nodes told of their clients, and {count} are needed"
+                f"{len(answers)} of {len(ids)} nodes introduced their clients, and {count} are "
+                "needed"
             )
-        return told
+        return answers
 
-    def agree(self, told: Mapping[str, Any], ids: Mapping[str, int], run: str) -> dict[str, str]:
-        """Tell the nodes what all agreed on, and which method runs; return what each client starts from.
+    def agree(self, agreed: Mapping[str, Any], ids: Mapping[str, int], run: str) -> dict[str, str]:
+        """Send the nodes what all agreed on, and the method; return what each client starts from.
 
         Raises:
             TooFewNodes: a node cannot take part, or would run something else.
         """
-        content = json.dumps(told).encode()
+        content = json.dumps(agreed).encode()
         names = {number: name for name, number in ids.items()}
         starts = {}
         for number, found in self._sent("query.agree", dict.fromkeys(names, content)):
@@ -119,8 +108,9 @@ class Nodes:
             said = json.loads(found)
             if said["run"] != run:
                 raise TooFewNodes(
-                    f"client '{names[number]}' would run another method, model or version of hierfl than this server: "
-                    f"see that both have the same code, and that the nodes' app names no other method"
+                    f"client '{names[number]}' would run another method, model or version of "
+                    "hierfl than this server: see that both have the same code, and that the "
+                    "nodes' app names no other method"
                 )
             starts[names[number]] = str(said["start"])
         if missing := sorted(ids.keys() - starts.keys()):
@@ -166,7 +156,7 @@ class Nodes:
                 yield reply.metadata.src_node_id, error
 
     def _replies(self, messages: list[Message]) -> Iterator[Message]:
-        """Send messages, and yield the answers as they come; Flower's own loop looks every 3 s, and hands over all."""
+        """Send messages, and yield answers as they come; Flower's own loop looks every 3 s."""
         waits = set(self.grid.push_messages(messages))
         until, pause = time.monotonic() + self.timeout, SOON
         while waits and time.monotonic() < until:
@@ -178,7 +168,7 @@ class Nodes:
                 pause = min(LATER, SLOWER * pause)
 
 
-# ------------------------------------------------------------------------------------------------ a fit
+# ------------------------------------------------------------ a fit
 @dataclass(frozen=True, eq=False)
 class Server:
     """The server of fits over some nodes.
@@ -194,18 +184,14 @@ class Server:
     fewest: int = 1
 
     def fit(
-        self,
-        call: FitCall,
-        *,
-        context: Context | None = None,
-        tell: bool = False,
+        self, call: FitCall, *, context: Context | None = None, send_recipe: bool = False
     ) -> FitOverNodes:
         """Let the nodes introduce themselves, agree, and go through the rounds.
 
         Args:
             call: what to fit.
-            context: of the server app, for secure aggregation. Default None: updates come one by one.
-            tell: whether the nodes are told the recipe of a named method; that of a chosen one they are always told.
+            context: of the server app, for secure aggregation. Default None: single updates.
+            send_recipe: send the nodes the recipe of a named method; that of a chosen one is always sent.
 
         Raises:
             TooFewNodes: nodes are missing, or cannot take part.
@@ -216,16 +202,16 @@ class Server:
             call = self.nodes.with_schema(call, there)
             formula: Any = call.method
             schema = formula.agreed.json().encode()
-        told = self.nodes.introductions(there, self.count, schema)
-        agreement = Agreement.between(list(told.values()))
-        ids = {one.client: number for number, one in told.items()}
+        found = self.nodes.introductions(there, self.count, schema)
+        agreement = Agreement.between(list(found.values()))
+        ids = {one.client: number for number, one in found.items()}
         method, rounds, why = decided(call, agreement)
-        told_too = {
+        everything = {
             "agreement": agreement.as_json(),
-            "method": describe(method) if tell or why is not None else None,
+            "method": describe(method) if send_recipe or why is not None else None,
             "seed": call.seed,
         }
-        starts = self.nodes.agree(told_too, ids, run_name(method, agreement, call.seed))
+        starts = self.nodes.agree(everything, ids, run_name(method, agreement, call.seed))
 
         def summed(contents: Mapping[str, bytes], size: int) -> Summed:
             assert context is not None

@@ -1,10 +1,9 @@
-"""A SuperLink whose run is served by this process, such as a notebook: what `hierfl.nodes.fit` fits over."""
+"""A SuperLink whose run is served by this process, such as a notebook."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from hierfl.flower.at_server import Nodes, Server
@@ -15,7 +14,7 @@ from hierfl.nodes.fit_over_nodes import FitOverNodes
 
 @dataclass(frozen=True, eq=False)
 class SuperLink:
-    """A run at a SuperLink, served by this process until `close`. Use it in a `with` block, or close it.
+    """A run at a SuperLink, served by this process until `close`. Use it in a `with` block.
 
     Args:
         server: asks the nodes.
@@ -32,22 +31,17 @@ class SuperLink:
             TooFewNodes: nodes are missing, or cannot take part.
             RuntimeError: the run at the SuperLink is over.
         """
-        return self.server.fit(call, tell=True)
+        return self.server.fit(call, send_recipe=True)
 
     def close(self) -> None:
-        """End the run at the SuperLink; nodes cannot be asked through it any more. A second call does nothing."""
+        """End the run at the SuperLink: nodes cannot be asked then. A second call does nothing."""
         self.task.end()
 
     def __enter__(self) -> Self:
         """Return the link, which is closed at the end of the block."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End the run at the SuperLink."""
         self.close()
 
@@ -65,32 +59,32 @@ def superlink(
 ) -> SuperLink:
     """Start a run at a running SuperLink, and make this process its server.
 
-    The SuperLink must have been started with `--isolation process`. The project goes to the nodes, as by `flwr run`;
-    its server app is not used. Where its app is made from a model, that model may be fitted by any method, seed and
-    number of rounds; where it is made from a method, by that method alone.
+    The SuperLink must have been started with `--isolation process`. The project goes to the nodes,
+    as by `flwr run`; its server app is not used. Where its app is made from a model, that model may
+    be fitted by any method, seed and number of rounds; where it is made from a method, only by that
+    method.
 
     Args:
         address: host and port of the SuperLink's HTTP API, "server.example.org:8000".
         project: folder of the Flower project, as `hierfl new` writes it.
         nodes: how many nodes a fit waits for before its first round.
-        root_certificates: file with the certificate of the authority that has signed the SuperLink's, PEM. Default
-            None: the system's authorities.
-        secret: the file that the SuperLink was given as `--superexec-auth-secret-file`. Default None: it has
-            none.
+        root_certificates: file with the certificate of the authority that has signed the
+            SuperLink's, PEM. Default None: the system's authorities.
+        secret: the SuperLink's `--superexec-auth-secret-file`. Default None: it has none.
         insecure: plain HTTP, to a SuperLink on this machine that was started with `--insecure`.
         fewest: clients that a round needs.
         timeout: seconds that a fit waits for nodes, and for their answers in a round.
 
     Returns:
-        The link, for `hierfl.nodes.fit(model, link)`. It may serve several fits, one after the other. After a fit,
+        The link, the `nodes` of `hierfl.nodes.fit`. It may serve several fits in turn. After a fit,
         the nodes answer questions of that fit alone.
 
     Raises:
-        ValueError: the folder is no Flower project; `nodes` or `fewest` is below 1; or both `insecure` and
-            certificates are given.
+        ValueError: the folder is no Flower project; `nodes` or `fewest` is below 1; or both
+            `insecure` and certificates are given.
         FileNotFoundError: there is no such file of certificates or of a secret.
         ConnectionError: there is no such SuperLink, or it refuses.
-        RuntimeError: the SuperLink serves its runs itself, or another run of it still waits for a server.
+        RuntimeError: the SuperLink serves its runs itself, or another run still waits for a server.
     """
     root = Path(project)
     if not (root / "pyproject.toml").is_file():

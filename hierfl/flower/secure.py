@@ -1,9 +1,10 @@
-"""A round by Flower's secure aggregation, SecAgg+: the server learns the sum of the clients' updates alone.
+"""A round by Flower's secure aggregation, SecAgg+: the server learns only the sum of updates.
 
-Source: Bell et al. 2020, arXiv:2001.01449, as Flower has it (`flwr.server.workflow.SecAggPlusWorkflow`): each update is
-masked by numbers that the nodes agree on in pairs and that cancel in the sum; where a node is lost, the others' shares
-of its key replace it. The server is assumed to follow the protocol. Flower 1.41 draws masks from a generator with a
-seed of 32 bits, so that a server which tries all of them may remove a mask.
+Source: Bell et al. 2020, arXiv:2001.01449, as Flower has it
+(`flwr.server.workflow.SecAggPlusWorkflow`): each update is masked by values that pairs of nodes
+agree on and that cancel in the sum; where a node is lost, the others' shares of its key replace it.
+The server is assumed to follow the protocol. Flower 1.41 draws masks from a generator with a seed
+of 32 bits, so that a server which tries all of them may remove a mask.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ SHARE = 2 / 3  # of the nodes that must stay for a round to be finished
 
 
 def masked(message: Message, context: Context, answer: ClientAppCallable) -> Message:
-    """Go through one stage of the protocol at a node; in the third `answer` is asked for the update.
+    """Go through one stage of the protocol at a node; the third asks `answer` for the update.
 
     Raises:
-        Refused: the server asks for an update that is not masked, or among fewer than three nodes.
+        Refused: the server asks for an unmasked update, or among fewer than three nodes.
     """
     if message.metadata.message_type.partition(".")[0] != "train":
         return answer(message, context)
@@ -63,15 +64,15 @@ def masked(message: Message, context: Context, answer: ClientAppCallable) -> Mes
             raise Refused("the server's set-up of secure aggregation names no numbers of nodes")
         if nodes < FEWEST or 2 * threshold <= nodes:
             raise Refused(
-                f"the server asks for a sum of {nodes} nodes that {threshold} can unmask: {FEWEST} nodes or more "
-                f"take part here, and more than half of them must unmask"
+                f"the server asks for a sum of {nodes} nodes that {threshold} can unmask: "
+                f"{FEWEST} nodes or more take part here, and more than half of them must unmask"
             )
     found: Message = secaggplus_mod(message, context, answer)
     return found
 
 
 def _is_question(message: Message) -> bool:
-    """Return whether a message asks for draws or predictions after the rounds, which a node's policy decides on."""
+    """Return whether a message asks for draws or predictions, which a node's policy decides on."""
     records = message.content.config_records.values()
     content = next((record[PAYLOAD] for record in records if PAYLOAD in record), None)
     try:
@@ -88,10 +89,10 @@ def asked_for(message: Message) -> bytes | None:
 
 
 def in_parts(update: bytes) -> RecordDict:
-    """Return an update as Flower masks it: the parts of its numbers, and nothing else.
+    """Return an update as Flower masks it: the parts of its values, and nothing else.
 
     Raises:
-        Refused: a number is too large to be masked.
+        Refused: a value is too large to be masked.
     """
     parts = parts_of(from_bytes(update, most=len(update)).tree)
     sent = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([parts]), 1, {})
@@ -152,7 +153,8 @@ def sum_of(
     """
     if not FEWEST <= len(contents) <= MOST:
         raise ValueError(
-            f"a round of {len(contents)} clients: secure aggregation takes {FEWEST} to {MOST}; choose another cohort"
+            f"a round of {len(contents)} clients: secure aggregation takes {FEWEST} to {MOST}; "
+            "choose another cohort"
         )
     there = set(grid.get_node_ids())
     reasons = {name: "its node is not connected" for name in contents if ids[name] not in there}
@@ -165,12 +167,7 @@ def sum_of(
     legacy.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Workflow.CURRENT_ROUND: 1})
     legacy.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
     workflow = SecAggPlusWorkflow(
-        1.0,
-        SHARE,
-        max_weight=1.0,
-        clipping_range=1.0,
-        quantization_range=2 * GRID,
-        timeout=timeout,
+        1.0, SHARE, max_weight=1.0, clipping_range=1.0, quantization_range=2 * GRID, timeout=timeout
     )
     workflow(grid, legacy)
     if strategy.mean is None:

@@ -1,12 +1,12 @@
 """Processes for the messages of a SuperNode, forked from one that has imported all that they need.
 
-A SuperNode starts a program for each message, which imports flwr, torch and hierfl anew: 7 s of a core. Started with
-`--isolation process`, it leaves messages to a process from outside, `hierfl node serve`. Each message still has a
-process of its own, so that nothing of one run reaches another; it is forked by `multiprocessing`'s fork server, whose
-memory holds the modules already.
+A SuperNode starts a program for each message, which imports flwr, torch and hierfl again: 7 s of a
+core. Started with `--isolation process`, it leaves messages to a process from outside,
+`hierfl node serve`. Each message still has its own process, so that nothing of one run reaches
+another; `multiprocessing`'s fork server, whose memory holds the modules already, forks it.
 
     AcquireTask   a message that waits, with a token
-    run_clientapp the rest is Flower's own: it takes the message, installs the app, runs it, and pushes the answer
+    run_clientapp Flower's own: takes the message, installs the app, runs it, pushes the answer
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import time
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 import httpx
@@ -51,13 +50,13 @@ def serve(
 
     Args:
         address: host and port of the SuperNode's Runtime API, which flwr sets to 127.0.0.1:9094.
-        root_certificates: of the authority that the API's certificate is checked against, PEM. Default None: plain
-            HTTP, for a SuperNode on this machine.
+        root_certificates: of the authority that the API's certificate is checked against, PEM.
+            Default None: plain HTTP, for a SuperNode on this machine.
         secret: of the SuperNode's `--superexec-auth-secret-file`. Default None: it has none.
         wait: seconds between two looks for a message.
 
     Raises:
-        ConnectionError: the SuperNode refuses. One that is not there yet, or is started again, is waited for.
+        ConnectionError: the SuperNode refuses. A missing or restarted one is waited for.
     """
     client = taking_tasks(
         address, secret, insecure=root_certificates is None, root_certificates=root_certificates
@@ -70,14 +69,17 @@ def serve(
     try:
         while True:
             if token := _token(client, wanted):
-                busy.append(_started(forks, address, root_certificates, token))
+                args = (address, root_certificates, token, os.getpid())
+                busy.append(forks.Process(target=answer_one, args=args))
+                busy[-1].start()
             busy = [process for process in busy if process.is_alive()]
             time.sleep(wait)
     except httpx.HTTPStatusError as error:
         secret_too = "another secret than the SuperNode's" if secret else "no secret"
         raise ConnectionError(
-            f"the SuperNode at {address} refuses ({error.response.text[:200]}): was it started with --isolation "
-            f"process? This process has {secret_too}, of its --superexec-auth-secret-file"
+            f"the SuperNode at {address} refuses ({error.response.text[:200]}): was it started "
+            f"with --isolation process? This process has {secret_too}, of its "
+            "--superexec-auth-secret-file"
         ) from error
     finally:
         client.close()
@@ -86,7 +88,7 @@ def serve(
 def taking_tasks(
     address: str, secret: bytes | None, *, insecure: bool, root_certificates: bytes | None
 ) -> RuntimeHttpClient:
-    """Return a client that may take tasks from a SuperLink or a SuperNode; arguments as of `serve`."""
+    """Return a client that may take tasks from a SuperLink or SuperNode; arguments as `serve`."""
     asks: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor("SuperExec")]
     if secret is not None:
         asks.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]))
@@ -96,7 +98,7 @@ def taking_tasks(
 
 
 def _token(client: RuntimeHttpClient, wanted: AcquireTaskRequest) -> str:
-    """Return the token of a message that waits; "": none does, or the SuperNode is not there."""
+    """Return the token of a waiting message, or "" where none waits or the SuperNode is away."""
     try:
         return str(client.AcquireTask(wanted).token)
     except httpx.TransportError:
@@ -107,25 +109,14 @@ def _token(client: RuntimeHttpClient, wanted: AcquireTaskRequest) -> str:
         raise
 
 
-def _started(
-    forks: ForkServerContext, address: str, root_certificates: bytes | None, token: str
-) -> BaseProcess:
-    """Fork a process that answers one message."""
-    process = forks.Process(
-        target=answer_one, args=(address, root_certificates, token, os.getpid())
-    )
-    process.start()
-    return process
-
-
 def answer_one(address: str, root_certificates: bytes | None, token: str, parent: int) -> None:
-    """Answer one message, in a process of its own.
+    """Answer one message, in its own process.
 
     Args:
         address: of the SuperNode's Runtime API.
         root_certificates: as for `serve`.
         token: of the message.
-        parent: number of the process that serves; this one ends with it.
+        parent: id of the process that serves; this one ends with it.
     """
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 

@@ -1,10 +1,10 @@
-"""A run at a SuperLink that this process serves: what `flwr run` and `flwr-serverapp` ask of the SuperLink's API.
+"""A run at a SuperLink that this process serves, by what `flwr run` and `flwr-serverapp` ask.
 
     StartRun      the project's files, as a Flower app bundle: nodes get the client app from it
     AcquireTask   the run's server task, with a token; signed with the SuperLink's secret
-    PullTaskInput, SendTaskHeartbeat, PushTaskOutput   the task's begin, its signs of life and its end
+    PullTaskInput, SendTaskHeartbeat, PushTaskOutput   the task's begin, heartbeat and end
 
-A SuperLink that was started with `--isolation process` leaves the server task to a process from outside.
+A SuperLink that was started with `--isolation process` leaves the server task to other processes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-)
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -54,7 +51,8 @@ class Address:
 
     Args:
         address: host and port of its HTTP API.
-        certificates: of the authority that its certificate is checked against, PEM; None: the system's authorities.
+        certificates: of the authority that its certificate is checked against, PEM; None: the
+            system's authorities.
         insecure: plain HTTP.
         secret: of the SuperLink's `--superexec-auth-secret-file`; None: it has none.
     """
@@ -78,9 +76,9 @@ class Task:
         run: Flower's number of the run.
         grid: takes messages to nodes.
         client: of the SuperLink's API, for this task.
-        beat: tells the SuperLink every half minute that this process is there.
+        beat: sends the SuperLink a heartbeat every half minute.
         over: set once the run is over.
-        identity: what Flower keeps once in a process: the numbers of task, run and node.
+        identity: what Flower keeps once per process: the ids of task, run and node.
     """
 
     run: int
@@ -91,21 +89,22 @@ class Task:
     identity: Mapping[str, int]
 
     def begin(self) -> None:
-        """Make this task the one whose messages this process writes.
+        """Make this task the sender of this process's messages.
 
         Raises:
             RuntimeError: the task is over.
         """
         if self.over.is_set():
             raise RuntimeError(
-                f"run {self.run} at the SuperLink is over (it was closed or stopped, or it missed this process): call "
-                f"hierfl.flower.superlink again; a fit with a checkpoint goes on by resume=True"
+                f"run {self.run} at the SuperLink is over (it was closed or stopped, or it missed "
+                "this process): call hierfl.flower.superlink again; a fit with a checkpoint goes "
+                "on by resume=True"
             )
         for name, number in self.identity.items():
             setattr(TaskIdentity, name, number)
 
     def end(self) -> None:
-        """Tell the SuperLink that the run is complete. A second call does nothing."""
+        """Report the run as complete to the SuperLink. A second call does nothing."""
         if self.beat.is_running:
             self.beat.stop()
         if not self.over.is_set():
@@ -147,7 +146,7 @@ def served(at: Address, project: Path) -> Task:
 
 
 def _check_none_waits(control: ControlHttpClient) -> None:
-    """Refuse to begin while another run has no server yet: its task would be handed to this process."""
+    """Refuse to begin while another run waits for a server: this process would get its task."""
     waits = [
         run.run_id
         for run in control.ListRuns(ListRunsRequest()).run_dict.values()
@@ -155,7 +154,8 @@ def _check_none_waits(control: ControlHttpClient) -> None:
     ]
     if waits:
         raise RuntimeError(
-            f"run {waits[0]} at the SuperLink has no server yet: wait for it, or end it with flwr stop {waits[0]}"
+            f"run {waits[0]} at the SuperLink has no server yet: wait for it, or end it with flwr "
+            f"stop {waits[0]}"
         )
 
 
@@ -199,20 +199,20 @@ def _token(at: Address, run: int) -> str:
                 return str(found.token)
             if found.token:
                 raise RuntimeError(
-                    f"the SuperLink handed over run {found.task.run_id}, which was started at the same moment, and not "
-                    f"run {run}: start both anew, one after the other"
+                    f"the SuperLink handed over run {found.task.run_id}, which was started at the "
+                    f"same moment, and not run {run}: start both again, one after the other"
                 )
             time.sleep(0.2)
     finally:
         client.close()
     raise RuntimeError(
-        "the SuperLink does not hand over the run's server task: start it with --isolation process, and no "
-        "flower-superexec beside it"
+        "the SuperLink does not hand over the run's server task: start it with --isolation "
+        "process, and no flower-superexec beside it"
     )
 
 
 def _alive(client: RuntimeHttpClient, over: threading.Event) -> bool:
-    """Send a sign of life; return False where it is to be sent again soon."""
+    """Send a heartbeat; return False where it is to be sent again soon."""
     if over.is_set():
         return True
     try:
@@ -230,18 +230,19 @@ def _alive(client: RuntimeHttpClient, over: threading.Event) -> bool:
 
 @contextmanager
 def _said(at: Address) -> Iterator[None]:
-    """Say what went wrong between this process and the SuperLink."""
+    """Explain what went wrong between this process and the SuperLink."""
     try:
         yield
     except httpx.HTTPStatusError as error:
         secret = "the one" if at.secret is None else "another one than that"
-        mend = f" (is secret= {secret} of its --superexec-auth-secret-file?)"
+        advice = f" (is secret= {secret} of its --superexec-auth-secret-file?)"
         asked = str(error.request.url.path)
         raise ConnectionError(
             f"the SuperLink at {at.address} refuses {asked}: {error.response.text[:300]}"
-            f"{mend if 'acquire' in asked else ''}"
+            f"{advice if 'acquire' in asked else ''}"
         ) from error
     except httpx.TransportError as error:
         raise ConnectionError(
-            f"no SuperLink is reached at {at.address} ({error}): see its address, port and root_certificates"
+            f"no SuperLink is reached at {at.address} ({error}): see its address, port and "
+            "root_certificates"
         ) from error

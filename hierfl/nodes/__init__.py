@@ -1,4 +1,4 @@
-"""Clients on machines of their own: what they agree on, what crosses, and the rounds of a server that has no rows."""
+"""Clients on their own machines: what they agree on, what crosses, and the server's rounds."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -36,7 +36,8 @@ __all__ = [
     "node",
 ]
 
-# Public name -> its module, imported when the name is first used: a node, which starts a process for every
+# Public name -> its module, imported when the name is first used: a node, which starts a process
+# for every
 # message, needs none of what the server does.
 _MODULE_OF = {
     "Agreement": "hierfl.nodes.agreement",

@@ -1,11 +1,11 @@
-"""A formula whose schema the nodes agree on: before anything else, each answers the questions of `formulas.questions`.
+"""A formula whose schema the nodes agree on first, by answers to `hierfl.formulas.questions`.
 
     server    query.schema   a question, with what is agreed so far
     node      counts and sums of its rows, logged before they leave
     server    query.introduce   the schema, which the node keeps and reads its frame by
 
-The node reads the formula that its own app names: a question about another column or transform is refused. It names no
-level or group of fewer rows than its policy's `min_count`.
+The node reads the formula of its own app: a question about another column or transform is refused.
+It names no level or group with fewer rows than its policy's `min_count`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
 
 
 @one_at_a_time
-def tell(
+def answer_schema(
     formula: Formula,
     frames: Any,
     folder: str | Path,
@@ -43,7 +43,7 @@ def tell(
     """Return a node's answer to a question of the server, as JSON.
 
     Args:
-        formula: that the node's app names, without a schema.
+        formula: of the node's app, without a schema.
         frames: the rows of its one client: a frame with the column of clients, or {client: frame}.
         folder: the node's.
         content: the question.
@@ -51,7 +51,7 @@ def tell(
 
     Raises:
         ValueError: the rows are not as the formula needs them; client, column and value are named.
-        Refused: the content is no question about these rows, or asks for what the policy does not allow
+        Refused: the content is no question about these rows, or the policy forbids it
             (`Forbidden`).
     """
     root = Path(folder)
@@ -60,7 +60,8 @@ def tell(
         clients = by_client(frames, formula.clients)
         if len(clients) != 1:
             raise ValueError(
-                f"a node has the rows of one client, and these are of {len(clients)}: start a node for each"
+                f"a node has the rows of one client, and these are of {len(clients)}: start a "
+                "node for each"
             )
         ((client, frame),) = clients.items()
         allowed = policy_at(policy_file(root, policy))
@@ -83,7 +84,8 @@ def _check_counts(asked: Question, least: int) -> None:
     wanted = asked.least if asked.schema is None else min(asked.least, asked.schema.min_count)
     if asked.kind in ("columns", "groups", "call") and wanted < least:
         raise Forbidden(
-            f"the node's policy names no level of fewer than {least} rows, and the server asks for those of {wanted}"
+            f"the node's policy names no level of fewer than {least} rows, and the server asks "
+            f"for those of {wanted}"
         )
 
 
@@ -95,7 +97,8 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
         send: sends a question to all nodes, and returns what each of them answers.
 
     Raises:
-        KeyError, TypeError, ValueError: clients disagree; the message names client, column and value.
+        KeyError, TypeError, ValueError: clients disagree; the message names client, column and
+            value.
     """
     everyone: set[str] = set()
 
@@ -127,11 +130,7 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
 
 
 def _read(question: Question, content: bytes) -> tuple[str, Any]:
-    """Return the client of an answer, and the answer.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the client of an answer, and the answer."""
     if len(content) > MOST:
         raise ValueError(f"a node answers '{question.kind}' by {len(content)} bytes")
     found = json.loads(content)
@@ -141,11 +140,7 @@ def _read(question: Question, content: bytes) -> tuple[str, Any]:
 
 
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
-    """Return a formula with a schema that was told as JSON.
-
-    Raises:
-        Refused: the text is no schema of the formula.
-    """
+    """Return a formula with a schema that was sent as JSON, or raise Refused."""
     try:
         schema = Schema.of_json(text.decode() if isinstance(text, bytes) else text)
     except ValueError as error:

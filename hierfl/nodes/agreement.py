@@ -1,7 +1,7 @@
-"""What nodes tell of their rows before the first round, and what they agree on: names, fields, codes.
+"""What nodes report about their rows before the first round, and what they agree on.
 
-A node tells its client's name, how many rows it has, the name, dtype and shape of each field, the names of features and
-levels, and the least and largest value of a field of codes. It tells no row.
+A node reports its client's name, how many rows it has, the name, dtype and shape of each field, the
+names of features and levels, and the least and largest value of a field of codes. It sends no row.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from hierfl.program.read import codes_of
 
 Ranges = dict[str, tuple[int, int]]
 FEW = 5  # rows of a client that stand in for its own
+KINDS = {
+    "fields": "field",
+    "client_fields": "client field",
+    "features": "names of the columns of field",
+    "levels": "names of the levels of field",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node tells of its client before the first round.
+    """What a node reports about its client before the first round.
 
     Args:
         client: its name.
@@ -68,14 +74,11 @@ class Introduction:
 
     @staticmethod
     def of(data: ClientData) -> Introduction:
-        """Return what a node tells of its client.
-
-        Raises:
-            ValueError: it has not exactly one client.
-        """
+        """Return what a node reports about its one client; refuse rows of several."""
         if data.num_clients != 1:
             raise ValueError(
-                f"a node has the rows of one client, and these are of {data.num_clients}: start a node for each"
+                f"a node has the rows of one client, and these are of {data.num_clients}: start a "
+                "node for each"
             )
         return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
 
@@ -85,33 +88,29 @@ class Introduction:
 
     @staticmethod
     def from_json(found: Any) -> Introduction:
-        """Read what `as_json` returned.
-
-        Raises:
-            Refused: it is something else.
-        """
+        """Read what `as_json` returned, or raise Refused."""
         try:
             form = Fields(**found["form"])
             client, rows = found["client"], found["rows"]
-            codes = {
-                str(name): (int(low), int(high)) for name, (low, high) in found["codes"].items()
-            }
+            codes = _codes(found)
             _check_form(form)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Refused(f"it is no introduction ({type(error).__name__}: {error})") from error
         if not isinstance(client, str) or not isinstance(rows, int) or not 1 <= rows < 1 << 48:
-            raise Refused(f"it tells of {rows!r} rows of client {client!r}")
+            raise Refused(f"it reports {rows!r} rows of client {client!r}")
         return Introduction(client, rows, form, codes)
+
+
+def _codes(found: Any) -> Ranges:
+    return {str(name): (int(low), int(high)) for name, (low, high) in found["codes"].items()}
 
 
 def _check_form(form: Fields) -> None:
     for dtype, *shape in (*form.fields.values(), *form.client_fields.values()):
         if not isinstance(getattr(torch, dtype), torch.dtype):
             raise TypeError(f"{dtype} is no dtype")
-        if (
-            not all(isinstance(size, int) and 0 <= size < 1 << 24 for size in shape)
-            or len(shape) > 8
-        ):
+        fits = all(isinstance(size, int) and 0 <= size < 1 << 24 for size in shape)
+        if not fits or len(shape) > 8:
             raise ValueError(f"a row of shape {shape}")
 
 
@@ -136,24 +135,25 @@ class Agreement:
         """Return what some nodes agree on.
 
         Raises:
-            ValueError: there is none, two clients have the same name, or the forms of their rows differ; the message
-                names client and field.
+            ValueError: there is none, two clients have the same name, or the forms of their rows
+                differ; the message names client and field.
         """
         if not introductions:
             raise ValueError("no node has introduced itself: start one or more")
-        told = sorted(introductions, key=lambda one: one.client)
-        names = tuple(one.client for one in told)
+        found = sorted(introductions, key=lambda one: one.client)
+        names = tuple(one.client for one in found)
         if twice := sorted(name for name, count in Counter(names).items() if count > 1):
             raise ValueError(f"two nodes have a client '{twice[0]}': give each its own name")
-        first = told[0]
-        for one in told[1:]:
+        first = found[0]
+        for one in found[1:]:
             if differs := _difference(first, one):
                 raise ValueError(differs)
+        all_codes = [one.codes for one in found]
         codes = {
-            name: (min(one.codes[name][0] for one in told), max(one.codes[name][1] for one in told))
+            name: (min(c[name][0] for c in all_codes), max(c[name][1] for c in all_codes))
             for name in first.codes
         }
-        return Agreement(names, tuple(one.rows for one in told), first.form, codes)
+        return Agreement(names, tuple(one.rows for one in found), first.form, codes)
 
     @property
     def digest(self) -> str:
@@ -166,21 +166,10 @@ class Agreement:
 
     @staticmethod
     def from_json(found: Any) -> Agreement:
-        """Read what `as_json` returned.
-
-        Raises:
-            Refused: it is something else.
-        """
+        """Read what `as_json` returned, or raise Refused."""
         try:
-            codes = {
-                str(name): (int(low), int(high)) for name, (low, high) in found["codes"].items()
-            }
-            return Agreement(
-                tuple(map(str, found["names"])),
-                tuple(map(int, found["rows"])),
-                Fields(**found["form"]),
-                codes,
-            )
+            names, rows = tuple(map(str, found["names"])), tuple(map(int, found["rows"]))
+            return Agreement(names, rows, Fields(**found["form"]), _codes(found))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Refused(f"it is no agreement ({type(error).__name__}: {error})") from error
 
@@ -189,14 +178,15 @@ class Agreement:
         return rows_absent(self.names, self.rows, asdict(self.form), fills)
 
     def few_made_up(self, fills: tuple[float, float]) -> ClientData:
-        """Return all clients with a few made-up rows each, of the form that theirs have."""
+        """Return all clients with a few made-up rows each, of the agreed form."""
         short = replace(self, rows=tuple(min(FEW, count) for count in self.rows))
         return stand_in(short.absent_rows(fills), 0)
 
     def agreed(self, program: Program) -> Program:
-        """Return a program that was read from some of the clients, as it is read from all of them.
+        """Return a program that was read from some clients, as it is read from all of them.
 
-        Where a method starts from the prior of some client, that client's fields are made-up ones, the same everywhere.
+        Where a method starts from some client's prior, that client's fields are the same made-up
+        ones everywhere.
         """
         keys = self.absent_rows(FILLS[0]).keys
         made_up = full_batch(self.few_made_up(FILLS[0]), torch.zeros(1, dtype=torch.long))
@@ -212,33 +202,23 @@ class Agreement:
 
 def _difference(one: Introduction, other: Introduction) -> str | None:
     """Return how the rows of two clients differ in form, in a sentence; None: they do not."""
-    kinds = ("fields", "client_fields", "features", "levels")
-    for kind in kinds:
+    for kind, called in KINDS.items():
         here, there = dict(getattr(one.form, kind)), dict(getattr(other.form, kind))
         for name in sorted(here.keys() | there.keys()):
             if name not in here or name not in there:
                 has, lacks = (one, other) if name in here else (other, one)
                 return (
-                    f"client '{has.client}' has {_of(kind)} '{name}', and '{lacks.client}' has none: agree on it "
-                    f"first"
+                    f"client '{has.client}' has {called} '{name}', and '{lacks.client}' has "
+                    "none: agree on it first"
                 )
             if list(here[name]) != list(there[name]):
                 return (
-                    f"{_of(kind)} '{name}' is {list(here[name])} at client '{one.client}', and {list(there[name])} at "
-                    f"'{other.client}': agree on one"
+                    f"{called} '{name}' is {list(here[name])} at client '{one.client}', and "
+                    f"{list(there[name])} at '{other.client}': agree on one"
                 )
     if one.form.dtype != other.form.dtype:
         return (
-            f"client '{one.client}' computes in {one.form.dtype}, and '{other.client}' in {other.form.dtype}: call "
-            f"torch.set_default_dtype alike"
+            f"client '{one.client}' computes in {one.form.dtype}, and '{other.client}' in "
+            f"{other.form.dtype}: set the same torch.set_default_dtype"
         )
     return None
-
-
-def _of(kind: str) -> str:
-    return {
-        "fields": "field",
-        "client_fields": "client field",
-        "features": "names of the columns of field",
-        "levels": "names of the levels of field",
-    }[kind]

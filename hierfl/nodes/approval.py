@@ -17,27 +17,14 @@ def preview_of(folder: Path, run: str) -> Path:
 
 
 def write_preview(folder: Path, run: str, files: dict[str, str]) -> None:
-    """Write the preview of a run.
-
-    Args:
-        folder: the node's.
-        run: its name.
-        files: ending of the file's name -> text.
-    """
+    """Write the preview of a run into a node's folder, a file per ending."""
     private_folder(folder / PREVIEWS)
     for ending, text in files.items():
         write_private(folder / PREVIEWS / f"{run}.{ending}", text.encode())
 
 
 def approve(folder: Path, run: str) -> Path:
-    """Approve a run, whose preview the owner has read.
-
-    Args:
-        folder: the node's.
-        run: its name.
-
-    Returns:
-        The file of the preview.
+    """Approve a run, whose preview the owner has read; return the file of the preview.
 
     Raises:
         FileNotFoundError: the node has no preview of such a run.
@@ -54,11 +41,7 @@ def approve(folder: Path, run: str) -> Path:
 
 
 def check_approved(folder: Path, run: str) -> None:
-    """Refuse a run that the owner has not approved as its preview stands.
-
-    Raises:
-        Forbidden: the message names the preview and the command.
-    """
+    """Refuse a run that the owner has not approved as its preview stands (`Forbidden`)."""
     path, given = preview_of(folder, run), folder / APPROVED / run
     if path.exists() and given.exists() and given.read_text() == _hash(path):
         return

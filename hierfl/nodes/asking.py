@@ -1,4 +1,4 @@
-"""How a server asks nodes, and what it knows of their client states without having them."""
+"""How a server asks nodes, and what it knows about client states without having them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 
 def last_counted(federation: Federation, history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the last round in which each client was counted; clients that never were are missing.
-
-    Args:
-        federation: of the run.
-        history: of its rounds.
-    """
+    """Return the last round in which each client was counted, without clients that never were."""
     data, found = federation.data, {}
     for record in history:
         ids = noise.cohort(federation.seed, record["round"], data.num_clients, federation.cohort)
@@ -43,12 +38,7 @@ def last_counted(federation: Federation, history: Sequence[Mapping[str, Any]]) -
 
 
 def mail_of(own: Tree, place: int) -> Tree:
-    """Return what the server has for one client by itself; {}: nothing.
-
-    Args:
-        own: client states, C in front, as the server has them.
-        place: of the client among them.
-    """
+    """Return what the server has for the client at a place of the states, `own`; {}: nothing."""
     if isinstance(own, Mapping) and "mail" in own:
         return tree_map(lambda v: v[place], own["mail"])
     return {}

@@ -1,8 +1,8 @@
 """A node, and the client state that it keeps in its folder.
 
-A state is kept with the one before it, so that an answer that the server did not count leaves no trace: the server
-says in which round it last counted the client, and the node goes on from the state after that round. So the states at
-the nodes are always those that belong to the server's own.
+A state is kept with the one before it, so that an answer that the server did not count leaves no
+trace: the server says in which round it last counted the client, and the node goes on from the
+state after that round. So the states at the nodes always match the server's own.
 """
 
 from __future__ import annotations
@@ -79,16 +79,13 @@ def kept(node: Node) -> Kept:
         return Kept(int(found.about["round"]), int(found.about["base"]), before, after)
     except (Refused, KeyError, TypeError, ValueError) as error:
         raise Refused(
-            f"the client state '{path}' is damaged ({error}): restore it, or remove it to start anew"
+            f"the client state '{path}' is damaged ({error}): restore it, or remove it to start "
+            "again"
         ) from error
 
 
 def state_after(node: Node, counted: int) -> Tree:
-    """Return the client state after the last round in which the server counted the client.
-
-    Args:
-        node: whose state.
-        counted: that round; -1: the server has counted none.
+    """Return the client state after `counted`, the last round in which the client was counted.
 
     Raises:
         Refused: the node has no such state.
@@ -101,20 +98,20 @@ def state_after(node: Node, counted: int) -> Tree:
     if counted < found.base:
         state = f"after round {counted}" if counted >= 0 else "before the first round"
         raise Refused(
-            f"client '{node.client}' has been through round {found.round}, and cannot go back to its state {state}: "
-            f"restart the server from its newest checkpoint; to begin anew, remove the node's {_file(node).name}"
+            f"client '{node.client}' has been through round {found.round}, and cannot go back to "
+            f"its state {state}: restart the server from its newest checkpoint; to begin again, "
+            f"remove the node's {_file(node).name}"
         )
     raise Refused(
-        f"client '{node.client}' has no state of round {counted}, in which the server counted it: restore the node's "
-        f"folder from its newest backup"
+        f"client '{node.client}' has no state of round {counted}, in which the server counted it: "
+        "restore the node's folder from its newest backup"
     )
 
 
 def keep(node: Node, state: Kept) -> None:
     """Write the client state, whole or not at all."""
-    content = to_bytes(
-        {"before": state.before, "after": state.after}, {"round": state.round, "base": state.base}
-    )
+    states = {"before": state.before, "after": state.after}
+    content = to_bytes(states, {"round": state.round, "base": state.base})
     path = _file(node)
     draft = path.with_suffix(".draft")
     write_private(draft, content)

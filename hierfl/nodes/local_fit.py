@@ -1,7 +1,7 @@
-"""What a node answers of its own client after the rounds: draws, summaries, predictions, scores.
+"""What a node answers about its client after the rounds: draws, summaries, predictions, scores.
 
-They are computed from the server's last message and the client state that the node has kept, and are those of
-`hierfl.Fit`. Everything is written into the node's folder, readable by its owner alone.
+They are computed from the server's last message and the client state that the node has kept, and
+are those of `hierfl.Fit`. The node's folder keeps all of them, readable by its owner alone.
 """
 
 from __future__ import annotations
@@ -54,11 +54,7 @@ class Question:
 
     @staticmethod
     def of(about: Mapping[str, Any]) -> Question:
-        """Read what a message says of itself.
-
-        Raises:
-            Refused: it is no question.
-        """
+        """Read what a message says about itself; raise Refused where it is no question."""
         names = ("draws", "seed", "rounds", "counted")
         numbers = [about.get(name) for name in names]
         kind, site = about.get("kind"), about.get("site")
@@ -66,19 +62,20 @@ class Question:
             raise Refused(f"it asks for {kind!r} of site {site!r}")
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
             raise Refused(f"its {', '.join(names)} are {numbers}")
-        found = Question(kind, site=site, **dict(zip(names, numbers, strict=True)))  # type: ignore[arg-type]
+        given: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        found = Question(kind, site=site, **given)
         if not 1 <= found.draws <= MOST_DRAWS:
             raise Refused(f"it asks for {found.draws} draws: it may ask for 1 to {MOST_DRAWS:,}")
         return found
 
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
-    """Return the fit of a node's client alone: its draws, predictions and effects are those of the whole fit.
+    """Return the fit of a node's client alone: its draws, predictions and effects.
 
     Args:
         node: whose client.
         message: the server's last.
-        mail: what the server has for this client by itself; {}: nothing.
+        mail: what the server has for this client alone; {}: nothing.
         rounds: rounds that the server has done.
         counted: the last of them in which it counted the client; -1: none.
 
@@ -108,13 +105,8 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
     if set(asked.tree) != {"message", "mail", "rows"}:
         raise Refused(f"it holds {sorted(asked.tree)}")
     check_numbers(asked.tree)
-    fit = local_fit(
-        node,
-        asked.tree["message"],
-        asked.tree["mail"],
-        rounds=question.rounds,
-        counted=question.counted,
-    )
+    message, mail = asked.tree["message"], asked.tree["mail"]
+    fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
     try:
         if question.kind in ("summaries", "draws"):
             return question, _of_sites(node, fit, question)
@@ -173,15 +165,10 @@ def _new_rows(node: Node, given: Mapping[str, Tensor]) -> ClientData:
     (count,) = lengths
     ends = torch.tensor([0, count], dtype=torch.long)
     own = node.federation.data
-    some = {
-        name: v for name, v in own.features.items() if name in given or name in own.client_fields
-    }
-    levels = {
-        name: v
-        for name, v in own.levels.items()
-        if name.partition("[")[0] in {*given, *own.client_fields}
-    }
-    return replace(own, fields=dict(given), offsets=ends, features=some, levels=levels)
+    known = {*given, *own.client_fields}
+    features = {name: v for name, v in own.features.items() if name in known}
+    levels = {name: v for name, v in own.levels.items() if name.partition("[")[0] in known}
+    return replace(own, fields=dict(given), offsets=ends, features=features, levels=levels)
 
 
 def _table_of_rows(found: Prediction) -> pd.DataFrame:
@@ -200,7 +187,7 @@ def _table_of_rows(found: Prediction) -> pd.DataFrame:
 
 
 def _columns(value: Tensor) -> list[tuple[int, Tensor]]:
-    """Return the columns of a value by row, with their numbers from 1; 0 where it has no columns."""
+    """Return the columns of a value by row, numbered from 1; 0 where it has none."""
     if value.dim() == 1:
         return [(0, value)]
     return list(enumerate(value.flatten(1).unbind(1), start=1))

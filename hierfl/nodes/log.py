@@ -1,7 +1,7 @@
 """A node's log: a line of JSON for everything that leaves the node, written before it leaves.
 
-{"time": "2026-01-01T12:00:00+00:00", "run": "1f0c...", "round": 3, "what": "update", "bytes": 1234,
- "sha256": "ab12...", "tensors": {"['theta'][0]": ["float64", 27]}}
+{"time": "2026-01-01T12:00:00+00:00", "run": "1f0c...", "round": 3, "what": "update",
+ "bytes": 1234, "sha256": "ab12...", "tensors": {"['theta'][0]": ["float64", 27]}}
 """
 
 from __future__ import annotations
@@ -61,12 +61,7 @@ def left(
 
 @contextmanager
 def refusals(folder: Path, run: str | None = None) -> Iterator[None]:
-    """Log why something is refused: a transport tells the server.
-
-    Args:
-        folder: the node's.
-        run: name of the run; None: before there is one.
-    """
+    """Log why something is refused, which a transport sends to the server."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
@@ -87,7 +82,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
-    """Return what has left a node, in order; a line that was cut off by a crash is passed over."""
+    """Return what has left a node, in order, without lines that a crash cut off."""
     try:
         lines = (folder / FILE).read_text(errors="replace").splitlines()
     except FileNotFoundError:

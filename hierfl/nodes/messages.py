@@ -1,13 +1,15 @@
 """Trees of tensors as bytes, and what is refused when bytes are read.
 
-A message is one safetensors file: tensors by their place in the tree, and the tree's shape as JSON in the metadata.
-Reading it builds dicts, lists, tuples and dense tensors of numbers, nothing else; no code is run.
+A message is one safetensors file: tensors by their place in the tree, and the tree's structure as
+JSON in the metadata. Reading it builds dicts, lists, tuples and dense numeric tensors, nothing
+else; no code is run.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -20,19 +22,9 @@ from hierfl.core.trees import Tree, tree_leaves
 SAID = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
 HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
-LARGEST = 1e15  # no number of an honest update is larger; squares of larger ones overflow in single precision
-DTYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-    }
-)
+LARGEST = 1e15  # of an honest update; squares of larger values overflow in single precision
+NAMES = "float32 float64 int8 int16 int32 int64 uint8 bool".split()
+DTYPES = frozenset(getattr(torch, name) for name in NAMES)
 
 
 class Refused(ValueError):
@@ -67,7 +59,7 @@ def to_bytes(tree: Tree, about: Mapping[str, Any]) -> bytes:
 
 
 def _form(tree: Tree, leaves: dict[str, Tensor]) -> Any:
-    """Return a tree with the numbers of its tensors in their places, and collect the tensors."""
+    """Return a tree with indices in place of its tensors, and collect the tensors."""
     if isinstance(tree, Tensor):
         place = str(len(leaves))
         # of its own memory: safetensors refuses tensors that share it
@@ -153,10 +145,10 @@ def like(tree: Tree, template: Tree, *, finite: bool = True) -> Tree:
     Args:
         tree: as it was read.
         template: a tree of the names, shapes and dtypes that it must have.
-        finite: refuse numbers that are not finite, or larger than 1e15.
+        finite: refuse values that are not finite, or larger than 1e15.
 
     Raises:
-        Refused: a tensor is missing, unknown, or of another shape or dtype; or it has such a number.
+        Refused: a tensor is missing, unknown, or of another shape or dtype; or has such a value.
     """
     found, wanted = dict(_named(tree, "")), dict(_named(template, ""))
     if unknown := sorted(found.keys() - wanted.keys()):
@@ -171,13 +163,13 @@ def like(tree: Tree, template: Tree, *, finite: bool = True) -> Tree:
 
 
 def check_numbers(tree: Tree) -> None:
-    """Refuse a tree with a number that is not finite, or larger than 1e15.
-
-    Raises:
-        Refused: it has one.
-    """
+    """Refuse a tree with a value that is not finite, or larger than 1e15."""
     for name, leaf in _named(tree, ""):
-        _check_size(name, leaf)
+        largest = float(leaf.abs().max()) if leaf.is_floating_point() and leaf.numel() else 0.0
+        if not isfinite(largest):
+            raise Refused(f"{name} is not finite")
+        if largest > LARGEST:
+            raise Refused(f"{name} has a number of {largest:.1e}, above {LARGEST:.0e}")
 
 
 def _check_leaf(name: str, found: Tensor, expected: Tensor) -> None:
@@ -189,22 +181,14 @@ def _check_leaf(name: str, found: Tensor, expected: Tensor) -> None:
         )
 
 
-def _check_size(name: str, found: Tensor) -> None:
-    if found.is_floating_point() and found.numel():
-        largest = found.abs().max()
-        if not bool(largest.isfinite()):
-            raise Refused(f"{name} is not finite")
-        if float(largest) > LARGEST:
-            raise Refused(f"{name} has a number of {float(largest):.1e}, above {LARGEST:.0e}")
-
-
 def _named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a tree by their places, with the kinds of what holds them."""
     if isinstance(tree, Tensor):
         yield path or "it", tree
     elif isinstance(tree, Mapping):
         for key, part in tree.items():
-            # as repr writes it: a key that holds signs of paths would else pass for what lies elsewhere
+            # as repr writes it: a key that holds signs of paths would else pass for what lies
+            # elsewhere
             yield from _named(part, f"{path}[{key!r}]")
     else:
         mark = "[{}]" if isinstance(tree, list) else "({})"

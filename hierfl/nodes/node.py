@@ -1,9 +1,10 @@
-"""A node: one client's rows on a machine of their own, and what it answers.
+"""A node: one client's rows on their own machine, and what it answers.
 
-A node is asked for a round by a message, and answers with the client's update; after the rounds it is asked for draws
-and predictions of its client. The client state stays in the node's folder, so that a node that was stopped goes on. A
-round that is asked for again is computed again from the state before it, and gives the same answer. What the owner's
-policy does not allow is refused, and everything that leaves is logged first.
+A message asks a node for a round, and it answers with the client's update; after the rounds it is
+asked for draws and predictions of its client. The client state stays in the node's folder, so that
+a stopped node goes on. A round that is asked for again is computed again from the state before it,
+with the same answer. What the owner's policy does not allow is refused, and everything that leaves
+is logged first.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def run_name(method: Method, agreement: Agreement, seed: int) -> str:
 def introduce(
     method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
 ) -> bytes:
-    """Return what a node tells of its client before the first round, as JSON.
+    """Return what a node reports about its client before the first round, as JSON.
 
     Args:
         method: that is to run; None: it is chosen when all have introduced themselves.
@@ -66,9 +67,9 @@ def introduce(
     root = Path(folder)
     private_folder(root)
     with log.refusals(root):
-        told = Introduction.of(data)
-        policy_at(policy_file(root, policy)).check(method, told.rows)
-    return log.left(root, json.dumps(told.as_json()).encode(), "introduction")
+        said = Introduction.of(data)
+        policy_at(policy_file(root, policy)).check(method, said.rows)
+    return log.left(root, json.dumps(said.as_json()).encode(), "introduction")
 
 
 @spelled
@@ -88,14 +89,16 @@ def node(
         method: that is run, the same as the server's.
         data: the rows of one client.
         agreement: what all nodes agreed on.
-        folder: where the client state, the log, the previews and the answers are kept; made if it does not exist. It is
-            private: no one else should read it.
+        folder: where the client state, the log, the previews and the answers are kept; made if it
+            does not exist. It is private: no one else should read it.
         seed: of the run.
-        policy: file of the owner's policy (`hierfl.nodes.policy`). Default None: `policy.toml` in the folder. Where
-            there is no such file, every method may run, and no draws, predictions or scores leave.
+        policy: file of the owner's policy (`hierfl.nodes.policy`). Default None: `policy.toml` in
+            the folder. Without such a file, every method may run, and no draws, predictions or
+            scores leave.
 
     Raises:
-        ValueError: the rows are not those that the node told of; bad data; or the policy cannot be read.
+        ValueError: the rows are not those that the node reported; bad data; or the policy cannot be
+            read.
         ProgramError: a model or guide that cannot be run as it is written.
         Forbidden: the policy does not allow the run.
     """
@@ -108,15 +111,15 @@ def node(
 def _set_up(
     method: Method, data: ClientData, agreement: Agreement, root: Path, seed: int, policy: Path
 ) -> Node:
-    told = Introduction.of(data)
-    if (told.client, told.rows) not in zip(agreement.names, agreement.rows, strict=True):
+    said = Introduction.of(data)
+    if (said.client, said.rows) not in zip(agreement.names, agreement.rows, strict=True):
         raise ValueError(
-            f"client '{told.client}' with {told.rows} rows is not among those that agreed: introduce it first"
+            f"client '{said.client}' with {said.rows} rows is not among those that agreed: "
+            "introduce it first"
         )
     allowed = policy_at(policy)
-    allowed.check(method, told.rows)
-    own = {name: data.fields[name] for name in agreement.form.fields}
-    rows = replace(data, fields=own)
+    allowed.check(method, said.rows)
+    rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
     program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
     federation = federate(method, rows, seed=seed, program=program)
     made = Node(method, federation, run_name(method, agreement, seed), root, policy)
@@ -127,7 +130,7 @@ def _set_up(
 
 @spelled
 def introduced(node: Node) -> dict[str, Any]:
-    """Return what a node tells of a run before its first round: its name, and a hash of what it starts from.
+    """Return what a node reports before a run's first round: a hash of what it starts from.
 
     Raises:
         Forbidden: the policy does not allow the run, or its owner has not approved it yet.
@@ -149,8 +152,8 @@ def answer(node: Node, content: bytes) -> bytes:
         content: what the server sent.
 
     Raises:
-        Refused: the content is no message of this run, asks for a round that the node cannot go back to, or for
-            something that the node's policy does not allow (`Forbidden`).
+        Refused: the content is no message of this run, asks for a round that the node cannot go
+            back to, or for something that the node's policy does not allow (`Forbidden`).
         ValueError: the policy cannot be read any more.
         NodeFailed: the client fails, or its update is not finite; the state stays as it was.
     """
@@ -175,7 +178,7 @@ def _allowed(node: Node) -> Policy:
     return policy
 
 
-# ------------------------------------------------------------------------------------------------ a round
+# ------------------------------------------------------------ a round
 def _answer_round(node: Node, asked: Message, policy: Policy) -> bytes:
     round_, counted = asked.about.get("round"), asked.about.get("counted")
     if not isinstance(round_, int) or not isinstance(counted, int) or not -1 <= counted < round_:
@@ -193,14 +196,14 @@ def _answer_round(node: Node, asked: Message, policy: Policy) -> bytes:
 
 
 def _check_rounds(node: Node, policy: Policy, round_: int) -> None:
-    """Refuse more rounds than the policy allows; a round that is asked for again is the same round."""
+    """Refuse more rounds than the policy allows; a repeated round counts once."""
     if policy.rounds_a_day is None:
         return
     today = log.rounds_today(node.folder)
     if (node.run, round_) not in today and len(today) >= policy.rounds_a_day:
         raise Forbidden(
-            f"the node's policy allows {policy.rounds_a_day} rounds a day, and it has been through {len(today)}: ask "
-            f"again tomorrow"
+            f"the node's policy allows {policy.rounds_a_day} rounds a day, and it has been "
+            f"through {len(today)}: ask again tomorrow"
         )
 
 
@@ -220,7 +223,7 @@ def _one_round(node: Node, message: Tree, own: Tree, round_: int) -> tuple[Tree,
     return up, tree_map(lambda v: v[0], after)
 
 
-# ------------------------------------------------------------------------------------------------ after the rounds
+# ------------------------------------------------------------ after the rounds
 def _answer_question(node: Node, asked: Message, policy: Policy) -> bytes:
     """Answer what the policy lets out; anything else stays in the node's folder."""
     # here: it needs pandas and all that predictions need, which take half a second to import

@@ -1,10 +1,10 @@
-"""A node's policy: what its owner lets a run do, in a TOML file that the node alone reads.
+"""A node's policy: what its owner allows a run to do, in a TOML file that only the node reads.
 
 methods = ["two_stage", "fedsvi"]   # names of methods that may run; default: all
 discloses = ["sums"]                # "sums", "summaries", or both, the default
-min_rows = 50                     # rows that the client must have to take part; default 1
-may_leave = ["summaries"]           # "summaries", "draws", "predictions", "scores"; default: none of them
-min_count = 5                     # rows of a level or group whose name may leave, of a formula; default 5
+min_rows = 50                       # rows that the client must have to take part; default 1
+may_leave = ["summaries"]           # "summaries", "draws", "predictions", "scores"; default: none
+min_count = 5                       # rows of a level or group that may be named; default 5
 rounds_a_day = 200                  # rounds in any 24 hours; default: no limit
 approve = "ask"                     # "always", the default: a run needs no approval of its owner
 """
@@ -40,7 +40,7 @@ class Policy:
         methods: names of methods (`Method.name`) that may run; None: all.
         discloses: what a method may have to show the server (`Method.discloses`).
         min_rows: rows that the client must have to take part.
-        min_count: rows of a level or group whose name may leave the node, while a formula's schema is agreed on.
+        min_count: rows of a level or group whose name may leave the node, for a formula's schema.
         may_leave: answers of the node that may leave it.
         rounds_a_day: rounds in any 24 hours; None: no limit.
         approve: whether a run needs the owner's approval.
@@ -80,28 +80,30 @@ class Policy:
         """
         if rows < self.min_rows:
             raise Forbidden(
-                f"the node's policy asks for {self.min_rows} rows or more, and the client has fewer: it takes no part"
+                f"the node's policy asks for {self.min_rows} rows or more, and the client has "
+                "fewer: it takes no part"
             )
         if method is None:
             return
         if self.methods is not None and method.name not in self.methods:
             raise Forbidden(
-                f"the node's policy does not allow method '{method.name}': it allows {_listed(self.methods)}"
+                f"the node's policy does not allow method '{method.name}': it allows "
+                f"{_listed(self.methods)}"
             )
         if method.discloses not in self.discloses:
             raise Forbidden(
-                f"method '{method.name}' discloses {method.discloses}, and the node's policy allows "
-                f"{_listed(self.discloses)}: take a method that discloses less"
+                f"method '{method.name}' discloses {method.discloses}, and the node's policy "
+                f"allows {_listed(self.discloses)}: take a method that discloses less"
             )
 
 
 def policy_file(folder: Path, policy: str | Path | None) -> Path:
-    """Return the file of a node's policy: the one that is named, or the one in its folder."""
+    """Return the file of a node's policy: the named one, or the one in its folder."""
     return folder / FILE if policy is None else Path(policy)
 
 
 def policy_at(path: Path) -> Policy:
-    """Read a policy; where there is no file, return the default one.
+    """Read a policy; without a file, return the default one.
 
     Raises:
         ValueError: the file is no TOML, or has an unknown key, or a value that the key cannot have.
@@ -114,15 +116,11 @@ def policy_at(path: Path) -> Policy:
         found = tomllib.loads(content.decode())
         return policy_of(found)
     except ValueError as error:
-        raise ValueError(f"the policy '{path}' cannot be read ({error}): mend the file") from error
+        raise ValueError(f"the policy '{path}' cannot be read ({error}): fix the file") from error
 
 
 def policy_of(found: Mapping[str, Any]) -> Policy:
-    """Return the policy that some keys and values say.
-
-    Raises:
-        ValueError: a key is unknown, or a value is none that the key can have.
-    """
+    """Return the policy of some keys and values; refuse unknown ones."""
     known = [each.name for each in fields(Policy)]
     for key in found:
         if key not in known:

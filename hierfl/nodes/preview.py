@@ -1,4 +1,4 @@
-"""A readable preview of a run, for the owner of a node: the method, what crosses, and the model with its graph."""
+"""A readable preview of a run, for a node's owner: method, messages and the model's graph."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ from hierfl.program.traces import Site
 FEW = 5  # rows that one step is tried on
 WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
 MOST = 8  # numbers of an argument that are written out
+SEEN = {
+    "sums": "sums over clients only; without secure aggregation it sees each client's update.",
+    "summaries": "a summary of each single client, as in a meta-analysis.",
+}
 
 
 @one_at_a_time
@@ -34,7 +38,8 @@ def preview(node: Node) -> dict[str, str]:
     """Return the preview of a run at a node.
 
     Returns:
-        "txt": what a person reads. "dot": the graph of the model, for Graphviz; left out where it cannot be drawn.
+        "txt": what a person reads. "dot": the graph of the model, for Graphviz; left out where it
+        cannot be drawn.
     """
     method, program = node.method, node.federation.program
     rows = _few(node.federation.data)
@@ -44,20 +49,18 @@ def preview(node: Node) -> dict[str, str]:
     reads = sorted(program.reads.model | program.reads.guide)
     text = [
         f"Run {node.run}",
-        f"Client '{node.client}' with {node.federation.data.num_rows} rows, of {program.num_clients} clients.",
-        f"Method {method.name}. The server has to see {_seen(method.discloses)}",
+        f"Client '{node.client}' with {node.federation.data.num_rows} rows, of "
+        f"{program.num_clients} clients.",
+        f"Method {method.name}. The server has to see {SEEN[method.discloses]}",
         "",
-        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/privacy.md has others)",
+        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/privacy.md has "
+        "others)",
         *_tensors(up),
         f"What the server sends, {nbytes(message):,} bytes",
         *_tensors(message),
         "",
         "The model",
-        *(
-            _sites(node, rows, graph)
-            if graph
-            else ["  cannot be run by itself; its source is below"]
-        ),
+        *(_sites(node, rows, graph) if graph else ["  cannot be run alone; its source is below"]),
         f"Fields of the rows that model and guide read: {', '.join(reads) or 'none'}",
         "",
         "Source of the model",
@@ -68,13 +71,6 @@ def preview(node: Node) -> dict[str, str]:
     ]
     found = {"txt": "\n".join(text) + "\n"}
     return found | ({"dot": _dot(graph)} if graph else {})
-
-
-def _seen(discloses: str) -> str:
-    return {
-        "sums": "sums over clients only; without secure aggregation it sees each client's update.",
-        "summaries": "a summary of each client by itself, as in a meta-analysis.",
-    }[discloses]
 
 
 def _few(data: ClientData) -> ClientData:
@@ -97,9 +93,9 @@ def _tensors(tree: Tree) -> Iterator[str]:
         yield f"  {name or 'a tensor'}  {kind} {tuple(value.shape)}, {value.nbytes:,} bytes"
 
 
-# ------------------------------------------------------------------------------------------------ the model
+# ------------------------------------------------------------ the model
 def _relations(node: Node, rows: ClientData) -> dict[str, Any] | None:
-    """Return the sites of the model and what each depends on; None where the model does not run by itself."""
+    """Return the model's sites and what each depends on; None where the model cannot run alone."""
     batch = full_batch(rows, torch.tensor([0]))
     try:
         with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
@@ -129,13 +125,14 @@ def _sites(node: Node, rows: ClientData, graph: Mapping[str, Any]) -> Iterator[s
 
 
 def _written(kind: str, site: Site) -> str:
-    """Return a distribution with those of its arguments that are few numbers."""
+    """Return a distribution with its short arguments."""
     fn = site["fn"]
     while isinstance(fn, WRAPPERS):
         fn = fn.base_dist
     given = []
     for name in getattr(fn, "arg_constraints", {}):
-        # a distribution may hold its logits and compute its probabilities, which are not written out again
+        # a distribution may hold its logits and compute its probabilities, which are not written
+        # out again
         value = vars(fn).get(name, getattr(fn, name) if hasattr(fn, "transforms") else None)
         if isinstance(value, torch.Tensor):
             values = value.unique() if value.numel() > 1 else value.flatten()
@@ -163,15 +160,12 @@ def _dot(graph: Mapping[str, Any]) -> str:
         inside = [set(names) <= set(of) for _, of in plates[:depth]]
         if all(inside):  # plates that lie in each other; others would need boxes that overlap
             lines.append("  " * (depth + 1) + f"subgraph {_quoted(f'cluster_{plate}')} {{")
-            lines.append("  " * (depth + 2) + f"label={_quoted(plate)}; " + _nodes(names))
+            inner = " ".join(f"{_quoted(name)};" for name in names)
+            lines.append("  " * (depth + 2) + f"label={_quoted(plate)}; {inner}")
     lines += ["  }" * sum(line.lstrip().startswith("subgraph") for line in lines)]
     for name, above in graph["sample_sample"].items():
         lines += [f"  {_quoted(parent)} -> {_quoted(name)}" for parent in above]
     return "\n".join([*(line for line in lines if line), "}"]) + "\n"
-
-
-def _nodes(names: list[str]) -> str:
-    return " ".join(f"{_quoted(name)};" for name in names)
 
 
 def _quoted(text: str) -> str:

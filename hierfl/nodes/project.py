@@ -48,7 +48,8 @@ import pyro.distributions as dist
 
 from hierfl import models
 
-# Varying intercepts and slopes, with unknown means and spreads: of the field `x` for labels `y` of 0 and 1.
+# Varying intercepts and slopes, with unknown means and spreads: of the field `x` for labels `y` of
+# 0 and 1.
 # Any Pyro program that is a function of a hierfl ClientBatch may stand here.
 model = models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
 '''
@@ -67,8 +68,9 @@ import hierfl
 def rows(context: Any) -> hierfl.ClientData:
     """Return the rows of the node's client.
 
-    A SuperNode is started with --node-config 'client="north" folder="FOLDER"', and FOLDER holds rows.csv: a column y of
-    labels, and a column for each feature. In simulation, node k has the k-th hospital of hierfl's heart disease data.
+    A SuperNode is started with --node-config 'client="north" folder="FOLDER"', and FOLDER holds
+    rows.csv: a column y of labels, and a column for each feature. In simulation, node k has the
+    k-th hospital of hierfl's heart disease data.
     """
     config = context.node_config
     if "partition-id" in config:
@@ -104,7 +106,7 @@ from NAME.model import model
 
 
 def folder(context: Any) -> Path:
-    """Return the private folder of a node's client state: its own, or in simulation a temporary one of this run."""
+    """Return the private folder of a node's client state, in simulation one of this run."""
     config = context.node_config
     if "folder" in config:
         return Path(str(config["folder"]))
@@ -154,11 +156,12 @@ On the server's machine, with its certificates:
 
 At each client, whose folder holds `rows.csv` and, if its owner likes, `policy.toml`:
 
-    flower-supernode --root-certificates ca.crt --superlink SERVER:8000 --auth-supernode-private-key key \\
-        --node-config 'client="north" folder="/var/lib/NAME"'
+    flower-supernode --root-certificates ca.crt --superlink SERVER:8000 \\
+        --auth-supernode-private-key key --node-config 'client="north" folder="/var/lib/NAME"'
 
-Then, from this folder, `flwr run . CONNECTION --stream`, where CONNECTION is the SuperLink's entry in Flower's
-`config.toml`. A node's owner approves runs with `hierfl node approve`, and sees what left with `hierfl node log`.
+Then, from this folder, `flwr run . CONNECTION --stream`, where CONNECTION is the SuperLink's entry
+in Flower's `config.toml`. A node's owner approves runs with `hierfl node approve`, and sees what
+left with `hierfl node log`.
 """
 
 
@@ -201,7 +204,8 @@ def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(
-            f"'{name}' cannot be the name of a package: take lower-case letters, digits and underscores"
+            f"'{name}' cannot be the name of a package: take lower-case letters, digits and "
+            "underscores"
         )
     if len(name) > LONGEST:
         raise ValueError(f"'{name}' is too long for Flower: take {LONGEST} letters at most")

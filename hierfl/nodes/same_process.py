@@ -89,14 +89,16 @@ class InProcess:
             return call, rows
         # here: pandas and formulae, which most models do not need
         from hierfl.formulas.formula import Formula
-        from hierfl.nodes.agreed_schema import agreed_over, tell
+        from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 
         asked, frames = call.method, {name: {name: part} for name, part in self.parts.items()}
         if not isinstance(asked, Formula):
             raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
 
         def send(content: bytes) -> list[bytes]:
-            return [tell(asked, frames[name], self.folders[name], content) for name in frames]
+            return [
+                answer_schema(asked, frames[name], self.folders[name], content) for name in frames
+            ]
 
         formula = agreed_over(asked, send) if call.lacks_schema else asked
         return replace(call, method=formula), {n: formula.data(frames[n]) for n in frames}

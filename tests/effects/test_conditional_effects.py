@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hierfl.effects.conditional_effects import conditional
+from hierfl.effects.conditional_effects import effects
 from tests.effects.made import drawn, frame, repeated, with_shared
 
 
@@ -15,7 +15,7 @@ def test_a_linear_effect_is_the_slope_at_each_draw() -> None:
     found = drawn("y ~ age + sex + (1 | site)")
     rows = frame()
     grid = [40.0, 45.0, 60.0]
-    table = conditional(found, "age", grid=grid).frame
+    table = effects(found, "age", grid=grid).frame
     age = rows["age"].mean()
     share = (rows["sex"] == "m").mean()
     # other columns are at their reference levels, the average client has no deviation
@@ -28,7 +28,7 @@ def test_a_linear_effect_is_the_slope_at_each_draw() -> None:
 
 
 def test_the_default_grid_reaches_two_sds_from_the_mean() -> None:
-    table = conditional(drawn("y ~ age"), "age").frame
+    table = effects(drawn("y ~ age"), "age").frame
     rows = frame()
     ends = rows["age"].mean() + 2 * rows["age"].std(ddof=0) * np.array([-1.0, 1.0])
     np.testing.assert_allclose(table["age"].iloc[[0, -1]], ends, rtol=1e-6)
@@ -36,7 +36,7 @@ def test_the_default_grid_reaches_two_sds_from_the_mean() -> None:
 
 def test_the_default_grid_ends_where_a_spline_does() -> None:
     found = drawn("count ~ bs(dose, df=4, lower_bound=-1.0, upper_bound=9.0)", "poisson", draws=2)
-    table = conditional(found, "dose").frame
+    table = effects(found, "dose").frame
     assert table["dose"].iloc[0] == -1.0 and table["dose"].iloc[-1] < 3.0
 
 
@@ -44,14 +44,14 @@ def test_a_term_that_is_not_finite_on_the_grid_names_the_mend() -> None:
     found = drawn("count ~ log(time)", "poisson", draws=2)
     words = r"the term 'log\(time\)' is not finite\): give other values, by grid="
     with pytest.raises(ValueError, match=words):
-        conditional(found, "time")
-    assert len(conditional(found, "time", grid=[0.5, 1.0]).frame) == 2
+        effects(found, "time")
+    assert len(effects(found, "time", grid=[0.5, 1.0]).frame) == 2
 
 
 def test_a_client_has_its_own_slope() -> None:
     found = drawn("y ~ dose + (1 + dose | site)")
     k = found.clients.index("west")
-    table = conditional(found, "dose", client="west", grid=[0.0, 1.0]).frame
+    table = effects(found, "dose", client="west", grid=[0.0, 1.0]).frame
     own = found.own["site"][:, k]
     np.testing.assert_allclose(table["mean"][0], own[:, 0].mean(), rtol=1e-6)
     np.testing.assert_allclose(table["mean"][1], own.sum(-1).mean(), rtol=1e-6)
@@ -60,38 +60,38 @@ def test_a_client_has_its_own_slope() -> None:
 def test_the_band_of_a_new_client_has_the_spread_between_clients() -> None:
     found = repeated(drawn("y ~ dose + (1 | site)"), 4000)
     found = with_shared(found, Intercept=0.0, sd_site=3.0, dose=2.0)
-    table = conditional(found, "dose", grid=[0.0, 1.0], client="new").frame
+    table = effects(found, "dose", grid=[0.0, 1.0], client="new").frame
     np.testing.assert_allclose(table["sd"], 3.0, rtol=0.05)
     # one new client a draw: along the grid it is the same one
     np.testing.assert_allclose(np.diff(table["high"]), 2.0, rtol=1e-6)
-    alone = conditional(found, "dose", grid=[0.0, 1.0]).frame
+    alone = effects(found, "dose", grid=[0.0, 1.0]).frame
     assert (table["high"] - table["low"] > alone["high"] - alone["low"] + 5.0).all()
 
 
 def test_probabilities_of_levels_sum_to_one_and_the_link_has_a_predictor_a_level() -> None:
     for family in ("cumulative", "categorical"):
         found = drawn("grade ~ dose + (1 | site)", family)
-        table = conditional(found, "dose", client="each").frame
+        table = effects(found, "dose", client="each").frame
         assert list(table["level"].unique()) == ["i", "ii", "iii"]
         np.testing.assert_allclose(table.groupby(["client", "dose"])["mean"].sum(), 1.0, rtol=1e-6)
-    assert list(conditional(found, "dose", scale="link").frame["level"].unique()) == ["ii", "iii"]
+    assert list(effects(found, "dose", scale="link").frame["level"].unique()) == ["ii", "iii"]
 
 
 def test_by_has_levels_or_three_values_and_at_holds_others() -> None:
     found = drawn("y ~ age * sex + dose + arm")
-    table = conditional(found, "age", by="sex", grid=[50.0]).frame
+    table = effects(found, "age", by="sex", grid=[50.0]).frame
     assert list(table["sex"]) == ["f", "m"]
-    table = conditional(found, "sex", by="age", at={"arm": "c"}).frame
+    table = effects(found, "sex", by="age", at={"arm": "c"}).frame
     assert len(table) == 2 * 3
-    plain = conditional(found, "sex", by="age").frame
+    plain = effects(found, "sex", by="age").frame
     coefficient = found.shared["arm"][:, 1].mean().item()
     np.testing.assert_allclose(table["mean"] - plain["mean"], coefficient, rtol=1e-5)
-    assert "dose" in conditional(found, "age").title and "arm a" in conditional(found, "age").title
+    assert "dose" in effects(found, "age").title and "arm a" in effects(found, "age").title
 
 
 def test_a_binomial_response_is_shown_for_one_trial() -> None:
     found = drawn("k | trials(n) ~ dose + (1 | site)", "binomial")
-    table = conditional(found, "dose").frame
+    table = effects(found, "dose").frame
     assert table["mean"].between(0.0, 1.0).all()
 
 
@@ -129,4 +129,4 @@ def test_what_is_wrong_is_refused_by_name(
 ) -> None:
     found = drawn("y ~ age + sex + (1 | site) + (1 | region)", draws=2)
     with pytest.raises(error, match=words):
-        conditional(found, **options)
+        effects(found, **options)

@@ -12,7 +12,7 @@ from scipy import stats
 
 from hierfl.effects.drawn import Drawn
 from hierfl.effects.funnel import beyond, funnel_curves, funnel_limits, ratio_interval
-from hierfl.effects.profile import own_effects, profiled, sums_of_client
+from hierfl.effects.profile import own_effects, profile, sums_of_client
 from tests.effects.made import drawn, frame
 
 matplotlib.use("agg")
@@ -29,21 +29,21 @@ def apart(family: str = "bernoulli", text: str = "died ~ age + (1 | site)") -> D
 
 
 def test_well_separated_clients_have_their_ranks_for_certain() -> None:
-    found = profiled(apart()).frame
+    found = profile(apart()).frame
     assert list(found["rank"]) == [3.0, 1.0, 4.0, 2.0]
     assert list(found["rank_low"]) == list(found["rank_high"]) == [3, 1, 4, 2]
     assert list(found["p_best"]) == [0.0, 1.0, 0.0, 0.0]
     assert list(found["p_worst"]) == [0.0, 0.0, 1.0, 0.0]
     np.testing.assert_allclose(found["effect"], [2.0, -2.0, 4.0, 0.0], atol=0.02)
     np.testing.assert_allclose(found["effect_sd"], 0.1, rtol=0.15)
-    highest = profiled(apart(), best="high").frame
+    highest = profile(apart(), best="high").frame
     assert list(highest["rank"]) == [2.0, 4.0, 1.0, 3.0]
 
 
 def test_equal_clients_have_ranks_that_are_uniform() -> None:
     found = apart()
     noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(1)).double()
-    table = profiled(replace(found, own={"site": noise})).frame
+    table = profile(replace(found, own={"site": noise})).frame
     np.testing.assert_allclose(table["rank"], 2.5, atol=0.25)
     np.testing.assert_allclose(table["p_best"], 0.25, atol=0.08)
     assert (table["rank_low"] == 1).all() and (table["rank_high"] == 4).all()
@@ -71,7 +71,7 @@ def test_effects_leave_out_what_lies_above_the_client() -> None:
 def test_the_standardized_ratio_is_observed_over_expected() -> None:
     """Under the average client each row has the probability 1 / (1 + e)."""
     found, rows = apart(), frame()
-    table = profiled(found).frame.set_index("client")
+    table = profile(found).frame.set_index("client")
     died = rows.groupby("site")["died"].agg(["sum", "size"]).loc[list(found.clients)]
     np.testing.assert_allclose(table["observed"], died["sum"])
     np.testing.assert_allclose(table["expected"], died["size"] / (1 + np.e), rtol=1e-6)
@@ -120,7 +120,7 @@ def test_funnel_limits_hold_the_share_of_in_control_clients(rate: float | None) 
 
 def test_clients_beyond_the_limits_are_named_in_the_funnel() -> None:
     assert [beyond(n, 30.0, None) for n in (30.0, 43.0, 60.0)] == ["inside", "95 %", "99.8 %"]
-    found = profiled(apart())
+    found = profile(apart())
     ax = found.plot_funnel()
     named = {text.get_text() for text in ax.texts}
     assert named == set(found.frame.query("funnel != 'inside'")["client"])
@@ -130,7 +130,7 @@ def test_clients_beyond_the_limits_are_named_in_the_funnel() -> None:
 
 
 def test_ranks_are_drawn_in_order() -> None:
-    found = profiled(apart())
+    found = profile(apart())
     labels = [text.get_text() for text in found.plot_ranks().get_yticklabels()]
     order = found.frame.sort_values("rank")["client"]
     assert [label.split("  ")[0] for label in labels] == list(order)
@@ -138,10 +138,10 @@ def test_ranks_are_drawn_in_order() -> None:
 
 def test_what_has_no_profile_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"no groups by client.* add \(1 \| site\)"):
-        profiled(drawn("y ~ age", draws=2))
+        profile(drawn("y ~ age", draws=2))
     with pytest.raises(KeyError, match="no own coefficient of 'dose': they have Intercept, age"):
-        profiled(drawn("y ~ age + (1 + age | site)", draws=2), "dose")
+        profile(drawn("y ~ age + (1 + age | site)", draws=2), "dose")
     with pytest.raises(ValueError, match="no standardized ratio"):
-        profiled(drawn("y ~ age + (1 | site)")).plot_funnel()
+        profile(drawn("y ~ age + (1 | site)")).plot_funnel()
     with pytest.raises(ValueError, match="categorical has 2 effects a client"):
-        profiled(drawn("grade ~ dose + (1 | site)", "categorical", draws=2))
+        profile(drawn("grade ~ dose + (1 | site)", "categorical", draws=2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from hierfl.effects.survival_curves import survived
+from hierfl.effects.survival_curves import survival
 from hierfl.models import families
 from tests.effects.made import CLIENTS, drawn, frame, repeated, with_shared
 
@@ -18,13 +18,13 @@ TIMES = [0.0, 0.5, 2.0, 9.0]
 
 def test_exponential_and_weibull_are_closed_forms() -> None:
     found = with_shared(drawn("time | event(seen) ~ dose", "exponential"), Intercept=1.0, dose=0.0)
-    table = survived(found, times=TIMES, client=None).frame
+    table = survival(found, times=TIMES, client=None).frame
     np.testing.assert_allclose(table["mean"], np.exp(-np.array(TIMES) / np.e), rtol=1e-6)
     found = with_shared(
         drawn("time | event(seen) ~ dose", "weibull"), Intercept=1.0, dose=0.0, shape=2.0
     )
     scale = np.e / stats.weibull_min(2.0).mean()
-    table = survived(found, times=TIMES, client=None).frame
+    table = survival(found, times=TIMES, client=None).frame
     np.testing.assert_allclose(
         table["mean"], stats.weibull_min(2.0, scale=scale).sf(TIMES), rtol=1e-5
     )
@@ -32,24 +32,24 @@ def test_exponential_and_weibull_are_closed_forms() -> None:
 
 def test_log_normal_and_piecewise_exponential_are_closed_forms() -> None:
     found = with_shared(drawn("time ~ dose", "lognormal"), Intercept=0.5, dose=0.0, sigma=0.7)
-    table = survived(found, times=TIMES, client=None).frame
+    table = survival(found, times=TIMES, client=None).frame
     wanted = stats.lognorm(0.7, scale=np.exp(0.5)).sf(TIMES)
     np.testing.assert_allclose(table["mean"], wanted, rtol=1e-5, atol=1e-9)
     pieces = families.piecewise_exponential((1.0, 4.0))
     found = with_shared(drawn("time ~ dose", pieces), dose=0.0, log_hazard=np.log([0.1, 0.2, 0.4]))
-    table = survived(found, times=TIMES, client=None).frame
+    table = survival(found, times=TIMES, client=None).frame
     np.testing.assert_allclose(table["mean"], np.exp([0.0, -0.05, -0.3, -2.7]), rtol=1e-5)
 
 
 def test_hazards_are_proportional_at_another_value() -> None:
     found = with_shared(drawn("time ~ arm", "exponential"), Intercept=1.0, arm=[0.7, 0.0])
-    a, b = (survived(found, at={"arm": arm}, times=[3.0], client=None).frame for arm in "ab")
+    a, b = (survival(found, at={"arm": arm}, times=[3.0], client=None).frame for arm in "ab")
     np.testing.assert_allclose(np.log(b["mean"]) / np.log(a["mean"]), np.exp(-0.7), rtol=1e-5)
 
 
 def test_each_client_and_a_new_one_have_a_curve() -> None:
     found = drawn("time | event(seen) ~ dose + (1 | site)", "exponential")
-    result = survived(found, at={"dose": 0.0})
+    result = survival(found, at={"dose": 0.0})
     table = result.frame
     assert list(table["client"].unique()) == [*found.clients, "new"]
     assert set(found.clients) == set(CLIENTS)
@@ -67,15 +67,15 @@ def test_a_new_clients_curve_is_averaged_over_the_group_level() -> None:
     found = with_shared(found, Intercept=1.0, dose=0.0, sd_site=0.8)
     eta = 1.0 + 0.8 * np.random.default_rng(0).standard_normal(100_000)
     wanted = np.exp(-3.0 * np.exp(-eta))
-    table = survived(found, times=[3.0], client="new").frame
+    table = survival(found, times=[3.0], client="new").frame
     np.testing.assert_allclose(table["mean"], wanted.mean(), atol=0.015)
     np.testing.assert_allclose(table["low"], np.quantile(wanted, 0.05), atol=0.02)
 
 
 def test_what_has_no_survival_is_refused() -> None:
     with pytest.raises(ValueError, match="the response is gaussian, no time"):
-        survived(drawn("y ~ dose", draws=2))
+        survival(drawn("y ~ dose", draws=2))
     found = drawn("time ~ dose", "exponential", draws=2)
     for times in ([-1.0], [], [np.nan]):
         with pytest.raises(ValueError, match="give one or more that are finite and 0 or later"):
-            survived(found, times=times)
+            survival(found, times=times)

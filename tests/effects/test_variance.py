@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.effects.icc import correlated
+from hierfl.effects.icc import icc
 from hierfl.effects.predictor_rows import rows_of_client
-from hierfl.effects.r2 import explained
+from hierfl.effects.r2 import r2
 from tests.effects.made import drawn, frame, repeated, with_shared
 
 
@@ -22,7 +22,7 @@ def test_r2_of_a_linear_model_is_a_share_of_variance() -> None:
     rows = frame().set_index("site").loc[list(found.clients)]
     fixed = 2.0 * rows["dose"].to_numpy()
     mu = fixed + np.repeat(means[0].numpy(), [(rows.index == c).sum() for c in found.clients])
-    table = explained(found).frame
+    table = r2(found).frame
     total = mu.var() + 1.5**2
     np.testing.assert_allclose(table["mean"], [mu.var() / total, fixed.var() / total], rtol=1e-5)
 
@@ -36,17 +36,17 @@ def test_r2_of_counts_has_the_variance_of_the_counts() -> None:
         mus.append(np.exp(eta.numpy()))
     mu = np.concatenate(mus, 1)
     wanted = mu.var(1) / (mu.var(1) + mu.mean(1))
-    found_ = explained(found).frame.loc["conditional"]
+    found_ = r2(found).frame.loc["conditional"]
     np.testing.assert_allclose(found_["mean"], wanted.mean(), rtol=1e-6)
     np.testing.assert_allclose(found_["low"], np.quantile(wanted, 0.05), rtol=1e-6)
 
 
 def test_binomial_r2_counts_trials_and_categories_are_refused() -> None:
-    table = explained(drawn("k | trials(n) ~ dose + (1 | site)", "binomial")).frame
+    table = r2(drawn("k | trials(n) ~ dose + (1 | site)", "binomial")).frame
     assert table["mean"].between(0.0, 1.0).all()
     for family in ("categorical", "cumulative"):
         with pytest.raises(ValueError, match=f"a response of {family} is in categories"):
-            explained(drawn("grade ~ dose + (1 | site)", family, draws=2))
+            r2(drawn("grade ~ dose + (1 | site)", family, draws=2))
 
 
 CASES: list[tuple[str, str, Mapping[str, float], float]] = [
@@ -76,7 +76,7 @@ def test_icc_is_the_share_of_the_groups(
     found = drawn(text, family, draws=2)
     start: dict[str, Any] = {"Intercept": 1.0} if found.layout.has_intercept else {}
     found = with_shared(found, sd_site=0.8, **start, **values)
-    table = correlated(found).frame
+    table = icc(found).frame
     np.testing.assert_allclose(table["mean"]["site"], 0.64 / (0.64 + left), rtol=1e-6)
     np.testing.assert_allclose(table["mean"].sum(), 1.0)
 
@@ -92,7 +92,7 @@ def test_icc_is_that_of_logarithms_of_simulated_responses(family: str) -> None:
     found = with_shared(drawn(text, family, draws=2), sd_site=0.8, Intercept=3.0)
     if "shape" in found.shared:
         found = with_shared(found, shape=4.0)
-    share = correlated(found).frame["mean"]["site"]
+    share = icc(found).frame["mean"]["site"]
     mean = np.exp(3.0 + 0.8 * rng.standard_normal(size))
     if family == "poisson":
         y = rng.poisson(mean).astype(float)
@@ -116,22 +116,22 @@ def test_several_groups_and_slopes() -> None:
         L_site=torch.linalg.cholesky(correlation),
         **{"sd_site:ward": 0.5, "sd_year": 0.25, "sigma": 1.0},
     )
-    table = correlated(found, {"dose": 2.0}).frame["mean"]
+    table = icc(found, at={"dose": 2.0}).frame["mean"]
     site = 4.0 + 4.0 + 2 * 2.0 * (-0.5 * 2.0)
     total = site + 0.25 + 0.0625 + 1.0
     assert list(table.index) == ["site", "site:ward", "year", "residual"]
     np.testing.assert_allclose(table, np.array([site, 0.25, 0.0625, 1.0]) / total, rtol=1e-6)
-    assert correlated(repeated(found, 5)).frame["sd"].max() < 1e-9
+    assert icc(repeated(found, 5)).frame["sd"].max() < 1e-9
 
 
 def test_what_has_no_icc_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"the formula has no groups: add some, such as \(1 \| site\)"
     ):
-        correlated(drawn("y ~ dose", draws=2))
+        icc(drawn("y ~ dose", draws=2))
     for text, family in (
         ("grade ~ dose + (1 | site)", "categorical"),
         ("count ~ dose + (1 | site)", "zero_inflated_poisson"),
     ):
         with pytest.raises(ValueError, match=f"family {family} with link .* has no agreed latent"):
-            correlated(drawn(text, family, draws=2))
+            icc(drawn(text, family, draws=2))

@@ -18,7 +18,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.flower import apps
 from hierfl.formulas.questions import Question
 from hierfl.nodes import TooFewNodes, in_process
-from hierfl.nodes.agreed_schema import agreed_over, tell, with_schema
+from hierfl.nodes.agreed_schema import agreed_over, answer_schema, with_schema
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
 from tests.flower.test_apps import Grid, identity
@@ -42,7 +42,7 @@ def asked_of(parts: dict[str, pd.DataFrame], folder: Path) -> Any:
     """Return a function that asks nodes of this process."""
 
     def send(content: bytes) -> list[bytes]:
-        return [tell(made(), {n: f}, folder / n, content) for n, f in parts.items()]
+        return [answer_schema(made(), {n: f}, folder / n, content) for n, f in parts.items()]
 
     return send
 
@@ -124,7 +124,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
 
     def ask(question: Question | bytes, rows: Any = None) -> bytes:
         content = question if isinstance(question, bytes) else question.json().encode()
-        return tell(made(), {name: frame} if rows is None else rows, tmp_path, content)
+        return answer_schema(made(), {name: frame} if rows is None else rows, tmp_path, content)
 
     with pytest.raises(Forbidden, match="fewer than 6 rows, and the server asks for those of 5"):
         ask(Question("columns", 5))
