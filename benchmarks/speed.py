@@ -207,10 +207,10 @@ def start(workload: str, way: str, cache: str) -> Worker:
     command = [sys.executable, "-m", "benchmarks.speed", "--serve", workload, way]
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     if way in BY_HAND:
-        # Importing hierfl has set this. In the hand-written ways, threads wait as they do by torch's default.
-        env.pop("GOMP_SPINCOUNT", None)
         # The value is glibc's default. If any tunable is set, hierfl leaves the C library's allocator alone.
         env["GLIBC_TUNABLES"] = "glibc.malloc.arena_test=8"
+    else:
+        env.setdefault("GOMP_SPINCOUNT", "1000")  # as the `hierfl` command does
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     )

@@ -5,6 +5,7 @@ Torch and the rooms are imported by the command that needs them, so that `hierfl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
@@ -62,5 +63,11 @@ app.add_typer(node, name="node", no_args_is_help=True)
 
 
 def main() -> None:
-    """Run the command line: the entry point of the `hierfl` command."""
+    """Run the command line: the entry point of the `hierfl` command.
+
+    OpenMP reads `GOMP_SPINCOUNT` when torch is first imported, which a command does later: how long a thread that
+    waits for the other threads of an operation spins before it sleeps. docs/runs.md says what it costs.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     app()

@@ -1,5 +1,5 @@
 """The clients' rows: `ClientData`, batches, partitions and preprocessing."""
 
-from hierfl.data.clients import ClientData
+import lazy_loader
 
-__all__ = ["ClientData"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -31,6 +31,16 @@ from hierfl.data.partition_checks import (
     numpy_seed,
 )
 
+__all__ = [
+    "class_mixes",
+    "dirichlet",
+    "label_skew",
+    "label_table",
+    "pathological",
+    "quantity_skew",
+    "to_clients",
+]
+
 
 @spelled
 def to_clients(ids: Tensor, **fields: Array) -> ClientData:

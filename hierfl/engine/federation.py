@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.allocator import keep_memory
 from hierfl.core.device import device_of
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
@@ -192,6 +193,7 @@ def federate(
             than N or clients may be skipped; bad data; a device that is not available.
         ProgramError: a model or guide that cannot be run as it is written.
     """
+    keep_memory()
     size = cohort_size(cohort, data.num_clients)
     if method.everyone:
         check_everyone(method, settings, all_clients=size == data.num_clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -38,3 +39,20 @@ def test_the_module_runs_as_the_command_does_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["hierfl", version("hierfl"), "False"]
+
+
+def test_openmp_reads_the_spin_count_that_a_command_sets() -> None:
+    """It is read when torch is first imported, so that no later moment will do."""
+    command = [sys.executable, "-m", "hierfl.cli", "methods"]
+    spins = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    clean = {name: value for name, value in os.environ.items() if name not in spins}
+
+    def shown(**changed: str) -> str:
+        env = {**clean, "OMP_DISPLAY_ENV": "VERBOSE", **changed}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stderr
+
+    if "GOMP_SPINCOUNT" not in (text := shown()):
+        pytest.skip("torch has another OpenMP here, or the command imports no torch")
+    assert "GOMP_SPINCOUNT = '1000'" in text
+    assert "GOMP_SPINCOUNT = '70'" in shown(GOMP_SPINCOUNT="70")

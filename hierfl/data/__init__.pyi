@@ -1,0 +1,2 @@
+from . import partition as partition
+from .clients import ClientData as ClientData
