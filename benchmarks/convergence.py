@@ -123,7 +123,7 @@ def _method(way: str, of: Problem, rate: float, particles: int) -> Method:
         return methods.bfi(of.model)
     adam = hierfl.optimizers.Adam(rate)
     return methods.fedsvi(
-        of.model, GUIDES[way], optimizer=adam, local_optimizer=adam, num_particles=particles
+        of.model, GUIDES[way], optimizer=adam, local_optimizer=adam, draws=particles
     )
 
 

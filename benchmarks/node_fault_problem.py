@@ -25,7 +25,7 @@ def model(batch: Any) -> None:
 
 def method() -> Method:
     """Return PVI with few points, for speed; the factor that a node keeps is a part of the server's posterior."""
-    return hierfl.methods.pvi(model, points=2, steps=1)
+    return hierfl.methods.pvi(model, draws=2, steps=1)
 
 
 def clients() -> hierfl.ClientData:

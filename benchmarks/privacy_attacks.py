@@ -50,7 +50,9 @@ def with_budget(epsilon: float) -> Protection:
 
     def protected(method: Method, clients: int, seed: int) -> Method:
         noise = noise_for_epsilon(epsilon, clients=clients, cohort=clients, rounds=1)
-        return differentially_private(method, clip=CLIP, noise=noise, secret=seed)
+        return differentially_private(
+            method, clipping_norm=CLIP, noise_multiplier=noise, secret=seed
+        )
 
     return protected
 

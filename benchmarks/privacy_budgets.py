@@ -55,7 +55,9 @@ def accuracy(epsilon: float | None, seed: int, clip: float = CLIP) -> tuple[floa
     noise = 0.0
     if epsilon is not None:
         noise = noise_for_epsilon(epsilon, clients=CLIENTS, cohort=COHORT, rounds=ROUNDS)
-        method = differentially_private(method, clip=clip, noise=noise, secret=seed)
+        method = differentially_private(
+            method, clipping_norm=clip, noise_multiplier=noise, secret=seed
+        )
     fitted = hierfl.fit(method, data, rounds=ROUNDS, cohort=COHORT, seed=seed, progress=False)
     found = fitted.message
     logits = x @ found["theta.weight"].T + found["theta.bias"]

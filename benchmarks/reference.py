@@ -164,7 +164,7 @@ def measure(
         way.guide,
         optimizer=optimizer,
         local_optimizer=optimizer,
-        num_particles=way.num_particles,
+        draws=way.num_particles,
         average=way.average,
     )
     began = time.perf_counter()

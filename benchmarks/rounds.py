@@ -71,7 +71,7 @@ def way_of(problem: Problem, name: str) -> Way:
         best.guide,
         optimizer=adam,
         local_optimizer=adam,
-        num_particles=best.num_particles,
+        draws=best.num_particles,
         average=best.average,
     )
     return Way(svi, best.rounds, every=50)

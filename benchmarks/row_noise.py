@@ -59,7 +59,7 @@ def table() -> Found:
     for epsilon in BUDGETS:
         runs = []
         for secret in range(NOISES):
-            how = RowNoise(epsilon=epsilon, delta=DELTA, longest=LONGEST, secret=secret)
+            how = RowNoise(epsilon=epsilon, delta=DELTA, max_row_norm=LONGEST, secret=secret)
             noisy, wide = moments(data, how)
             wider = wide / sd
             off = np.sqrt((((noisy - mean) / wide) ** 2).mean())

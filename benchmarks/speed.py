@@ -78,7 +78,13 @@ def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> 
     )
     guide = guides.mean_field(scale_link=link)
     return methods.fedabml(
-        model, guide, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch
+        model,
+        guide,
+        optimizer=SGD(work.lr),
+        draws=1,
+        steps=work.steps,
+        unit="step",
+        batch_size=work.batch,
     )
 
 
@@ -87,10 +93,10 @@ def pfedme(work: Workload) -> Method:
     model = models.bayesian_network(work.module(), prior_scale=1.0)
     return methods.pfedme(
         model,
-        lam=work.lam,
-        lr=work.lr,
-        eta=work.lr,
-        prox_steps=work.inner,
+        prox=work.lam,
+        optimizer=SGD(work.lr),
+        global_optimizer=SGD(work.lr),
+        inner_steps=work.inner,
         steps=work.steps,
         batch_size=work.batch,
     )

@@ -33,7 +33,7 @@ def main(rounds: int = 20, figure: str | None = None) -> None:
         net, likelihood=noise, prior_scale="learned", scale_start=0.05
     )
     fedabml = methods.fedabml(
-        hierarchy, lr=0.05, inner_steps=5, steps=2, unit="step", draws=50, **local
+        hierarchy, optimizer=SGD(0.05), inner_steps=5, steps=2, unit="step", draws=50, **local
     )
     target, paths = least_squares(data, bias=False), {}
     for name, method in (("FedAvg", fedavg), ("FedABML", methods.by_rows(fedabml))):

@@ -51,7 +51,7 @@ def main(rounds: int = 30, figure: str | None = None) -> None:
         common = hierfl.models.network(nn.Linear(1, 1), likelihood=squared)
         # one step a round is gradient descent on all rows, whose end is least squares
         step = {"optimizer": SGD(0.02), "steps": 1, "unit": "step", "batch_size": None}
-        pulled = hierfl.fit(ditto(common, lam=0.1, **step), train, rounds=40 * rounds)
+        pulled = hierfl.fit(ditto(common, prox=0.1, **step), train, rounds=40 * rounds)
         mean = (float(gamma["theta.weight"]), float(gamma["theta.bias"]))
         draw(train, test, mean, {"Ditto": lines_of(pulled), "FedMAP": lines}).savefig(figure)
         print(f"\n{figure} has the lines.")

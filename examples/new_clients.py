@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import hierfl
 from hierfl import methods, models
-from hierfl.optimizers import SGD
+from hierfl.optimizers import SGD, Adam
 
 
 def digits() -> hierfl.ClientData:
@@ -43,12 +43,18 @@ def main(rounds: int = 12, adapted: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
             unit="step",
         ),
         "pFedBayes": methods.pfedbayes(
-            hierarchy, zeta=0.05, lr=0.01, eta=0.01, inner_steps=5, steps=4, batch_size=20
+            hierarchy,
+            kl_weight=0.05,
+            optimizer=Adam(0.01),
+            global_optimizer=Adam(0.01),
+            inner_steps=5,
+            steps=4,
+            batch_size=20,
         ),
         "FedABML": methods.fedabml(
             hierarchy,
-            lam=0.01,
-            lr=0.05,
+            kl_weight=0.01,
+            optimizer=SGD(0.05),
             inner_steps=5,
             draws=1,
             steps=4,

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 import hierfl
 from hierfl import methods, models
-from hierfl.optimizers import SGD
+from hierfl.optimizers import SGD, Adam
 
 
 def two_digits_each() -> tuple[hierfl.ClientData, torch.Tensor]:
@@ -49,10 +49,23 @@ def main(rounds: int = 12) -> None:
             unit="step",
         ),
         "pFedBayes": methods.pfedbayes(
-            hierarchy, zeta=0.05, lr=0.01, eta=0.01, inner_steps=5, steps=4, batch_size=20
+            hierarchy,
+            kl_weight=0.05,
+            optimizer=Adam(0.01),
+            global_optimizer=Adam(0.01),
+            inner_steps=5,
+            steps=4,
+            batch_size=20,
         ),
         "FedABML": methods.fedabml(
-            hierarchy, lam=0.01, lr=0.1, inner_steps=5, draws=1, steps=4, unit="step", batch_size=20
+            hierarchy,
+            kl_weight=0.01,
+            optimizer=SGD(0.1),
+            inner_steps=5,
+            draws=1,
+            steps=4,
+            unit="step",
+            batch_size=20,
         ),
     }
     for name, method in fits.items():

@@ -14,6 +14,7 @@ import torch
 import hierfl
 from hierfl.methods import pfedbred
 from hierfl.models import bregman, bregman_network, likelihood
+from hierfl.optimizers import SGD
 
 
 def main(rounds: int = 30) -> None:
@@ -38,7 +39,9 @@ def main(rounds: int = 30) -> None:
     torch.nn.init.zeros_(net.weight)
     for name, prior in priors.items():
         model = bregman_network(net, prior, likelihood=likelihood.bernoulli())
-        method = pfedbred(model, "mh", lam=0.5, lr=0.05, eta=0.2, steps=10)
+        method = pfedbred(
+            model, "mh", prox=0.5, optimizer=SGD(0.05), global_optimizer=SGD(0.2), steps=10
+        )
         scores = (
             hierfl.fit(
                 method, train, rounds=rounds, seed=0, settings=hierfl.Settings(compile=False)

@@ -36,7 +36,7 @@ def main(rounds: int = 10) -> None:
     model = models.bayesian_network(net, prior_scale=1.0)
     kinds: dict[str, hierfl.Method] = {}
     for name in ("none", "lg", "meg", "mh", "mh24", "mh-code"):
-        method = methods.pfedbred(model, name, lam=15.0, steps=10)  # type: ignore[arg-type]
+        method = methods.pfedbred(model, name, prox=15.0, steps=10)  # type: ignore[arg-type]
         kinds[name] = methods.averaging_some(method, share=0.2)
     kinds["mh + FT"] = methods.fine_tuned(
         kinds["mh"], steps=1, unit="step", when="every round", mirror=True

@@ -315,7 +315,7 @@ class Method:
 
 # ------------------------------------------------------------------------------------------------ functions
 def step_sizes(method: Method) -> tuple[str, ...]:
-    """Return the options that set a method's step sizes, as it was built: "optimizer", "lr", ...
+    """Return the options that set a method's step sizes, as it was built: "optimizer", "step_size", ...
 
     A wrapper's own come before those of the method in it. A method that no recorded builder made has none that
     are known.
@@ -325,7 +325,7 @@ def step_sizes(method: Method) -> tuple[str, ...]:
     own = [
         name
         for name, value in options.items()
-        if ("optimizer" in name or name == "lr" or name.endswith("_lr")) and value is not None
+        if name.endswith(("optimizer", "step_size")) and value is not None
     ]
     inner = [step_sizes(value) for value in options.values() if isinstance(value, Method)]
     return tuple(dict.fromkeys([*own, *(name for names in inner for name in names)]))

@@ -176,6 +176,24 @@ class TorchOptimizer:
         return with_leaves(params, moved), kept
 
 
+def plain_lr(optimizer: Optimizer, option: str, why: str) -> float:
+    """Return the step size of plain gradient descent, for methods whose equations hold for nothing else.
+
+    Args:
+        optimizer: the user's.
+        option: its name in the method, for the message.
+        why: the method takes no other, for the message.
+
+    Raises:
+        ValueError: it is anything but SGD without momentum, or its step size is negative.
+    """
+    if not isinstance(optimizer, SGD) or optimizer.momentum:
+        raise ValueError(f"{option} is {optimizer}: it must be SGD(lr) without momentum, as {why}")
+    if not optimizer.lr >= 0.0:
+        raise ValueError(f"{option} is {optimizer}: its step size must be 0 or more")
+    return optimizer.lr
+
+
 class Stepped(NamedTuple):
     """Params and the state of their optimizer."""
 

@@ -132,12 +132,12 @@ CASES: dict[str, Callable[[], Method]] = {
         for name, guide in FAMILIES.items()
     },
     "fedsvi local steps": lambda: methods.fedsvi(
-        regression, batch_size=2, local_steps=1, global_steps=2, num_particles=2
+        regression, batch_size=2, local_steps=1, global_steps=2, draws=2
     ),
     "fedlaplace": lambda: methods.fedlaplace(
-        regression, points=8, weighed=64, enough=8, corrections=1
+        regression, settle_draws=8, draws=64, target_ess=8, weighting_rounds=1
     ),
-    "pvi": lambda: methods.pvi(regression, points=2, steps=2),
+    "pvi": lambda: methods.pvi(regression, draws=2, steps=2),
     "bfi": lambda: methods.bfi(regression, steps=2),
     "fedavg": lambda: methods.fedavg(common(), **SMALL),
     "fedavg epochs": lambda: methods.fedavg(common(), steps=2, unit="epoch", batch_size=2),
@@ -149,7 +149,7 @@ CASES: dict[str, Callable[[], Method]] = {
     "fedbn": lambda: methods.fedbn(
         models.batch_norm_network(batch_normed(), likelihood=models.likelihood.normal(1.0))
     ),
-    "ditto": lambda: methods.ditto(common(), lam=0.5, **SMALL),
+    "ditto": lambda: methods.ditto(common(), prox=0.5, **SMALL),
     "local_only": lambda: methods.local_only(common(), **SMALL),
     "pfedme": lambda: methods.pfedme(personal(), **SMALL),
     "pfedme +AM": lambda: methods.over_relaxed(methods.pfedme(personal(), **SMALL), 2.0),
@@ -174,9 +174,9 @@ CASES: dict[str, Callable[[], Method]] = {
         personal(), "mh", jacobian="exact", **SMALL
     ),
     "pfedbred global prox": lambda: methods.pfedbred(
-        personal(), "meg", prox_start="global", **SMALL
+        personal(), "meg", inner_start="global", **SMALL
     ),
-    "pfedbred moved prox": lambda: methods.pfedbred(personal(), "lg", prox_start="moved", **SMALL),
+    "pfedbred moved prox": lambda: methods.pfedbred(personal(), "lg", inner_start="moved", **SMALL),
     "pfedbred +FT": lambda: mirror_tuned(bred("mh"), 2),
     "pfedbred +AM by rows": lambda: methods.over_relaxed(methods.by_rows(bred("mh")), 2.0),
     "pfedbred averaged": lambda: methods.averaging_some(bred("mh"), share=0.5),
@@ -188,7 +188,7 @@ CASES: dict[str, Callable[[], Method]] = {
         mapped(models.map_priors.LearnedVariance()), server="gradient", steps=2
     ),
     "fedmap likelihood": lambda: methods.fedmap(
-        mapped(), omega="mean-likelihood", init="client", restart="global", steps=2
+        mapped(), weights="mean-likelihood", init="client", restart="global", steps=2
     ),
     "fedvi": lambda: methods.fedvi(embedding(), hidden=4, batch_size=4),
 }

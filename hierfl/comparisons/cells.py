@@ -165,6 +165,13 @@ def budget_of(study: Study, train: ClientData, rounds: int) -> Budget:
     )
 
 
+def value_of(name: str, value: Any, lr: float) -> Any:
+    """Return an option as the method takes it, from the word or number in a study file."""
+    if not name.endswith("optimizer"):
+        return lr if value == "lr" else value
+    return OPTIMIZERS[value](lr) if value in OPTIMIZERS else SGD(float(value))
+
+
 def method_of(
     study: Study,
     entry: Entry,
@@ -178,12 +185,10 @@ def method_of(
     net = net_of(study, train.fields["x"].shape[1], classes, seed)
     settings = {**entry.settings, **options}
     how = baseline(entry.name)
-    named = settings.pop("optimizer", None)
-    default = study.run.adam if how.adaptive or named == "adam" else study.run.lr
+    adaptive = how.adaptive or settings.get("optimizer") == "adam"
+    default = study.run.adam if adaptive else study.run.lr
     lr = settings.pop("lr", default)
-    settings = {name: lr if value == "lr" else value for name, value in settings.items()}
-    if named is not None:
-        settings["optimizer"] = OPTIMIZERS[named](lr)
+    settings = {name: value_of(name, value, lr) for name, value in settings.items()}
     budget = budget_of(study, train, rounds)
     made: Method = how.made(net, lr, budget, **settings)
     if entry.fine_tune:

@@ -122,8 +122,9 @@ class Entry(Table):
         name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or not. Default: the
             label.
         label: in tables. In a file it is the name of the entry's table.
-        settings: options of the method in `hierfl.methods`, by name; `optimizer` is "sgd" or "adam", and "lr" stands
-            for the step size that is chosen. FedMAP has `variance` besides, of its prior.
+        settings: options of the method in `hierfl.methods`, by name. An option that ends in `optimizer` is "sgd" or
+            "adam" with the step size that is chosen, or a step size of SGD; of any other option "lr" stands for the
+            step size that is chosen. FedMAP has `variance` besides, of its prior.
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
         averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more than average.
         fine_tune: clients are scored after fine-tuning as well, "P+FT", of what the last round left; training does not
@@ -159,9 +160,13 @@ class Entry(Table):
         for option in (*self.settings, *self.grid):
             if option not in known:
                 raise ValueError(f"'{plain}' has no option '{option}'{nearest(option, known)}")
-        optimizer = self.settings.get("optimizer", "sgd")
-        if optimizer not in ("sgd", "adam"):
-            raise ValueError(f"'{plain}': optimizer is {optimizer!r}: it must be 'sgd' or 'adam'")
+        for option, value in self.settings.items():
+            if not option.endswith("optimizer") or value in ("sgd", "adam"):
+                continue
+            if not isinstance(value, (int, float)):
+                raise ValueError(
+                    f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of SGD"
+                )
         return self
 
 

@@ -1,7 +1,7 @@
 """Alternating steps of personalized methods: per mini-batch, K on local params and one on a copy of the global.
 
-A client that joins later takes the K steps alone, at the server's global params. pFedMe is this with a delta
-guide, and pFedBayes with a mean-field one.
+A client that joins later takes the K steps alone, at the server's global params. pFedMe is this
+with a delta guide, and pFedBayes with a mean-field one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Alternating:
         batch_size: rows of a mini-batch; None: all.
         draws: S, draws of the guide that each gradient is averaged over.
         begin: (program, global params) -> local params of a client that has been in no round yet.
-        restarts: whether every round starts there; False: later rounds start where the last one ended.
-        by_rows: whether the mean of the clients' copies is weighted by their rows.
+        restarts: whether every round starts there; False: later rounds start where the last one
+            ended.
     """
 
     loss: Callable[[Terms, Tensor], Tensor]
@@ -49,7 +49,6 @@ class Alternating:
     draws: int = 1
     begin: Callable[[Program, Params], Params] = at_prior
     restarts: bool = False
-    by_rows: bool = False
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
@@ -100,8 +99,7 @@ class Alternating:
             return {"theta": step(self.shared, gradient, theta), "phi": phi, "loss": value}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            weight = rows if self.by_rows else 1.0
-            up = {"theta": Share(work["theta"].params, weight), "loss": Share(work["loss"], weight)}
+            up = {"theta": Share(work["theta"].params), "loss": Share(work["loss"])}
             return up, {"phi": work["phi"].params, "seen": torch.ones(())}
 
         return Client(

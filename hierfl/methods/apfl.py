@@ -7,11 +7,11 @@
     server:  theta <- mean_k w_k
     served:  alpha v + (1 - alpha) theta
 
-Source: Deng et al. 2020, arXiv:2003.13461, Algorithm 1; all of a step is at the old values. It mixes params, as
-in the paper; the authors' code mixes outputs, and steps alpha with a decay. Nothing in it is Bayesian: w and v
-are points under flat priors. With alpha above 0 the mixture can be any point, so that nothing shrinks v at
-convergence; only few steps keep it near theta. At alpha 0 the step of v is 0, so that v stays as it is. The
-guide is `delta`.
+Source: Deng et al. 2020, arXiv:2003.13461, Algorithm 1; all of a step is at the old values. It
+mixes params, as in the paper; the authors' code mixes outputs, and steps alpha with a decay.
+Nothing in it is Bayesian: w and v are points under flat priors. With alpha above 0 the mixture can
+be any point, so that nothing shrinks v at convergence; only few steps keep it near theta. At alpha
+0 the step of v is 0, so that v stays as it is. The guide is `delta`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.averaging_server import averaging_server
-from hierfl.optimizers import SGD, Optimizer, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -39,7 +39,7 @@ def apfl(
     alpha: float = 0.5,
     adaptive: bool = False,
     optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
-    alpha_lr: float = 0.1,
+    alpha_optimizer: Optimizer = SGD(0.1),  # noqa: B008
     steps: int = 10,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 50,
@@ -47,32 +47,31 @@ def apfl(
     """Return APFL of a program whose params are all global, such as `hierfl.models.network`.
 
     Args:
-        model: a program with global params and no latent sites; the loss is the mean negative log likelihood
-            of a row.
-        alpha: weight of a client's own model, in [0, 1]: 0 is the common model, 1 each client alone; where
-            `adaptive`, its start. Defaults: those of the authors' code.
+        model: a program with global params and no latent sites; the loss is the mean negative log
+            likelihood of a row.
+        alpha: weight of a client's own model, in [0, 1]: 0 is the common model, 1 each client
+            alone; where `adaptive`, its start. Defaults: those of the authors' code.
         adaptive: learn alpha, one step a round.
         optimizer: of both models, started anew in each round.
-        alpha_lr: step size of alpha, 0 or more; that of the models in the paper.
+        alpha_optimizer: of alpha, plain SGD; in the paper with the step size of the models.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `alpha` is outside [0, 1], or `alpha_lr` is negative.
+        ValueError: `alpha` is outside [0, 1], or `alpha_optimizer` is not plain SGD.
         ProgramError: (at fit) the model has latent sites or local params.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha is {alpha}: the weight of a client's own model must be in [0, 1]")
-    if not alpha_lr >= 0.0:
-        raise ValueError(f"alpha_lr is {alpha_lr}: a step size must be 0 or more")
+    alpha_lr = plain_lr(alpha_optimizer, "alpha_optimizer", "alpha takes one clipped step a round")
 
     def client(program: Program) -> Client:
         above, mine = program.start()
         if mine or program.latents.sites:
             raise ProgramError(
-                "apfl fits global params only, and a copy of them for each client; this model has latent sites "
-                "or local params: take models.network"
+                "apfl fits global params only, and a copy of them for each client; this model has "
+                "latent sites or local params: take models.network"
             )
 
         def own_model(message: Tree, own: Tree) -> Params:

@@ -32,9 +32,11 @@ def averaging_server(
         start: the global params before the first round.
         target: (theta, the cohort's means) -> the params that the server moves toward.
         beta: 1 moves all the way; above 1 over-relaxes.
-        inside: (new params, params before) -> params inside their domain; None: every value is allowed.
-        sent: names of the global params that clients are sent in a round, and send back; None: all. The others
-            keep their first values, and are in the last message alone, for clients that join later.
+        inside: (new params, params before) -> params inside their domain; None: every value is
+            allowed.
+        sent: names of the global params that clients are sent in a round, and send back; None: all.
+            The others keep their first values, and are in the last message alone, for clients that
+            join later.
     """
 
     def of_round(theta: Params) -> Params:
@@ -95,8 +97,8 @@ def check_takes_means(
         mend: what to do instead, the end of the message.
 
     Raises:
-        ProgramError: the server sums what all clients know, uses what each sends by itself, or has a state of
-            its own.
+        ProgramError: the server sums what all clients know, uses what each sends by itself, or has
+            a state of its own.
     """
     if method.everyone or method.discloses != "sums":
         why = (
@@ -105,7 +107,8 @@ def check_takes_means(
             else "uses what each client sends by itself"
         )
         raise ProgramError(
-            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as fedsvi or fedavg"
+            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as "
+            "fedsvi or fedavg"
         )
     if "gradients" not in method.traits:
         check_averages(wrapper, method, program, server, mend)

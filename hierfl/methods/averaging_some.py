@@ -3,9 +3,10 @@
     S <- each client with probability `share`, drawn anew each round
     theta <- the weighted mean of theta_k over k in S      (over all clients where S is empty)
 
-Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020, arXiv:2006.08848, Algorithm
-1: all clients train in every round, and the server averages S of the N. A `cohort` is something else: clients
-outside it rest.
+Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020, arXiv:2006.08848,
+Algorithm
+1: all clients train in every round, and the server averages S of the N. A `cohort` is something
+else: clients outside it rest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def averaging_some(method: Method, *, share: float) -> Method:
 
     Args:
         method: any method whose server averages its clients' copies of the global params.
-        share: probability that a client is in the mean, in (0, 1]; S / N for S of N clients on average.
+        share: probability that a client is in the mean, in (0, 1]; S / N for S of N clients on
+            average.
 
     Raises:
         ValueError: `share` is outside (0, 1].
@@ -42,7 +44,8 @@ def averaging_some(method: Method, *, share: float) -> Method:
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(
-            f"share is {share}: the probability that a client is averaged must be above 0 and at most 1"
+            f"share is {share}: the probability that a client is averaged must be above 0 and at "
+            "most 1"
         )
 
     def client(program: Program) -> Client:
@@ -55,7 +58,8 @@ def averaging_some(method: Method, *, share: float) -> Method:
         return plain
 
     name = f"{method.name} averaging {share:g}"
-    # means over clients drawn anew may never settle: the method's `most_rounds` says nothing of them
+    # means over clients drawn anew may never settle: the method's `most_rounds` says nothing of
+    # them
     return replace(
         method,
         name=name,

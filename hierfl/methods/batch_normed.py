@@ -3,17 +3,19 @@
     learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
     predicting:  the same,    mean and var over all rows of the client, at the weights that it predicts by
 
-Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the method has it.
-The statistics are no part of the method. A client finds those of its own rows when the run ends (and before a score
-or a checkpoint), keeps them, and sends them to nobody. They are exact, not a running mean, and at the weights that the
-client is served, not at those that its last local step ended at.
+Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the
+method has it. The statistics are no part of the method. A client finds those of its own rows when
+the run ends (and before a score or a checkpoint), keeps them, and sends them to nobody. They are
+exact, not a running mean, and at the weights that the client is served, not at those that its last
+local step ended at.
 
-Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et al. 2020,
-arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN (`hierfl.methods.fedbn`) scale and shift stay
-with the client too.
+Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et
+al. 2020, arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN
+(`hierfl.methods.fedbn`) scale and shift stay with the client too.
 
-Nothing in the statistics is Bayesian. Under a posterior they are plugged in at its mean, for all draws; importance
-weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`) are those of the density at these statistics.
+Nothing in the statistics is Bayesian. Under a posterior they are plugged in at its mean, for all
+draws; importance weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`) are those of
+the density at these statistics.
 """
 
 from __future__ import annotations
@@ -46,20 +48,23 @@ BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evalua
 def batch_normed(method: Method) -> Method:
     """Return the method for a network with batch normalization (nn.BatchNorm1d, 2d, 3d).
 
-    Without such layers it is the method itself. Statistics that the module holds are not read, nor is its training
-    mode. A client that joins later finds its statistics in `fit.personalize`, in 0 rounds too.
+    Without such layers it is the method itself. Statistics that the module holds are not read, nor
+    is its training mode. A client that joins later finds its statistics in `fit.personalize`, in 0
+    rounds too.
 
-    Where layers are dense, a mini-batch of one row is normalized to the shift alone: choose larger ones. A client with
-    one row has no variance there, and its predictions are NaN: leave it out, `Settings(min_rows=2)`. A bias before
-    such a layer has no effect and no gradient, whose rounding Adam takes for a direction: leave it out, `bias=False`.
+    Where layers are dense, a mini-batch of one row is normalized to the shift alone: choose larger
+    ones. A client with one row has no variance there, and its predictions are NaN: leave it out,
+    `Settings(min_rows=2)`. A bias before such a layer has no effect and no gradient, whose rounding
+    Adam takes for a direction: leave it out, `bias=False`.
 
     Args:
-        method: of a model from `hierfl.models` that takes a module. Other wrappers may be inside or around it;
-            `fine_tuned` only inside.
+        method: of a model from `hierfl.models` that takes a module. Other wrappers may be inside or
+            around it; `fine_tuned` only inside.
 
     Raises:
-        ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage, fedlaplace, pvi,
-            fedep, bfi, fedpop); or its guide evaluates the likelihood (conditional, unrolled).
+        ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage,
+            fedlaplace, pvi, fedep, bfi, fedpop); or its guide evaluates the likelihood
+            (conditional, unrolled).
     """
 
     def client(program: Program) -> Client:
@@ -93,14 +98,15 @@ def _check(method: Method, program: Program) -> None:
     """Refuse what batch norm makes no sense for."""
     if "by rows" in method.traits:  # which it is not among rows of one mini-batch
         raise ProgramError(
-            f"{method.name} needs a likelihood that is a product over rows, and batch norm makes rows of a "
-            f"mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take fedsvi"
+            f"{method.name} needs a likelihood that is a product over rows, and batch norm makes "
+            "rows of a mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take "
+            "fedsvi"
         )
     guide = getattr(method.guide, "__name__", "")
     if guide in BY_LIKELIHOOD:
         raise ProgramError(
-            f"guides.{guide} evaluates the likelihood, which batch norm changes from learning to predicting: take "
-            f"guides.mean_field, or nn.GroupNorm"
+            f"guides.{guide} evaluates the likelihood, which batch norm changes from learning to "
+            "predicting: take guides.mean_field, or nn.GroupNorm"
         )
 
 

@@ -1,18 +1,18 @@
 """BFI, Bayesian federated inference: one round, in which each center sends a Gaussian.
 
-Center k sends its posterior mode z_k and curvature A_k under the common prior; the server divides the prior
-out of all but one:
+Center k sends its posterior mode z_k and curvature A_k under the common prior; the server divides
+the prior out of all but one:
 
     A = sum_k A_k - (N - 1) Lam,    z = A^-1 (sum_k A_k z_k - (N - 1) Lam z_0)
 
-Here a center divides the prior out of its Gaussian before sending it, as the precision A_k - Lam and the
-matching shift, and the server finds the mode of the prior times these factors. This is the same where the
-prior is Gaussian, and correct where it is not.
+Here a center divides the prior out of its Gaussian before sending it, as the precision A_k - Lam
+and the matching shift, and the server finds the mode of the prior times these factors. This is the
+same where the prior is Gaussian, and correct where it is not.
 
-Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI.
-Parameters of a single center (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not
-have) are integrated out by Laplace's method. The price of one round: each Gaussian is taken at its center's
-own mode, far from the common one where a center has few rows.
+Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R
+package BFI. Parameters of a single center (BFI's "stratified" parameters, or a hierarchy's local
+sites, which BFI does not have) are integrated out by Laplace's method. The price of one round: each
+Gaussian is taken at its center's own mode, far from the common one where a center has few rows.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line se
 
 
 @recorded
-def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
+def bfi(model: Model, *, steps: int = 30, max_global_size: int = 300) -> Method:
     """Return BFI of a program. It takes one round, however many are allowed: `fit(method, data)`.
 
-    The published algorithm shows the server each center's estimate and curvature. Here the server needs only
-    sums over centers (`Method.discloses`).
+    The published algorithm shows the server each center's estimate and curvature. Here the server
+    needs only sums over centers (`Method.discloses`).
 
     Args:
         model: a program with global sites; its local sites are integrated out.
         steps: safeguarded Newton steps of each center to its own mode.
-        limit: largest K, the number of global unknowns.
+        max_global_size: largest K, the number of global unknowns.
 
     Raises:
         ProgramError: (at fit) as for `fedlaplace`.
@@ -57,11 +57,11 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
     """
 
     def client(program: Program) -> Client:
-        check_integrable(program, limit)
+        check_integrable(program, max_global_size)
         return _client(Marginal(program, seen_linear(program)), steps)
 
     def server(program: Program) -> Server:
-        check_integrable(program, limit)
+        check_integrable(program, max_global_size)
         return _server(Marginal(program), steps)
 
     return Method(

@@ -1,8 +1,8 @@
 """The split of a program's params into a body, common to all clients, and a head, each client's own.
 
-The head is what the program declares inside `batch.clients()`; or, where it declares all params outside, those
-whose names a rule chooses. Then a client keeps a copy of them that no message holds, and the server keeps
-their starting values, for clients that join later.
+The head is what the program declares inside `batch.clients()`; or, where it declares all params
+outside, those whose names a rule chooses. Then a client keeps a copy of them that no message holds,
+and the server keeps their starting values, for clients that join later.
 """
 
 from __future__ import annotations
@@ -80,20 +80,22 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
 
     Args:
         program: without latent sites.
-        head: which global params are the head: a regular expression searched for in each name, a sequence of
-            prefixes, a predicate `(name) -> bool`, or "all" or "none". None where the program declares params
-            inside the clients plate: these are the head.
+        head: which global params are the head: a regular expression searched for in each name, a
+            sequence of prefixes, a predicate `(name) -> bool`, or "all" or "none". None where the
+            program declares params inside the clients plate: these are the head.
         method: name of the method, for messages.
 
     Raises:
         ValueError: the rule matches no param.
-        ProgramError: the rule matches every param; `head` is given though the program has local params, or not
-            given though it has none; the model has latent sites, or is `batch_norm_network`.
+        ProgramError: the rule matches every param; `head` is given though the program has local
+            params, or not given though it has none; the model has latent sites, or is
+            `batch_norm_network`.
     """
     above, mine = program.start()
     if program.latents.sites:
         raise ProgramError(
-            f"{method} fits params only, and this model has latent sites: take models.network, or fedsvi"
+            f"{method} fits params only, and this model has latent sites: take models.network, or "
+            "fedsvi"
         )
     if getattr(program.model, "normalizes_by_batch", False):
         raise ProgramError(
@@ -102,20 +104,21 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
         )
     if mine and head is not None:
         raise ProgramError(
-            f"head is given, and the model has params of each client ({', '.join(mine)}), which are the head of "
-            f"{method}: leave head out"
+            f"head is given, and the model has params of each client ({', '.join(mine)}), which "
+            f"are the head of {method}: leave head out"
         )
     if mine:
         return BodyAndHead(above, mine, in_program=True)
     if head is None:
         raise ProgramError(
-            f"{method} needs a head, and all params of this model are global: give head=, a rule that chooses "
-            f"some of {', '.join(above)}"
+            f"{method} needs a head, and all params of this model are global: give head=, a rule "
+            f"that chooses some of {', '.join(above)}"
         )
     own = names_by_rule(list(above), head, option="head", of="the model's params")
     if len(own) == len(above) and head != "all":
         raise ProgramError(
-            f"head: the rule matches every param ({', '.join(above)}), which leaves {method} no body: choose "
+            f"head: the rule matches every param ({', '.join(above)}), which leaves {method} no "
+            "body: choose "
             f'fewer, or say head="all"'
         )
     if not own and head != "none":
@@ -134,8 +137,8 @@ def check_has_body(parts: BodyAndHead, method: str) -> None:
     """
     if not parts.body:
         raise ProgramError(
-            f"{method} has nothing to learn together, as every param is in the head: choose a smaller head, or "
-            f"take local_only"
+            f"{method} has nothing to learn together, as every param is in the head: choose a "
+            "smaller head, or take local_only"
         )
 
 

@@ -21,8 +21,8 @@ from hierfl.program.recipes import recorded
 def by_rows(method: Method) -> Method:
     """Return the method with every mean over clients weighted by their rows.
 
-    What the method's own weights hold apart from rows is kept. A method that weights by rows already, as
-    `fedavg` does, stays as it is.
+    What the method's own weights hold apart from rows is kept. A method that weights by rows
+    already, as `fedavg` does, stays as it is.
 
     Args:
         method: any method whose server averages its clients' copies of the global params.

@@ -2,13 +2,14 @@
 
     client:  w <- the model of its cluster;  for every mini-batch:  w <- w - lr grad nll(w);  sends D_k = w - start
     server:  within each cluster  D <- sum_k (n_k / n) D_k,  theta <- theta + D
-             if |D| < eps1 and max_k |D_k| > eps2: halve the cluster, so that the largest cosine between D_k of one
-             half and D_k of the other is smallest
+             if |D| < mean_norm and max_k |D_k| > client_norm: halve the cluster, so that the
+             largest cosine between D_k of one half and D_k of the other is smallest
 
-Source: Sattler et al. 2020, arXiv:1910.01991, Algorithm 1 (its Eq. (13) is the condition, with rounds counted as in
-its code). The best halving by that measure is single linkage; the code's complete linkage often misses it. A client
-that joins later takes the cluster whose model has the smallest loss on its rows, where the paper sends its update
-down the tree of halvings, for which the server would have to keep every update.
+Source: Sattler et al. 2020, arXiv:1910.01991, Algorithm 1 (its Eq. (13) is the condition, with
+rounds counted as in its code). The best halving by that measure is single linkage; the code's
+complete linkage often misses it. A client that joins later takes the cluster whose model has the
+smallest loss on its rows, where the paper sends its update down the tree of halvings, for which the
+server would have to keep every update.
 
 Bayesian in it is a mixture of clients with hard labels, found greedily. The models are points.
 """
@@ -40,9 +41,9 @@ SMALLEST = 3  # clients of a cluster that may be halved
 def clustered_fl(
     model: Model,
     *,
-    eps1: float = 0.4,
-    eps2: float = 1.6,
-    wait: int = 20,
+    mean_norm: float = 0.4,
+    client_norm: float = 1.6,
+    warmup_rounds: int = 20,
     linkage: Literal["single", "complete"] = "single",
     optimizer: Optimizer = SGD(0.1, momentum=0.9),  # noqa: B008 (frozen)
     steps: int = 1,
@@ -55,10 +56,11 @@ def clustered_fl(
 
     Args:
         model: a program with global params and no latent sites.
-        eps1: norm of a cluster's mean update below which it has settled, 0 or more; 0: FedAvg. Defaults: the
-            authors' for EMNIST. They depend on the step size and on the number of params.
-        eps2: norm of a client's update above which it has not settled.
-        wait: rounds before the first halving.
+        mean_norm: norm of a cluster's mean update below which it has settled, 0 or more; 0: FedAvg.
+            Defaults: the authors' for EMNIST. They depend on the step size and on the number of
+            params.
+        client_norm: norm of a client's update above which it has not settled.
+        warmup_rounds: rounds before the first halving.
         linkage: how a cluster is halved; "complete" is that of the authors' code.
         optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
@@ -66,11 +68,13 @@ def clustered_fl(
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `eps1` or `eps2` is negative, or `linkage` is another word.
+        ValueError: `mean_norm` or `client_norm` is negative, or `linkage` is another word.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if eps1 < 0.0 or eps2 < 0.0:
-        raise ValueError(f"eps1 is {eps1}, eps2 {eps2}: both are norms, 0 or more")
+    if mean_norm < 0.0 or client_norm < 0.0:
+        raise ValueError(
+            f"mean_norm is {mean_norm}, client_norm {client_norm}: both are norms, 0 or more"
+        )
     if linkage not in ("single", "complete"):
         raise ValueError(f"linkage is {linkage!r}: it must be 'single' or 'complete'")
     descent = Descent(optimizer, steps, unit, batch_size)
@@ -107,10 +111,10 @@ def clustered_fl(
             by, rows = _in_order(means["away"])
             cluster, mean = state["cluster"].clone(), _means(by, rows, state["cluster"])
             vectors, of_cluster = flat(by), flat(mean)
-            for label in cluster.unique().tolist() if clock.round >= wait else ():
+            for label in cluster.unique().tolist() if clock.round >= warmup_rounds else ():
                 members = (cluster == label).nonzero()[:, 0]
-                settled = bool(of_cluster[members[0]].norm() < eps1)
-                unlike = bool(vectors[members].norm(dim=1).max() > eps2)
+                settled = bool(of_cluster[members[0]].norm() < mean_norm)
+                unlike = bool(vectors[members].norm(dim=1).max() > client_norm)
                 if settled and unlike and len(members) >= SMALLEST:
                     second = halved(vectors[members], linkage)
                     cluster[members[second]] = int(cluster.max()) + 1
@@ -142,7 +146,8 @@ def halved(updates: Tensor, linkage: str) -> Tensor:
 
     Args:
         updates: (C, P), of one cluster.
-        linkage: "single" makes the largest cosine between the halves smallest; "complete" as the authors' code.
+        linkage: "single" makes the largest cosine between the halves smallest; "complete" as the
+            authors' code.
     """
     # imported here: it takes a quarter of a second, and nothing else of hierfl needs it
     from scipy.cluster.hierarchy import fcluster

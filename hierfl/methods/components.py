@@ -16,8 +16,8 @@ from hierfl.program.program import Params, Program, ProgramError
 def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | None) -> Params:
     """Return K sets of params to start from, (K, ...) each.
 
-    The first is `start`. The others hold the same numbers, each tensor's in another order: weights that were
-    drawn independently of one distribution remain such draws.
+    The first is `start`. The others hold the same numbers, each tensor's in another order: weights
+    that were drawn independently of one distribution remain such draws.
 
     Args:
         start: the program's starting values.
@@ -26,8 +26,8 @@ def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | No
         given: K sets to use instead; None: none.
 
     Raises:
-        ProgramError: two sets are the same, so that clients could not tell them apart; or `given` holds another
-            number of them, or other names or shapes.
+        ProgramError: two sets are the same, so that clients could not tell them apart; or `given`
+            holds another number of them, or other names or shapes.
     """
     sets = list(given) if given is not None else [_in_order(start, m, seed) for m in range(count)]
     if len(sets) != count:
@@ -44,8 +44,8 @@ def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | No
         for b in range(a):
             if all(torch.equal(v[a], v[b]) for v in stacked.values()):
                 raise ProgramError(
-                    f"components {b} and {a} start alike, and would stay alike: give starts=, {count} different "
-                    f"sets of params"
+                    f"components {b} and {a} start alike, and would stay alike: give starts=, "
+                    f"{count} different sets of params"
                 )
     return stacked
 

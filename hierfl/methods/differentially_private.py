@@ -4,9 +4,9 @@
     server:  theta' = theta + (1/m) (sum over the cohort + noise C N(0, I)),  m the planned size of the cohort
              then the method's own update, with theta' as the mean
 
-Source: McMahan et al. 2018, arXiv:1710.06963, Algorithm 1, with cohorts of a fixed size. Every client counts as one:
-weights by rows depend on the rows. The server is trusted with the updates; what it sends, and what it ends with, has
-the budget that `history["epsilon"]` states.
+Source: McMahan et al. 2018, arXiv:1710.06963, Algorithm 1, with cohorts of a fixed size. Every
+client counts as one: weights by rows depend on the rows. The server is trusted with the updates;
+what it sends, and what it ends with, has the budget that `history["epsilon"]` states.
 """
 
 from __future__ import annotations
@@ -33,36 +33,44 @@ NOISE, COHORT = 0, 1  # what a key is for
 def differentially_private(
     method: Method,
     *,
-    clip: float,
-    noise: float,
+    clipping_norm: float,
+    noise_multiplier: float,
     delta: float | None = None,
     secret: int | None = None,
 ) -> Method:
     """Return the method with clipped updates and Gaussian noise on their sum.
 
-    The history states the budget that is spent after each round: `epsilon` at `delta`, where one client's rows are
-    replaced by any others. It covers what the server sends, its last params, and what is computed from them; not what a
-    client keeps, nor the names and numbers of rows that nodes agree on. What clients would log, such as their loss,
-    is not sent. An update that is not finite counts as 0.
+    The history states the budget that is spent after each round: `epsilon` at `delta`, where one
+    client's rows are replaced by any others. It covers what the server sends, its last params, and
+    what is computed from them; not what a client keeps, nor the names and numbers of rows that
+    nodes agree on. What clients would log, such as their loss, is not sent. An update that is not
+    finite counts as 0.
 
     Args:
-        method: any method whose server averages its clients' copies of the global params (fedavg, ditto, pfedme, ...),
-            or fedvi or fedsvi, whose clients send changes or gradients.
-        clip: C, the largest norm of an update, in units of the params; above 0. An update that is longer is shortened.
-        noise: standard deviation of the noise on the sum, in units of C; above 0. `noise_for_epsilon` gives it for
-            a budget.
+        method: any method whose server averages its clients' copies of the global params (fedavg,
+            ditto, pfedme, ...), or fedvi or fedsvi, whose clients send changes or gradients.
+        clipping_norm: C, the largest norm of an update, in units of the params; above 0. An update
+            that is longer is shortened.
+        noise_multiplier: standard deviation of the noise on the sum, in units of C; above 0.
+            `noise_for_epsilon` gives it for a budget.
         delta: of the budget, below 1 / N. Default None: N^-1.1, after McMahan et al.
-        secret: noise and cohorts are functions of it, so that a study can be repeated. Who knows it can take the noise
-            away. Default None: they come from the operating system, and no run is like another.
+        secret: noise and cohorts are functions of it, so that a study can be repeated. Who knows it
+            can take the noise away. Default None: they come from the operating system, and no run
+            is like another.
 
     Raises:
-        ValueError: `clip` or `noise` is not above 0, or (at fit) `delta` is out of range.
+        ValueError: `clipping_norm` or `noise_multiplier` is not above 0, or (at fit) `delta` is out
+            of range.
         ImportError: (at fit) dp-accounting is not installed.
-        ProgramError: (at fit) the server does more than average; or the weights of its mean depend on the clients'
-            rows, as those of fedmap, or on a draw that nodes know, as those of averaging_some.
+        ProgramError: (at fit) the server does more than average; or the weights of its mean depend
+            on the clients' rows, as those of fedmap, or on a draw that nodes know, as those of
+            averaging_some.
     """
-    if not (clip > 0.0 and noise > 0.0):
-        raise ValueError(f"clip is {clip} and noise is {noise}: both must be above 0")
+    if not (clipping_norm > 0.0 and noise_multiplier > 0.0):
+        raise ValueError(
+            f"clipping_norm is {clipping_norm} and noise_multiplier is {noise_multiplier}: both must be "
+            f"above 0"
+        )
 
     def client(program: Program) -> Client:
         plain = method.client(program)
@@ -70,16 +78,18 @@ def differentially_private(
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up, kept = plain.finish(work, message, own, rows)
             moved = {name: _moved(name, value, message) for name, value in _sent(up).items()}
-            return {"clipped": Share(_shortened(moved, clip))}, kept
+            return {"clipped": Share(_shortened(moved, clipping_norm))}, kept
 
         return replace(plain, finish=finish)
 
     def server(program: Program) -> Server:
         _check_takes_means(method, program)
         at = check_delta(delta, program.num_clients)
-        return _noisy(method.server(program), program.num_clients, clip, noise, at, secret)
+        return _noisy(
+            method.server(program), program.num_clients, clipping_norm, noise_multiplier, at, secret
+        )
 
-    name = f"{method.name} with noise {noise:g}"
+    name = f"{method.name} with noise {noise_multiplier:g}"
     # noise keeps it from settling: the method's `most_rounds` says nothing of it
     return replace(method, name=name, client=client, server=server, most_rounds=None)
 
@@ -88,13 +98,13 @@ def _check_takes_means(method: Method, program: Program) -> None:
     """Refuse a method whose server takes anything but plain means over clients."""
     if "leaves out" in method.traits:
         raise ProgramError(
-            "differentially_private counts every client of a round, and averaging_some leaves some out by a draw that "
-            "nodes know: draw clients with fit(..., cohort=...)"
+            "differentially_private counts every client of a round, and averaging_some leaves "
+            "some out by a draw that nodes know: draw clients with fit(..., cohort=...)"
         )
     if "rounded" in method.traits:
         raise ProgramError(
-            "differentially_private clips plain numbers, and clients of a quantized method send rounded ones: leave "
-            "quantized out"
+            "differentially_private clips plain numbers, and clients of a quantized method send "
+            "rounded ones: leave quantized out"
         )
     what, mend = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
     server = method.server(program)
@@ -108,8 +118,9 @@ def _sent(up: Up) -> dict[str, Tree]:
     for name, share in up.items():
         if not isinstance(share, Share):
             raise ProgramError(
-                f"differentially_private needs means whose weights do not depend on rows, and a client sends {name} as "
-                f"a {type(share).__name__}: wrap a method of plain means, such as fedavg"
+                "differentially_private needs means whose weights do not depend on rows, and a "
+                f"client sends {name} as a {type(share).__name__}: wrap a method of plain means, "
+                "such as fedavg"
             )
         if not (isinstance(share.value, Tensor) and share.value.numel() == 1):
             found[name] = share.value

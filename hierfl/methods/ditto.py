@@ -1,14 +1,14 @@
 """Ditto: a personal model pulled toward FedAvg's; and, without the pull, each client alone.
 
     client:  v <- theta in its first round, later its last v;
-             for every mini-batch:  v <- v - lr grad[ nll(v) + lam/2 |v - theta|^2 ]
+             for every mini-batch:  v <- v - lr grad[ nll(v) + prox/2 |v - theta|^2 ]
              w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)                  as in FedAvg
     server:  theta <- sum_k (n_k / n) w_k
 
-Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both use the theta received, so that their order does
-not matter. The paper does not say where v starts: here a client that has been in no round, or joins later,
-is at theta. As a model: v_k ~ Normal(theta, 1 / lam), with theta plugged in from FedAvg, not learned from the
-v_k.
+Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both use the theta received, so that their
+order does not matter. The paper does not say where v starts: here a client that has been in no
+round, or joins later, is at theta. As a model: v_k ~ Normal(theta, 1 / prox), with theta plugged in
+from FedAvg, not learned from the v_k.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hierfl.program.sites import Model
 def ditto(
     model: Model,
     *,
-    lam: float = 1.0,
+    prox: float = 1.0,
     optimizer: Optimizer = SGD(0.05),  # noqa: B008 (frozen)
     steps: int = 2,
     personal_steps: int | None = None,
@@ -42,10 +42,10 @@ def ditto(
     """Return Ditto of a program whose params are all global, such as `hierfl.models.network`.
 
     Args:
-        model: a program with global params and no latent sites; the loss is the mean negative log likelihood
-            of a row.
-        lam: pull of the personal model; 0: each client alone. Defaults: the authors' for Fashion-MNIST (that
-            of their code is 0).
+        model: a program with global params and no latent sites; the loss is the mean negative log
+            likelihood of a row.
+        prox: pull of the personal model to the common one, lambda in the paper; 0: each client
+            alone. Defaults: the authors' for Fashion-MNIST (that of their code is 0).
         optimizer: of both models, started anew in each round.
         steps: mini-batches of a round for the common model, or passes over the rows (`unit`).
         personal_steps: the same for the personal model; None: `steps`.
@@ -58,7 +58,7 @@ def ditto(
     return _alongside(
         "ditto",
         model,
-        lam,
+        prox,
         optimizer,
         (steps if personal_steps is None else personal_steps, steps),
         unit,
@@ -93,7 +93,7 @@ def local_only(
 def _alongside(
     name: str,
     model: Model,
-    lam: float,
+    prox: float,
     optimizer: Optimizer,
     counts: tuple[int, int],
     unit: Literal["step", "epoch"],
@@ -119,14 +119,14 @@ def _alongside(
         def move(at: Tree, center: Tree | None, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
                 nll = program.mean_loss(theta, batch)
-                return nll if center is None else nll + lam * half_square(theta, center)
+                return nll if center is None else nll + prox * half_square(theta, center)
 
             gradient, value = slope(loss, at["theta"])
             theta, state = step(optimizer, gradient, Stepped(at["theta"], at["state"]))
             return {"theta": theta, "state": state, "loss": value}
 
         def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "mine": move(work["mine"], message if lam else None, batch)}
+            return {**work, "mine": move(work["mine"], message if prox else None, batch)}
 
         def common(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**work, "ours": move(work["ours"], None, batch)}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from hierfl.core.trees import Tree, add, chosen, scaled, sub
+from hierfl.core.trees import Tree, add, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Phase, Share, Up, over_draws, slope
 from hierfl.methods.prior_params import at_prior, moments_of
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
 
@@ -21,9 +22,9 @@ from hierfl.program.program import Params, Program, ProgramError
 class Setting:
     """The arguments of `fedabml`, under the same names; `exact`: its server is "exact"."""
 
-    lam: float
-    lr: float
-    eta: float
+    kl_weight: float
+    optimizer: Optimizer
+    global_optimizer: Optimizer
     inner_steps: int
     steps: int
     unit: Literal["step", "epoch"]
@@ -49,35 +50,43 @@ class Losses:
 
         def one(b: ClientBatch) -> Tensor:
             terms = self.program.terms({**theta, **phi}, b)
-            return ((terms.nll + self.how.lam * terms.local_kl) / b.counts).sum()
+            return ((terms.nll + self.how.kl_weight * terms.local_kl) / b.counts).sum()
 
         return over_draws(one, batch, self.how.draws, keyed=self.program.in_vmap)
 
     def penalty(self, theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
         """Return the part of L that depends on theta, ()."""
         terms = self.program.terms({**theta, **phi}, batch)
-        return (self.how.lam * terms.local_kl / batch.counts).sum()
+        return (self.how.kl_weight * terms.local_kl / batch.counts).sum()
 
-    def inner(self, phi: Params, theta: Params, batch: ClientBatch) -> tuple[Params, Tensor]:
+    def begin(self, theta: Params) -> Stepped:
+        """Return phi at the prior, before the first step."""
+        return self.started(self.prior(theta))
+
+    def started(self, phi: Params) -> Stepped:
+        """Return phi with the first state of its optimizer."""
+        return Stepped(phi, self.how.optimizer.init(phi))
+
+    def inner(self, phi: Stepped, theta: Params, batch: ClientBatch) -> tuple[Stepped, Tensor]:
         """Return phi after K steps, and L before the last of them."""
         value = torch.zeros(())
         for k in range(self.how.inner_steps):
             again = batch.redrawn(k)
-            gradient, value = slope(partial(self.loss, theta=theta, batch=again), phi)
-            phi = sub(phi, scaled(gradient, self.how.lr))
+            gradient, value = slope(partial(self.loss, theta=theta, batch=again), phi.params)
+            phi = step(self.how.optimizer, gradient, phi)
         return phi, value
 
-    def outer(self, theta: Params, batch: ClientBatch) -> tuple[Params, Params]:
+    def outer(self, theta: Params, batch: ClientBatch) -> tuple[Params, Stepped]:
         """Return the gradient of L(phi_K(theta), theta) in theta, and phi_K."""
         last = batch.redrawn(self.how.inner_steps)
-        phi, _ = self.inner(self.prior(theta), theta, batch)
+        phi, _ = self.inner(self.begin(theta), theta, batch)
         if self.how.meta == "full":
 
             def through(t: Params) -> Tensor:
-                return self.loss(self.inner(self.prior(t), t, batch)[0], t, last)
+                return self.loss(self.inner(self.begin(t), t, batch)[0].params, t, last)
 
             return grad(through)(theta), phi
-        by_phi, by_theta = grad(self.loss, (0, 1))(phi, theta, last)
+        by_phi, by_theta = grad(self.loss, (0, 1))(phi.params, theta, last)
         return add(by_theta, vjp(self.prior, theta)[1](by_phi)[0]), phi
 
 
@@ -92,24 +101,29 @@ def abml_client(program: Program, how: Setting) -> Client:
     of, moments = Losses(program, how), moments_of(program) if how.exact else None
     of.prior(above)  # refuses a guide that cannot start at the prior before the first round
 
+    def served(message: Tree, own: Tree) -> Params:
+        phi: Params = chosen(own["seen"], own["phi"], of.prior(message))
+        return phi
+
     def start(message: Tree, own: Tree) -> Tree:
-        phi = chosen(own["seen"], own["phi"], of.prior(message))
-        return {"theta": message, "phi": phi, "loss": torch.zeros(())}
+        theta = Stepped(message, how.global_optimizer.init(message))
+        return {"theta": theta, "phi": of.started(served(message, own)), "loss": torch.zeros(())}
 
     def restart(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**work, "phi": of.prior(message)}
+        return {**work, "phi": of.begin(message)}
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        theta, after = work["theta"], batch.redrawn(how.inner_steps)
+        theta, after = work["theta"].params, batch.redrawn(how.inner_steps)
         if how.meta == "envelope":
             phi, value = of.inner(work["phi"], theta, batch)
             if how.exact:
                 return {**work, "phi": phi, "loss": value}
-            gradient = grad(of.penalty)(theta, phi, after)
+            gradient = grad(of.penalty)(theta, phi.params, after)
         else:
             gradient, phi = of.outer(theta, batch)
-            value = of.loss(phi, theta, after)
-        return {"theta": sub(theta, scaled(gradient, how.eta)), "phi": phi, "loss": value}
+            value = of.loss(phi.params, theta, after)
+        moved = step(how.global_optimizer, gradient, work["theta"])
+        return {"theta": moved, "phi": phi, "loss": value}
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         phi, value = of.inner(work["phi"], message, batch)
@@ -118,10 +132,10 @@ def abml_client(program: Program, how: Setting) -> Client:
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up = {"loss": Share(work["loss"])}
         if moments is None:
-            up["theta"] = Share(work["theta"])
+            up["theta"] = Share(work["theta"].params)
         else:
-            up["moments"] = Share(moments.of(work["phi"], message))
-        return up, {"phi": work["phi"], "seen": torch.ones(())}
+            up["moments"] = Share(moments.of(work["phi"].params, message))
+        return up, {"phi": work["phi"].params, "seen": torch.ones(())}
 
     passes = 1 if how.unit == "epoch" else how.steps
     return Client(
@@ -132,7 +146,7 @@ def abml_client(program: Program, how: Setting) -> Client:
             Phase(move, how.steps, how.unit, how.batch_size),
         ),
         finish=finish,
-        params=lambda message, own: {**message, **start(message, own)["phi"]},
+        params=lambda message, own: {**message, **served(message, own)},
         adapt=(Phase(tune, passes, how.unit, how.batch_size),),
         seen=lambda own: own["seen"],
     )

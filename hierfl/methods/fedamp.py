@@ -2,17 +2,18 @@
 
     server:    xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j not i,    xi_ii = 1 - sum_j xi_ij
                u_i = sum_j xi_ij w_j, and client i gets u_i
-    client i:  for every mini-batch:  w_i <- w_i - lr grad[ nll(w_i) + lam / (2 alpha) |w_i - u_i|^2 ]
+    client i:  for every mini-batch:  w_i <- w_i - lr grad[ nll(w_i) + prox / (2 alpha) |w_i - u_i|^2 ]
 
 HeurFedAMP fixes xi_ii, and shares the rest by softmax_j(sigma cos(w_i, w_j)).
 
-Source: Huang et al. 2021, arXiv:2007.03797, Algorithm 1. The weights as printed lack a factor 2: fixed points are
-stationary for sum_i f_i + (lam / 2) sum_{i<j} A(|w_i - w_j|^2), A(d) = 1 - exp(-d / sigma), where the paper has
-lam. The paper does not say where a client starts its steps: here at its own last model. A client that joins later
-starts at the mean of all models, and is pulled to it.
+Source: Huang et al. 2021, arXiv:2007.03797, Algorithm 1. The weights as printed lack a factor 2:
+fixed points are stationary for sum_i f_i + (prox / 2) sum_{i<j} A(|w_i - w_j|^2), A(d) = 1 - exp(-d
+/ sigma), where the paper has lambda, our prox. The paper does not say where a client starts its
+steps: here at its own last model. A client that joins later starts at the mean of all models, and
+is pulled to it.
 
-Bayesian in it is a pairwise random field exp(-lam/2 sum_{i<j} A(|w_i - w_j|^2)), of which the w_i are a mode; the
-field is bounded, so that it is no proper prior.
+Bayesian in it is a pairwise random field exp(-prox/2 sum_{i<j} A(|w_i - w_j|^2)), of which the w_i
+are a mode; the field is bounded, so that it is no proper prior.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Attention = Callable[[Tensor], Tensor]
 def fedamp(
     model: Model,
     *,
-    lam: float = 1.0,
+    prox: float = 1.0,
     alpha: float = 1.0,
     sigma: float = 1.0,
     optimizer: Optimizer = SGD(0.005),  # noqa: B008 (frozen)
@@ -52,12 +53,13 @@ def fedamp(
 ) -> Method:
     """Return FedAMP of a program whose params are all global, such as `hierfl.models.network`.
 
-    `self_weight` in the history is the mean of xi_ii. Where it stays near 1, clients train alone: the squared
-    distances of two networks are often far above `sigma`.
+    `self_weight` in the history is the mean of xi_ii. Where it stays near 1, clients train alone:
+    the squared distances of two networks are often far above `sigma`.
 
     Args:
         model: a program with global params and no latent sites.
-        lam: strength of the pull, 0 or more; 0: each client alone. Defaults: those of PFLlib.
+        prox: weight of the pull to the mix, times alpha, 0 or more; lambda in the paper; 0: each
+            client alone. Defaults: those of PFLlib.
         alpha: step size of the mix, > 0. Fixed points do not depend on it.
         sigma: scale of squared distances, > 0.
         optimizer: of the client, started anew in each round.
@@ -66,13 +68,14 @@ def fedamp(
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `lam` is negative, or `alpha` or `sigma` is not above 0.
-        ProgramError: (at fit) the model has latent sites or local params. (After a round) some xi_ii is
-            negative.
+        ValueError: `prox` is negative, or `alpha` or `sigma` is not above 0.
+        ProgramError: (at fit) the model has latent sites or local params. (After a round) some
+            xi_ii is negative.
     """
-    if lam < 0.0 or alpha <= 0.0 or sigma <= 0.0:
+    if prox < 0.0 or alpha <= 0.0 or sigma <= 0.0:
         raise ValueError(
-            f"lam is {lam}, alpha {alpha}, sigma {sigma}: lam must be 0 or more, the others above 0"
+            f"prox is {prox}, alpha {alpha}, sigma {sigma}: prox must be 0 or more, the others "
+            "above 0"
         )
 
     def attention(w: Tensor) -> Tensor:
@@ -81,20 +84,21 @@ def fedamp(
         own = 1.0 - weight.sum(1)
         if bool((own < 0.0).any()):
             raise ProgramError(
-                f"the weights of other clients' models add up to {float(1.0 - own.min()):.3g}, above 1: lower alpha "
-                f"({alpha:g}), or raise sigma ({sigma:g}); alpha / sigma of at most 1 / {len(w)} is safe"
+                f"the weights of other clients' models add up to {float(1.0 - own.min()):.3g}, "
+                f"above 1: lower alpha ({alpha:g}), or raise sigma ({sigma:g}); alpha / sigma of "
+                f"at most 1 / {len(w)} is safe"
             )
         return weight + torch.diag(own)
 
     descent = Descent(optimizer, steps, unit, batch_size)
-    return _attentive("fedamp", model, attention, lam / alpha, descent)
+    return _attentive("fedamp", model, attention, prox / alpha, descent)
 
 
 @recorded
 def heur_fedamp(
     model: Model,
     *,
-    lam: float = 1.0,
+    prox: float = 1.0,
     sigma: float = 1.0,
     self_weight: float = 0.1,
     optimizer: Optimizer = SGD(0.005),  # noqa: B008 (frozen)
@@ -106,7 +110,7 @@ def heur_fedamp(
 
     Args:
         model: as in `fedamp`.
-        lam: strength of the pull: lam / alpha of `fedamp`, 0 or more.
+        prox: weight of the pull to the mix, prox / alpha of `fedamp`, 0 or more.
         sigma: factor of the cosines, 0 or more; 0: all others weigh alike.
         self_weight: xi_ii, in [0, 1]. Default: that of PFLlib's older scripts.
         optimizer: of the client, started anew in each round.
@@ -115,13 +119,13 @@ def heur_fedamp(
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `lam` or `sigma` is negative, or `self_weight` outside [0, 1].
+        ValueError: `prox` or `sigma` is negative, or `self_weight` outside [0, 1].
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if lam < 0.0 or sigma < 0.0 or not 0.0 <= self_weight <= 1.0:
+    if prox < 0.0 or sigma < 0.0 or not 0.0 <= self_weight <= 1.0:
         raise ValueError(
-            f"lam is {lam}, sigma {sigma}, self_weight {self_weight}: the first two must be 0 or more, the last "
-            f"in [0, 1]"
+            f"prox is {prox}, sigma {sigma}, self_weight {self_weight}: the first two must be 0 or "
+            "more, the last in [0, 1]"
         )
 
     def attention(w: Tensor) -> Tensor:
@@ -132,7 +136,7 @@ def heur_fedamp(
         return (1.0 - self_weight) * others + self_weight * torch.eye(len(w), dtype=w.dtype)
 
     descent = Descent(optimizer, steps, unit, batch_size)
-    return _attentive("heur_fedamp", model, attention, lam, descent)
+    return _attentive("heur_fedamp", model, attention, prox, descent)
 
 
 def _attentive(

@@ -3,8 +3,8 @@
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad[ nll(w) + prox/2 |w - theta|^2 ]
     server:  theta <- sum_k (n_k / n) w_k
 
-Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; FedProx: Li et al. 2020, arXiv:1812.06127, Eq.
-(2).
+Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; FedProx: Li et al. 2020,
+arXiv:1812.06127, Eq. (2).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def fedavg(
     """Return FedAvg of a program whose params are all global, such as `hierfl.models.network`.
 
     Args:
-        model: a program with global params and no latent sites; the loss is the mean negative log likelihood
-            of a row.
+        model: a program with global params and no latent sites; the loss is the mean negative log
+            likelihood of a row.
         optimizer: of the client, started anew in each round.
-        steps: mini-batches of a round, or passes over the rows (`unit`). 20 mini-batches of 20 rows with step
-            size 0.01: PRIOR's setting.
+        steps: mini-batches of a round, or passes over the rows (`unit`). 20 mini-batches of 20 rows
+            with step size 0.01: PRIOR's setting.
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
         prox: mu of FedProx; 0: FedAvg.

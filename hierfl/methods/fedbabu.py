@@ -4,10 +4,11 @@
     server:  theta <- mean_k b_k
     served:  (theta, h_0), after personalize: tuned on the client's rows, both parts or the head alone
 
-Source: Oh et al. 2022, arXiv:2106.06042, Algorithm 1. As in the authors' code the mean over clients is uniform
-(`by_rows` weights it by rows). Theirs multiplies the step size by 0.1 at half and at three quarters of the
-rounds; here it is constant. Nothing in it is Bayesian: the body is one point given a fixed head, and what is
-tuned a point under a flat prior, held near its start by the few steps alone; the guide is `delta`.
+Source: Oh et al. 2022, arXiv:2106.06042, Algorithm 1. As in the authors' code the mean over clients
+is uniform (`by_rows` weights it by rows). Theirs multiplies the step size by 0.1 at half and at
+three quarters of the rounds; here it is constant. Nothing in it is Bayesian: the body is one point
+given a fixed head, and what is tuned a point under a flat prior, held near its start by the few
+steps alone; the guide is `delta`.
 """
 
 from __future__ import annotations
@@ -43,29 +44,32 @@ def fedbabu(
 ) -> Method:
     """Return FedBABU of a program without latent sites, such as `hierfl.models.network`.
 
-    `fit.personalize(rows, rounds=1)` tunes, for clients of the fit and new ones alike. Before it, predictions
-    come from the random head.
+    `fit.personalize(rows, rounds=1)` tunes, for clients of the fit and new ones alike. Before it,
+    predictions come from the random head.
 
     Args:
-        model: its params are all global, or the local ones are the head; the loss is the mean negative log
-            likelihood of a row.
-        head: which global params are the head, as in `fedrep`; "none" is FedAvg with a uniform mean.
+        model: its params are all global, or the local ones are the head; the loss is the mean
+            negative log likelihood of a row.
+        head: which global params are the head, as in `fedrep`; "none" is FedAvg with a uniform
+            mean.
         optimizer: of the body, started anew in each round. Defaults: the authors'.
         steps: passes over the rows in a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
         tune: what a client tunes: "all" of the params, or the "head".
-        tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalize`, of
-            which each goes on from the last one; 1 or more.
-        tune_optimizer: of the tuning; None: `optimizer`, as the authors'. Under a small frozen head the features
-            of the body can grow large, and tuning then needs smaller steps: on scikit-learn's digits with a
-            convolutional network SGD(0.001) raised the accuracy where SGD(0.1) lowered it.
+        tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalize`,
+            of which each goes on from the last one; 1 or more.
+        tune_optimizer: of the tuning; None: `optimizer`, as the authors'. Under a small frozen head
+            the features of the body can grow large, and tuning then needs smaller steps: on
+            scikit-learn's digits with a convolutional network SGD(0.001) raised the accuracy where
+            SGD(0.1) lowered it.
 
     Raises:
-        ValueError: `tune` is neither "all" nor "head", or `tune_steps` is below 1; (at fit) `head` matches no
-            param.
-        ProgramError: (at fit) `head` matches every param, is missing, or is given though the model has local
-            params; there is none to tune; the model has latent sites, or is `batch_norm_network`.
+        ValueError: `tune` is neither "all" nor "head", or `tune_steps` is below 1; (at fit) `head`
+            matches no param.
+        ProgramError: (at fit) `head` matches every param, is missing, or is given though the model
+            has local params; there is none to tune; the model has latent sites, or is
+            `batch_norm_network`.
     """
     if tune not in ("all", "head"):
         raise ValueError(f"tune is {tune!r}: it must be 'all' or 'head'")

@@ -4,9 +4,9 @@
              statistics in b_k <- those of all its rows, at the weights of the round's end
     server:  theta <- sum_k (n_k / n) theta_k
 
-Source: Li et al. 2021, arXiv:2102.07623, Algorithm 1. Differences: means are weighted by rows (uniform in its
-code), and statistics are exact at the end of a round instead of a running mean over its steps. Layers are
-found by their type, not by "bn" in their name.
+Source: Li et al. 2021, arXiv:2102.07623, Algorithm 1. Differences: means are weighted by rows
+(uniform in its code), and statistics are exact at the end of a round instead of a running mean over
+its steps. Layers are found by their type, not by "bn" in their name.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def fedbn(
 ) -> Method:
     """Return FedBN of `hierfl.models.batch_norm_network(module)`.
 
-    Without batch norm this is FedAvg; no warning is given. A client that was in no round predicts by the statistics
-    of its rows at the common weights, with the scale and shift that the module has.
+    Without batch norm this is FedAvg; no warning is given. A client that was in no round predicts
+    by the statistics of its rows at the common weights, with the scale and shift that the module
+    has.
 
     Args:
         model: a program with global params and local ones, and no latent sites.
@@ -57,7 +58,8 @@ def fedbn(
         above, mine = program.start()
         if program.latents.sites:
             raise ProgramError(
-                "fedbn fits params only, and this model has latent sites: take models.batch_norm_network"
+                "fedbn fits params only, and this model has latent sites: take "
+                "models.batch_norm_network"
             )
         kept = [
             name for name in mine if name == LEARNING or name.rpartition(".")[2] in ("mean", "var")

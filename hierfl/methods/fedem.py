@@ -5,11 +5,11 @@
              for every mini-batch and m:  w_m <- w_m - lr grad mean_j[ -q_jm log p(y_j | x_j; w_m) ]
     server:  theta_m <- sum_k (n_k / n) w_m
 
-Source: Marfoq et al. 2021, arXiv:2108.10252, Algorithm 1. A client predicts by the mixture of probabilities. One that
-joins later keeps the theta_m, and fits its shares alone.
+Source: Marfoq et al. 2021, arXiv:2108.10252, Algorithm 1. A client predicts by the mixture of
+probabilities. One that joins later keeps the theta_m, and fits its shares alone.
 
-Bayesian in it is a mixture with a label a row, y ~ sum_m pi_km p(y | x; theta_m), and the exact posterior of the labels
-(the q_j). Shares and models are points, under flat priors.
+Bayesian in it is a mixture with a label a row, y ~ sum_m pi_km p(y | x; theta_m), and the exact
+posterior of the labels (the q_j). Shares and models are points, under flat priors.
 """
 
 from __future__ import annotations
@@ -45,29 +45,32 @@ def fedem(
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 128,
-    fits: int = 10,
+    personalize_steps: int = 10,
     starts: Sequence[Params] | None = None,
 ) -> Method:
     """Return FedEM of a model whose params are all global, such as `hierfl.models.network`.
 
     Args:
-        model: of global params alone, with one observed site; `hierfl.models.mixture` makes it a mixture.
-        components: M. Defaults: the authors' for CIFAR-10 and FEMNIST, without their schedule of step sizes.
+        model: of global params alone, with one observed site; `hierfl.models.mixture` makes it a
+            mixture.
+        components: M. Defaults: the authors' for CIFAR-10 and FEMNIST, without their schedule of
+            step sizes.
         optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
-        fits: updates of the shares of a client that joins later, in each round of `personalize`.
-        starts: M sets of the model's params to start from. Default None: those of the model, each tensor's
-            numbers in M orders, drawn from the run's seed.
+        personalize_steps: updates of the shares of a client that joins later, in each round of
+            `personalize`.
+        starts: M sets of the model's params to start from. Default None: those of the model, each
+            tensor's numbers in M orders, drawn from the run's seed.
 
     Raises:
-        ValueError: `components` or `fits` is below 1. (At fit) the model has latent sites, or observes another
-            number of sites than one.
+        ValueError: `components` or `personalize_steps` is below 1. (At fit) the model has latent
+            sites, or observes another number of sites than one.
         ProgramError: (at fit) two components start alike.
     """
-    if fits < 1:
-        raise ValueError(f"fits is {fits}: shares need 1 update or more")
+    if personalize_steps < 1:
+        raise ValueError(f"personalize_steps is {personalize_steps}: shares need 1 update or more")
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
@@ -111,7 +114,7 @@ def fedem(
             phases=(Phase(share), descent.phase(loss)),
             finish=finish,
             params=lambda message, own: {**message, SHARES: own["logits"][None]},
-            adapt=(Phase(share, fits),),
+            adapt=(Phase(share, personalize_steps),),
         )
 
     def server(program: Program) -> Server:

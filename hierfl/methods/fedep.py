@@ -6,15 +6,16 @@
     server:  q <- q prod_k (q_k / q)^delta
     SEP:     clients keep nothing; t_k is one N-th of all factors, (q / t_0)^(1 / N)
 
-It is PVI with another projection: moments, in place of the reverse KL. With diagonal factors the two differ, even
-where all is Gaussian; with full ones both are then exact. The moments are weighted means over quasi-random points of
-the Laplace approximation to the tilted posterior. Local sites are integrated out by Laplace's method.
+It is PVI with another projection: moments, in place of the reverse KL. With diagonal factors the
+two differ, even where all is Gaussian; with full ones both are then exact. The moments are weighted
+means over quasi-random points of the Laplace approximation to the tilted posterior. Local sites are
+integrated out by Laplace's method.
 
-Source: Guo et al. 2023, arXiv:2302.04228, Algorithms 1 and 2. Differences: the authors' clients have networks, fit
-moments by SGD, a scaled identity or a diagonal Fisher, and temper; clip changes and precisions; and step the server
-with momentum, after which q is no product of factors. Here models have few global unknowns, and damping is all.
-In the authors' SEP the cavity is q^(1 - 1 / N), whose fixed point has lost the prior: `lost_prior=True`. Here t_0
-stays in it.
+Source: Guo et al. 2023, arXiv:2302.04228, Algorithms 1 and 2. Differences: the authors' clients
+have networks, fit moments by SGD, a scaled identity or a diagonal Fisher, and temper; clip changes
+and precisions; and step the server with momentum, after which q is no product of factors. Here
+models have few global unknowns, and damping is all. In the authors' SEP the cavity is q^(1 - 1 /
+N), whose fixed point has lost the prior: `lost_prior=True`. Here t_0 stays in it.
 
 Bayesian: all of it; a posterior of the program's own prior, with Gaussian factors.
 """
@@ -62,35 +63,38 @@ def fedep(
     lost_prior: bool = False,
     damping: float | None = None,
     steps: int = 5,
-    points: int = 64,
-    limit: int = 300,
+    draws: int = 64,
+    max_global_size: int = 300,
 ) -> Method:
     """Return FedEP of a program with few global sites; local sites are integrated out.
 
-    The published algorithm shows the server each client's change. Here the server needs only their sums
-    (`Method.discloses`).
+    The published algorithm shows the server each client's change. Here the server needs only their
+    sums (`Method.discloses`).
 
     Args:
         model: as for `fedlaplace`.
-        factors: covariance of the Gaussian factors, "full" or "diagonal". A diagonal one matches the variances.
+        factors: covariance of the Gaussian factors, "full" or "diagonal". A diagonal one matches
+            the variances.
         shared_factor: whether all clients share one factor and keep nothing (stochastic EP, SEP).
-        lost_prior: take the authors' cavity of SEP, q^(1 - 1 / N): the prior vanishes from the answer.
-        damping: delta, in (0, 1]; None: 1 / N, as the authors' power of the change. 1 is exact in one round of
-            all clients where all is Gaussian and factors are full.
+        lost_prior: take the authors' cavity of SEP, q^(1 - 1 / N): the prior vanishes from the
+            answer.
+        damping: delta, in (0, 1]; None: 1 / N, as the authors' power of the change. 1 is exact in
+            one round of all clients where all is Gaussian and factors are full.
         steps: Newton steps of a visit to the mode of the tilted posterior, 1 or more.
-        points: quasi-random points of a visit, even. At least 4 K are taken.
-        limit: largest K, the number of global unknowns.
+        draws: quasi-random draws of a visit, even. At least 4 K are taken.
+        max_global_size: largest K, the number of global unknowns.
 
     Raises:
-        ValueError: `damping` is outside (0, 1], `points` is odd or below 2, `steps` is below 1, or `lost_prior`
-            without `shared_factor`; (during a fit) q is not a distribution, because damping was too large.
+        ValueError: `damping` is outside (0, 1], `draws` is odd or below 2, `steps` is below 1, or
+            `lost_prior` without `shared_factor`; (during a fit) q is not a distribution, because
+            damping was too large.
         ProgramError: (at fit) as for `pvi`.
     """
     if damping is not None and not 0.0 < damping <= 1.0:
         raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
-    if points < 2 or points % 2 or steps < 1:
+    if draws < 2 or draws % 2 or steps < 1:
         raise ValueError(
-            f"points ({points}) must be even and positive, and steps ({steps}) 1 or more"
+            f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"
         )
     if lost_prior and not shared_factor:
         raise ValueError(
@@ -99,16 +103,16 @@ def fedep(
     full = factors == "full"
 
     def client(program: Program) -> Client:
-        check_integrable(program, limit)
-        standard = wide_points(points, program.latents.global_block.size, program.seed)
+        check_integrable(program, max_global_size)
+        standard = wide_points(draws, program.latents.global_block.size, program.seed)
         delta = program.share if damping is None else damping
         marginal = Marginal(program, seen_linear(program))
         moments = Moments(marginal, standard, steps=steps, full=full)
         return moments.client(delta, shared_factor=shared_factor)
 
     def server(program: Program) -> Server:
-        check_integrable(program, limit)
-        averaged = normal_points(points, program.latents.global_block.size, seed=program.seed)
+        check_integrable(program, max_global_size)
+        averaged = normal_points(draws, program.latents.global_block.size, seed=program.seed)
         if not shared_factor:
             return factor_server(Marginal(program), averaged, full=full)
 
@@ -126,7 +130,8 @@ def fedep(
 class Points(NamedTuple):
     """Points p that stand for a standard normal, though they reach further, and their weights.
 
-    at: (S, K). Their weighted mean is 0 and their weighted covariance I, so that Gaussians have no error.
+    at: (S, K). Their weighted mean is 0 and their weighted covariance I, so that Gaussians have no
+    error.
     log_weights: (S,).
     """
 
@@ -219,8 +224,9 @@ class Moments:
     def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         """Make q the Gaussian with the moments of the tilted posterior, by importance sampling from `at`.
 
-        `at` then has these moments too, so that a second pass samples from a Gaussian with the right spread. With
-        fewer effective points than 2 K the moments are not known, and q is `at` as it was, at first Laplace's.
+        `at` then has these moments too, so that a second pass samples from a Gaussian with the
+        right spread. With fewer effective points than 2 K the moments are not known, and q is `at`
+        as it was, at first Laplace's.
         """
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():

@@ -7,9 +7,10 @@
     server:    P_in <- P_in + s_n;  sends client i the models of the M clients of the largest P_in, a random one in
                place of each with probability eps
 
-Source: Zhang et al. 2021, arXiv:2012.08565, Eqs. (3) and (4) and Algorithm 1. A client's own last model does not count
-among the M here, and is never sent back. Where no s_n is positive, theta_i stays. The README of the authors' code
-compares with the client's first model; the paper, and this, with the previous one.
+Source: Zhang et al. 2021, arXiv:2012.08565, Eqs. (3) and (4) and Algorithm 1. A client's own last
+model does not count among the M here, and is never sent back. Where no s_n is positive, theta_i
+stays. The README of the authors' code compares with the client's first model; the paper, and this,
+with the previous one.
 
 Nothing in it is Bayesian: it is a heuristic average of models.
 """
@@ -46,7 +47,7 @@ def fedfomo(
     validation: str | None = None,
     models: int = 5,
     explore: float = 0.3,
-    decay: float = 0.05,
+    explore_decay: float = 0.05,
     optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
     steps: int = 5,
     unit: Literal["step", "epoch"] = "epoch",
@@ -56,12 +57,13 @@ def fedfomo(
 
     Args:
         model: a program with global params and no latent sites.
-        validation: row field that is above 0 at validation rows, which are not trained on; the authors hold a
-            fifth out. Default None: all rows serve for both, so that a client's own model looks best to it.
-        models: M, of other clients, 0 or more; 0: each client alone, unless training makes its validation loss
-            worse. Defaults: the authors'.
+        validation: row field that is above 0 at validation rows, which are not trained on; the
+            authors hold a fifth out. Default None: all rows serve for both, so that a client's own
+            model looks best to it.
+        models: M, of other clients, 0 or more; 0: each client alone, unless training makes its
+            validation loss worse. Defaults: the authors'.
         explore: eps of the first round, in [0, 1].
-        decay: by how much eps falls in each round.
+        explore_decay: by how much eps falls in each round.
         optimizer: of the client, started anew in each round.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
@@ -148,7 +150,7 @@ def fedfomo(
             order = noise.uniforms(at, (), torch.float64)
             dice = noise.uniforms(noise.fold(keys, program.seed, round_), (models,), torch.float64)
             left = seen & ~torch.eye(count, dtype=torch.bool)
-            eps, ids, there = max(explore - decay * round_, 0.0), [], []
+            eps, ids, there = max(explore - explore_decay * round_, 0.0), [], []
             for m in range(models):
                 value = affinity.masked_fill(~left, -torch.inf)
                 best = left & (value == value.amax(1, keepdim=True))

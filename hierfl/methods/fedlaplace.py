@@ -1,13 +1,13 @@
 """FedLaplace: the posterior of a hierarchy with few global sites, in about ten rounds.
 
-Each client integrates its local sites w out by Laplace's method and returns its log marginal likelihood of
-the global sites z,
+Each client integrates its local sites w out by Laplace's method and returns its log marginal
+likelihood of the global sites z,
 
     l_k(z) = log p(y_k | z) = log integral p(y_k, w | z) dw,        log p(z | y) = log p(z) + sum_k l_k(z) + constant,
 
-its gradient and its Hessian (`hierfl.laplace.marginal`), averaged over a few points z that all clients share.
-The server needs only their sums, and clients send nothing else. The server goes through three stages; each
-round is one evaluation:
+its gradient and its Hessian (`hierfl.laplace.marginal`), averaged over a few points z that all
+clients share. The server needs only their sums, and clients send nothing else. The server goes
+through three stages; each round is one evaluation:
 
     climb    trust-region Newton to the mode of log p(z | y);
     settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short
@@ -15,16 +15,16 @@ round is one evaluation:
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
     weigh    clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
              one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
-             Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z | y).
-             While too few points are effective, the stage is repeated with a t refitted to those draws, and
-             with twice as many points. It begins with 512.
+             Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z
+             | y). While too few points are effective, the stage is repeated with a t refitted to
+             those draws, and with twice as many points. It begins with 512.
 
-The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is exact
-where the model is Gaussian.
+The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is
+exact where the model is Gaussian.
 
-This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical integration over
-z is replaced by natural-gradient variational inference (Khan and Rue 2023, arXiv:2107.04562) and importance
-weights (Vehtari et al. 2024, arXiv:1507.02646).
+This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical
+integration over z is replaced by natural-gradient variational inference (Khan and Rue 2023,
+arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Guide, Latents, Model, family
 
-# Newton steps to the mode of the local sites: in the first round, from the mode of the last round, for draws
+# Newton steps to the mode of the local sites: in the first round, from the mode of the last round,
+# for draws
 COLD, WARM, FOR_DRAWS = 25, 4, 6
-# Rounds by which `fit(..., rounds=None)` ends where q does not settle before. It takes 5 to 15 in benchmarks/ROUNDS.md
-# and in the tests; what is left then weighs the points as they are, and k-hat says whether they may be trusted.
+# Rounds by which `fit(..., rounds=None)` ends where q does not settle before. It takes 5 to 15 in
+# benchmarks/ROUNDS.md and in the tests; what is left then weighs the points as they are, and k-hat
+# says whether they may be trusted.
 MOST_ROUNDS = 100
-# K x D above which fedlaplace says that it is slow: at 56 x 28, with four clients and 644 rows, a settling round
-# takes 21 s of one core; at 18 x 9 and 920 rows, 0.6 s
+# K x D above which fedlaplace says that it is slow: at 56 x 28, with four clients and 644 rows, a
+# settling round takes 21 s of one core; at 18 x 9 and 920 rows, 0.6 s
 SLOW = 1000
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 # the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s
@@ -66,60 +68,64 @@ FEW_EXPANDED, FEW_VALUED = 2, 64
 def fedlaplace(
     model: Model,
     *,
-    points: int = 32,
-    corrections: int = 5,
-    weighed: int = 4096,
-    enough: int = 400,
+    draws: int = 4096,
+    settle_draws: int = 32,
+    weighting_rounds: int = 5,
+    target_ess: int = 400,
     start: Mapping[str, Tensor | float] | None = None,
     radius: float = 1.0,
-    limit: int = 300,
+    max_global_size: int = 300,
 ) -> Method:
     """Return FedLaplace of a program with few global sites.
 
-    Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops by itself, after 100
-    rounds at the latest. Its history has the next stage (0 climb, 1
-    settle, 2 weigh, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
-    raised to the prior's (`raised`), the fraction of points at which clients found no mode (`lost`), k-hat
-    and the number of effective points.
+    Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops by
+    itself, after 100 rounds at the latest. Its history has the next stage (0 climb, 1 settle, 2
+    weigh, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
+    raised to the prior's (`raised`), the fraction of points at which clients found no mode
+    (`lost`), k-hat and the number of effective points.
 
-    It is for few global numbers, or few local ones: where K times D, the number of local unknowns, is above 1,000,
-    it warns at once that it takes minutes, and names `two_stage`.
+    It is for few global numbers, or few local ones: where K times D, the number of local unknowns,
+    is above 1,000, it warns at once that it takes minutes, and names `two_stage`.
 
     Args:
-        model: any program whose local sites have one mode given the global ones: linear, logistic, Poisson
-            hierarchies, ...
-        points: points at which clients evaluate gradients and Hessians in a settling round, even.
-        corrections: largest number of weighing rounds; 0: the posterior of the global sites is q itself, a
-            Gaussian. The default, 5, allows 11,776 points, about as many as the 3 rounds of 4,096 of earlier
-            releases.
-        weighed: most points of a weighing round, even, and draws that the posterior is made of. Each client
-            sends one number per point. The first round has 512, and each later one twice as many as the one
-            before; all points count, as draws of a mixture. Where too few rounds are left to reach `weighed`
-            so, the first has more.
-        enough: number of effective points at which the weighing stage ends, provided that k-hat is below 0.7.
-            The default, 400, is what Vehtari et al. 2021 (arXiv:1903.08008) ask of Markov chains: the error of
-            a mean is then 0.05 sd, and less as the points are quasi-random. On radon 315 of 512 points left
-            0.03 sd in a mean and 5 % in an sd, 1,266 of 1,536 points 0.014 sd and 2 %.
-        start: where the climb starts, site -> value; other sites start at the center of their prior.
+        model: any program whose local sites have one mode given the global ones: linear, logistic,
+            Poisson hierarchies, ...
+        draws: of the posterior, and the most points of a weighting round; even. A client sends one
+            number per point. The first round has 512 points, and each later one twice as many as
+            the one before; all points count, as draws of a mixture. The first has more where too
+            few rounds are left for that.
+        settle_draws: quasi-random draws of q at which clients evaluate gradients and Hessians in a
+            settling round, even.
+        weighting_rounds: the most of them; 0: the posterior of the global sites is q itself, a
+            Gaussian. The default, 5, allows 11,776 points.
+        target_ess: effective sample size at which the weighting stage ends, provided that k-hat is
+            below 0.7. The default, 400, is what Vehtari et al. 2021 (arXiv:1903.08008) ask of
+            Markov chains: the error of a mean is then 0.05 sd, and less as the points are
+            quasi-random. On radon 315 of 512 points left 0.03 sd in a mean and 5 % in an sd, 1,266
+            of 1,536 points 0.014 sd and 2 %.
+        start: where the climb starts, site -> value; other sites start at the center of their
+            prior.
         radius: largest length of the first step, in standard deviations of the prior.
-        limit: largest K, the number of global unknowns. A client's time and its update grow with K^2.
+        max_global_size: largest K, the number of global unknowns. A client's time and its update
+            grow with K^2.
 
     Raises:
-        ValueError: `points` or `weighed` is odd or below 2, or `corrections` is negative.
-        ProgramError: (at fit) there is no global site, or K is above `limit`; the model has params to learn;
-            `start` names a site that is not global; or a local site cannot be integrated by Laplace's method.
+        ValueError: `draws` or `settle_draws` is odd or below 2, or `weighting_rounds` is negative.
+        ProgramError: (at fit) there is no global site, or K is above `max_global_size`; the model
+            has params to learn; `start` names a site that is not global; or a local site cannot be
+            integrated by Laplace's method.
     """
-    if min(points, weighed) < 2 or points % 2 or weighed % 2 or corrections < 0:
+    if min(draws, settle_draws) < 2 or draws % 2 or settle_draws % 2 or weighting_rounds < 0:
         raise ValueError(
-            f"points ({points}) and weighed ({weighed}) must be even and positive, corrections "
-            f"({corrections}) 0 or more"
+            f"draws ({draws}) and settle_draws ({settle_draws}) must be even and positive, "
+            f"weighting_rounds ({weighting_rounds}) 0 or more"
         )
 
     def shared_points(program: Program) -> Points:
-        check_integrable(program, limit, start or {})
+        check_integrable(program, max_global_size, start or {})
         size = program.latents.global_block.size
         return standard_points(
-            size, settle=points, weigh=weighed, corrections=corrections, seed=program.seed
+            size, settle=settle_draws, weigh=draws, rounds=weighting_rounds, seed=program.seed
         )
 
     def client(program: Program) -> Client:
@@ -127,9 +133,9 @@ def fedlaplace(
         return _client(Marginal(program, seen_linear(program)), points)
 
     def server(program: Program) -> Server:
-        _warn_of_many(program, points)
+        _warn_of_many(program, settle_draws)
         rounds = Rounds(
-            Marginal(program), shared_points(program), enough, weighed, start or {}, radius
+            Marginal(program), shared_points(program), target_ess, draws, start or {}, radius
         )
         return Server(
             state=rounds.begin(),
@@ -140,7 +146,7 @@ def fedlaplace(
             logged=logged,
         )
 
-    shared = partial(empirical, size=weighed) if corrections else full_normal
+    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
     return Method(
         "fedlaplace",
         model,
@@ -158,9 +164,9 @@ def _warn_of_many(program: Program, points: int) -> None:
     size, inside = program.latents.global_block.size, program.latents.local_block.size
     if size * inside > SLOW:
         warnings.warn(
-            f"fedlaplace takes minutes here: clients differentiate {inside} local numbers twice in {size} "
-            f"global ones, at {points} points a round. Take two_stage(model), which sends no Hessian of the global "
-            f"numbers",
+            f"fedlaplace takes minutes here: clients differentiate {inside} local numbers twice "
+            f"in {size} global ones, at {points} points a round. Take two_stage(model), which "
+            "sends no Hessian of the global numbers",
             stacklevel=6,
         )
 

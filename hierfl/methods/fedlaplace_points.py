@@ -12,8 +12,9 @@ from hierfl.core.importance_sampling import Split, heavy_points, normal_points
 from hierfl.core.trees import Tree
 
 PARTS = 16  # settling rounds with different points; after them the points repeat
-# points of the first weighing round, with each of which a client sends a number: 512 make most posteriors whose
-# k-hat is small (radon: 0.04), and 4,096, as every round had before, took up to half of a run's time
+# points of the first weighing round, with each of which a client sends a number: 512 make most
+# posteriors whose k-hat is small (radon: 0.04), and 4,096, as every round had before, took up to
+# half of a run's time
 FIRST = 512
 FREEDOM = 15.0  # degrees of freedom of the Student t in the weighing stage
 FAR = 3.0  # standard deviations of q at which its two sides are measured; beyond, the tail of the t is wide enough
@@ -58,7 +59,7 @@ class Points:
 
     @cached_property
     def _firsts(self) -> Tensor:
-        """The row of `weighing` at which each weighing round begins, (corrections,)."""
+        """The row of `weighing` at which each weighing round begins, (rounds,)."""
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
@@ -73,18 +74,19 @@ class Points:
         return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
 
 
-def standard_points(size: int, *, settle: int, weigh: int, corrections: int, seed: int) -> Points:
+def standard_points(size: int, *, settle: int, weigh: int, rounds: int, seed: int) -> Points:
     """Return points in K = `size` dimensions.
 
     Args:
         size: K, the number of global unknowns.
         settle: points of a settling round.
-        weigh: most points of a weighing round: the first has at most `FIRST`, each one after it twice as many.
-        corrections: number of weighing rounds.
+        weigh: most points of a weighing round: the first has at most `FIRST`, each one after it
+            twice as many.
+        rounds: number of weighing rounds.
         seed: of all points.
     """
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
-    sizes = tuple(min(weigh, FIRST << a) for a in range(corrections))
+    sizes = tuple(min(weigh, FIRST << a) for a in range(rounds))
     heavy = [
         heavy_points(count, size, freedom=FREEDOM, seed=seed + 1 + a)
         for a, count in enumerate(sizes)

@@ -43,7 +43,7 @@ class Rounds:
     Args:
         marginal: of the program; the server uses only its prior of the global sites.
         points: shared with the clients.
-        enough: number of effective points at which the weighing stage ends.
+        target_ess: number of effective points at which the weighing stage ends.
         count: S, number of draws of the posterior; no weighing round has more points.
         start: where to climb from, site -> value.
         radius: largest length of the first step, in standard deviations of the prior.
@@ -51,7 +51,7 @@ class Rounds:
 
     marginal: Marginal
     points: Points
-    enough: int
+    target_ess: int
     count: int
     start: Mapping[str, Tensor | float]
     radius: float
@@ -100,7 +100,8 @@ class Rounds:
         message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
         if stage != WEIGH:
             return message
-        # only the shape of "points" counts, which is known where a step is traced: it has no entries
+        # only the shape of "points" counts, which is known where a step is traced: it has no
+        # entries
         points = torch.zeros(self.points.sizes[int(state["part"])], 0)
         return {**message, "right": state["right"], "left": state["left"], "points": points}
 
@@ -173,8 +174,8 @@ class Rounds:
     def weighed(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
         """Return the state after a weighing round.
 
-        All points so far are weighted by the posterior over the mixture of the proposals that they were drawn
-        from.
+        All points so far are weighted by the posterior over the mixture of the proposals that they
+        were drawn from.
         """
         part, sizes = int(state["part"]), self.points.sizes
         now = split_of(self.down(state, Clock(0, 1)))
@@ -200,7 +201,7 @@ class Rounds:
         again = (
             part + 1 < len(sizes)
             and left > 0
-            and (weights.effective < self.enough or weights.k_hat >= K_HAT)
+            and (weights.effective < self.target_ess or weights.k_hat >= K_HAT)
         )
         share = weights.log.exp()
         mean = share @ at
@@ -279,6 +280,7 @@ def _warn(state: Tree, left: int) -> None:
         )
     if stage != DONE and left == 0:
         warnings.warn(
-            f"the rounds ended while {STAGES[stage]}: the posterior is not final; allow more rounds",
+            f"the rounds ended while {STAGES[stage]}: the posterior is not final; allow more "
+            "rounds",
             stacklevel=4,
         )

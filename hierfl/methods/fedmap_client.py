@@ -14,7 +14,7 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree, as_tree, as_vector, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, LogShare, Phase, Share, Up, slope
-from hierfl.methods.fedmap_server import Best, Omega
+from hierfl.methods.fedmap_server import Best, Weights
 from hierfl.methods.prior_params import at_prior, mean_params
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -41,14 +41,14 @@ class Setting:
     newton_steps: int
     is_mean: bool
     keeps: bool
-    omega: Omega
+    weights: Weights
     rule: Literal["average", "gradient"] | Best
     alone: bool
 
     @property
     def by_fit(self) -> bool:
         """Whether omega depends on how well a client's weights fit its rows."""
-        return self.omega.endswith("likelihood")
+        return self.weights.endswith("likelihood")
 
     @property
     def averages(self) -> bool:
@@ -57,7 +57,7 @@ class Setting:
 
     def by_size(self, rows: Tensor) -> Tensor:
         """Return the log of omega where it depends on the rows alone."""
-        return rows.log() if self.omega == "size" else torch.zeros_like(rows)
+        return rows.log() if self.weights == "rows" else torch.zeros_like(rows)
 
 
 def map_client(program: Program, how: Setting) -> Client:
@@ -65,7 +65,8 @@ def map_client(program: Program, how: Setting) -> Client:
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(
-            "fedmap needs local sites and a learned prior above them: a pyro.param outside the clients plate"
+            "fedmap needs local sites and a learned prior above them: a pyro.param outside the "
+            "clients plate"
         )
     pairs = _pairs(program, how.rule) if how.averages else {}
     sloped = () if callable(how.rule) else _sloped(above, pairs, every=how.rule == "gradient")
@@ -105,7 +106,7 @@ def map_client(program: Program, how: Setting) -> Client:
         log_omega = how.by_size(rows)
         if how.by_fit:
             terms = program.terms({**gamma, **w}, batch)
-            root = rows if how.omega == "mean-likelihood" else 1.0
+            root = rows if how.weights == "mean-likelihood" else 1.0
             log_omega = -(terms.nll + terms.local_kl).sum() / root
         if how.alone:
             drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)

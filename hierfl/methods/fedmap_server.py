@@ -15,23 +15,24 @@ from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 
 Best = Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
-Omega = Literal["size", "uniform", "mean-likelihood", "likelihood"]
+Weights = Literal["rows", "uniform", "mean-likelihood", "likelihood"]
 Rule = Literal["average", "gradient"] | Best
 
 
 def map_server(
-    program: Program, *, rule: Rule, optimizer: Optimizer, omega: Omega, alone: bool
+    program: Program, *, rule: Rule, optimizer: Optimizer, weights: Weights, alone: bool
 ) -> Server:
     """Return the server of one program.
 
-    The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus theta; its
-    `square`; and `slope`, the gradient of -log prior in the global params.
+    The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus
+    theta; its `square`; and `slope`, the gradient of -log prior in the global params.
 
     Args:
         program: the program.
         rule: how gamma follows from those means, the argument `server` of `fedmap`.
         optimizer: of gradient steps.
-        omega: the kind of weights. Likelihoods may put all weight on one client; then the server warns.
+        weights: the kind of weights. Likelihoods may put all weight on one client; then the server
+            warns.
         alone: whether the mean of the first round is that of one client that has fitted alone.
     """
     above = program.start()[0]
@@ -40,13 +41,14 @@ def map_server(
         found, gamma, memory = means["clients"], state["gamma"], state["memory"]
         first = bool(state["alone"] > 0.0)
         if (
-            omega.endswith("likelihood")
+            weights.endswith("likelihood")
             and clock.clients > 1
             and not first
             and float(means["effective_clients"]) < 1.5
         ):
             warnings.warn(
-                "fedmap: nearly all weight lies on one client, the others hardly count: take omega='size'",
+                "fedmap: nearly all weight lies on one client, the others hardly count: take "
+                "weights='rows'",
                 stacklevel=2,
             )
         averaged = {name: gamma[name] + away for name, away in found.get("away", {}).items()}

@@ -4,16 +4,17 @@
              D_k <- S^-1 (theta - mean x),   in O(l^2 d) time, without a matrix of d x d
     server:  theta <- SGD with momentum along sum_k (n_k / n) D_k
 
-The sum is the gradient of sum_k (n_k / n) |theta - mu_k|^2 / 2 in the metrics S_k^-1, which vanishes at the mode of
-the product. A draw is the mean of SGD's iterates in one pass over the rows. In the first rounds D_k is theta minus
-the last iterate, as in FedAvg.
+The sum is the gradient of sum_k (n_k / n) |theta - mu_k|^2 / 2 in the metrics S_k^-1, which
+vanishes at the mode of the product. A draw is the mean of SGD's iterates in one pass over the rows.
+In the first rounds D_k is theta minus the last iterate, as in FedAvg.
 
-Source: Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, arXiv:2010.05273, Algorithms 1 to 4. Weights by rows
-belong to posteriors of the mean loss, and so it is the mean loss that clients fit here. `posterior="laplace"` is
-hierfl's: a Gaussian at the client's own mode in place of draws. It is exact where the model is Gaussian.
+Source: Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, arXiv:2010.05273, Algorithms 1 to 4.
+Weights by rows belong to posteriors of the mean loss, and so it is the mean loss that clients fit
+here. `posterior="laplace"` is hierfl's: a Gaussian at the client's own mode in place of draws. It
+is exact where the model is Gaussian.
 
-Bayesian in it: each client's posterior under a flat prior, as a Gaussian, and the mode of their product. The answer
-is a point.
+Bayesian in it: each client's posterior under a flat prior, as a Gaussian, and the mode of their
+product. The answer is a point.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def fedpa(
     posterior: Literal["iterates", "laplace"] = "iterates",
     epochs: int = 5,
     burn_in: int = 1,
-    rho: float = 0.01,
+    shrinkage: float = 0.01,
     batch_size: int | None = 20,
     optimizer: Optimizer = SGD(0.02, momentum=0.9),  # noqa: B008 (frozen)
     server_optimizer: Optimizer = SGD(0.5, momentum=0.9),  # noqa: B008 (frozen)
@@ -59,33 +60,37 @@ def fedpa(
 
     Args:
         model: as in `fedavg`; its params have a flat prior.
-        posterior: of a client. "iterates": from draws, means of the iterates of a pass each. "laplace": the
-            Hessian at the client's mode, for models of few params; the four options of passes are then unused.
-        epochs: passes over the rows in a round. Defaults of epochs, burn_in, rho, batch_size and both
-            optimizers: the authors', for EMNIST-62.
+        posterior: of a client. "iterates": from draws, means of the iterates of a pass each.
+            "laplace": the Hessian at the client's mode, for models of few params; the four options
+            of passes are then unused.
+        epochs: passes over the rows in a round. Defaults of epochs, burn_in, shrinkage, batch_size
+            and both optimizers: the authors', for EMNIST-62.
         burn_in: passes before the first draw; l = epochs - burn_in.
-        rho: shrinkage of the covariance, 0 or more. 0: D_k = theta - mean x.
+        shrinkage: rho, of the covariance, 0 or more. 0: D_k = theta - mean x.
         batch_size: rows of a mini-batch; None: all.
         optimizer: of the client, started anew in each round.
-        server_optimizer: of the server, on the mean of D_k. With "laplace" that is in the units of a gradient.
-        averaging_rounds: rounds before the first with draws, in which D_k is theta minus the last iterate. None:
-            4/15 of all rounds, as the authors' 400 of 1500. Unused by "laplace".
+        server_optimizer: of the server, on the mean of D_k. With "laplace" that is in the units of
+            a gradient.
+        averaging_rounds: rounds before the first with draws, in which D_k is theta minus the last
+            iterate. None: 4/15 of all rounds, as the authors' 400 of 1500. Unused by "laplace".
         newton_steps: to the client's mode, for "laplace"; one is exact where the model is Gaussian.
 
     Raises:
-        ValueError: `posterior` is neither of the two, `rho` is negative, `burn_in` is negative or leaves no
-            pass for a draw, or `newton_steps` is below 1.
-        ProgramError: (at fit) the model has latent sites or local params, or, for "laplace", too many params.
+        ValueError: `posterior` is neither of the two, `shrinkage` is negative, `burn_in` is
+            negative or leaves no pass for a draw, or `newton_steps` is below 1.
+        ProgramError: (at fit) the model has latent sites or local params, or, for "laplace", too
+            many params.
     """
     if posterior not in ("iterates", "laplace"):
         raise ValueError(f"posterior is {posterior!r}: it must be 'iterates' or 'laplace'")
     if not 0 <= burn_in < epochs:
         raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below epochs, {epochs}")
-    if not rho >= 0.0 or newton_steps < 1:
+    if not shrinkage >= 0.0 or newton_steps < 1:
         raise ValueError(
-            f"rho is {rho} and newton_steps is {newton_steps}: rho must be 0 or more, and newton_steps 1 or more"
+            f"shrinkage is {shrinkage} and newton_steps is {newton_steps}: shrinkage must be 0 or "
+            "more, and newton_steps 1 or more"
         )
-    how = Iterates(epochs, burn_in, rho, batch_size, optimizer)
+    how = Iterates(epochs, burn_in, shrinkage, batch_size, optimizer)
 
     def client(program: Program) -> Client:
         if posterior == "iterates":
@@ -104,7 +109,7 @@ class Iterates:
 
     epochs: int
     burn_in: int
-    rho: float
+    shrinkage: float
     batch_size: int | None
     optimizer: Optimizer
 
@@ -131,7 +136,7 @@ class Iterates:
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             theta = message["theta"]
-            moved = product_gradient(work["sums"], self._steps(rows), self.rho)
+            moved = product_gradient(work["sums"], self._steps(rows), self.shrinkage)
             averaged = sub(theta, work["at"].params)
             sent = chosen(message["averaging"], averaged, as_tree(moved, theta))
             return {"moved": Share(sent, rows), "loss": Share(work["loss"], rows)}, own
@@ -178,7 +183,8 @@ def _laplace_client(program: Program, newton_steps: int) -> Client:
     size = as_vector(theta).numel()
     if size > LIMIT:
         raise ProgramError(
-            f"the model has {size} params, and posterior='laplace' takes {LIMIT} at most: take 'iterates'"
+            f"the model has {size} params, and posterior='laplace' takes {LIMIT} at most: take "
+            "'iterates'"
         )
 
     def fitted(work: Tree, message: Tree, batch: ClientBatch) -> Tree:

@@ -1,17 +1,18 @@
 """FedPAC: a common body whose features of a class are alike for all clients, and heads mixed from those of others.
 
     client:  with the body received, h_k <- P(y) times the mean feature of class y, and V_k, the variance of h_k
-             head:  for every mini-batch:  h <- h - lr grad nll            from its mixed head, with the body fixed
-             body:  for every mini-batch:  b <- b - lr grad[ nll + lam mean |phi(x) - mu_y|^2 ]     with the head fixed
+             head:  for every mini-batch:  h <- h - lr grad nll     from its mixed head, b fixed
+             body:  for every mini-batch:  b <- b - lr grad[ nll + feature_weight mean |phi(x) - mu_y|^2 ]
              sends b, h, h_k, V_k, and the sums and counts of its features by class
     server:  body <- sum_k (n_k / n) b_k,    mu_y <- the mean of class y's features over all clients
              head of k <- sum_j a_j h_j,  a = argmin over the simplex of  sum_j a_j^2 V_j + |h_k - sum_j a_j h_j|^2
 
-Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11); weights below 0.001 become 0, as in
-the authors' code. A class whose mean nobody has sent yet pulls to the client's own mean; the first round has no pull.
+Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11); weights below
+0.001 become 0, as in the authors' code. A class whose mean nobody has sent yet pulls to the
+client's own mean; the first round has no pull.
 
-Bayesian in it, loosely, is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with plugged-in means. Heads
-are no hierarchy: their mix trades bias for variance.
+Bayesian in it, loosely, is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with
+plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Classes(NamedTuple):
 def fedpac(
     model: HeadedNetwork,
     *,
-    lam: float = 1.0,
+    feature_weight: float = 1.0,
     mix: bool = True,
     head_optimizer: Optimizer = SGD(0.1, momentum=0.5),  # noqa: B008 (frozen)
     optimizer: Optimizer = SGD(0.01, momentum=0.5),  # noqa: B008
@@ -68,8 +69,8 @@ def fedpac(
 
     Args:
         model: a classifier with a head.
-        lam: pull of features to the means of their classes, 0 or more. Defaults: the authors', without weight
-            decay.
+        feature_weight: pull of features to the means of their classes, 0 or more. Defaults: the
+            authors', without weight decay.
         mix: whether heads are mixed; False: each client goes on from its own.
         head_optimizer: of the head, started anew in each round.
         optimizer: of the body, likewise.
@@ -80,12 +81,12 @@ def fedpac(
 
     Raises:
         TypeError: the model is another one.
-        ValueError: `lam` is negative.
+        ValueError: `feature_weight` is negative.
     """
     if not isinstance(model, HeadedNetwork):
         raise TypeError("fedpac reads features: hand over models.HeadedNetwork(module, head=...)")
-    if lam < 0.0:
-        raise ValueError(f"lam is {lam}: it must be 0 or more")
+    if feature_weight < 0.0:
+        raise ValueError(f"feature_weight is {feature_weight}: it must be 0 or more")
 
     def parts(params: Params) -> tuple[Params, Params]:
         head = {name: v for name, v in params.items() if model.in_head(name)}
@@ -143,13 +144,13 @@ def fedpac(
             center = torch.where(known, message["mu"], work["means"])[
                 batch.fields[model.y][0].long()
             ]
-            pull = lam * message["known"].amax()  # none in the first round
+            pull = feature_weight * message["known"].amax()  # none in the first round
 
             def loss(body: Params) -> Tensor:
                 theta = {**body, **head}
                 with model.features_seen() as seen:
                     nll = program.mean_loss(theta, batch)
-                if not lam:
+                if not feature_weight:
                     return nll
                 away = (seen[-1].flatten(1) - center).square().mean(1)
                 rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
@@ -251,8 +252,8 @@ def fedpac(
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Return the weights of heads for each client, (N, N): rows on the simplex, over clients that were seen.
 
-    The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that plus
-    (sum a - 1)^2: a non-negative least-squares problem.
+    The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that
+    plus (sum a - 1)^2: a non-negative least-squares problem.
 
     Args:
         h: (N, P) of each client.

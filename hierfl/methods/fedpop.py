@@ -5,17 +5,20 @@
              after the burn-in, keep z, and add up  g_k = mean grad_theta U
     server:  theta <- theta - SGD or Adam of  (N / S) sum_k g_k - grad log p(theta)    over S of N clients
 
-By Fisher's identity the server's sum is the gradient of the log marginal likelihood, with z integrated out.
+By Fisher's identity the server's sum is the gradient of the log marginal likelihood, with z
+integrated out.
 
-Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This follows the paper,
-not its code, which leaves the noise out, steps theta at one client after another, and returns the best of all rounds
-on the test rows. The paper's chain is not corrected: on a Gaussian of precision P its variance is
-1 / (P (1 - gamma P / 2)). `stiffness` in the history is the mean of gamma P, P the curvature along each client's steps;
-where it is 2 or more the chain diverges, and the client fails. With `corrected=True` each step is accepted or rejected
-(MALA: Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2), so that the draws are of the posterior given theta.
+Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This
+follows the paper, not its code, which leaves the noise out, steps theta at one client after
+another, and returns the best of all rounds on the test rows. The paper's chain is not corrected: on
+a Gaussian of precision P its variance is 1 / (P (1 - gamma P / 2)). `stiffness` in the history is
+the mean of gamma P, P the curvature along each client's steps; where it is 2 or more the chain
+diverges, and the client fails. With `metropolis=True` each step is accepted or rejected (MALA:
+Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2), so that the draws are of the posterior
+given theta.
 
-Bayesian in it: the local sites, by draws that clients keep (the guide). What is common is a point, at the mode of
-its marginal posterior, or of its marginal likelihood where it has no prior.
+Bayesian in it: the local sites, by draws that clients keep (the guide). What is common is a point,
+at the mode of its marginal posterior, or of its marginal likelihood where it has no prior.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree, chosen, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
-from hierfl.guides.kept_draws import POINTS, kept_draws
+from hierfl.guides.kept_draws import POINTS
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.handlers import unchecked
@@ -47,66 +50,76 @@ DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
 def fedpop(
     model: Model,
     *,
-    lr: float = 1e-3,
+    step_size: float = 1e-3,
     steps: int = 10,
     burn_in: int = 5,
     batch_size: int | None = None,
-    kept: int = 100,
+    kept_draws: int = 100,
     temperature: float = 1.0,
     server_optimizer: Optimizer = Adam(0.001),  # noqa: B008 (frozen)
     schedule: Literal["constant", "cosine"] = "constant",
-    corrected: bool = False,
+    metropolis: bool = False,
 ) -> Method:
     """Return FedPop of a hierarchical program; clients keep their chain and their last draws.
 
     Args:
         model: with local sites; what is global, sites or params, is estimated by a point.
-        lr: gamma, step size of the chain, > 0. It must stay below 2 / P, P the largest curvature of any client's
-            U, and well below 1 / P for draws of the right spread: where a prior's scale is learned and rows say
-            little of it, an excess of a few per cent in the spread of z adds up to much more in that scale.
-            Non-centered programs (effects in units of their prior) suffer less. Default: hierfl's own choice.
-        steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and server_optimizer: the
-            authors' code.
+        step_size: gamma, of the chain, > 0. It must stay below 2 / P, P the largest curvature of
+            any client's U, and well below 1 / P for draws of the right spread: where a prior's
+            scale is learned and rows say little of it, an excess of a few per cent in the spread of
+            z adds up to much more in that scale. Non-centered programs (effects in units of their
+            prior) suffer less. Default: hierfl's own choice.
+        steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and
+            server_optimizer: the authors' code.
         burn_in: steps of each round before draws are kept, below `steps`.
         batch_size: rows of a mini-batch, scaled to stand for all; None: all rows.
-        kept: the last draws that a client keeps for predictions, of all its rounds.
-        temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by gradient descent.
+        kept_draws: the last draws that a client keeps for predictions, of all its rounds.
+        temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by
+            gradient descent.
         server_optimizer: of the server, on the gradient of minus the log marginal posterior.
-        schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta and the draws
-            come to rest. Default "constant" (the authors' code multiplies by 0.7 twice).
-        corrected: accept or reject each step by Metropolis and Hastings, on all rows, so that the spread of the draws
-            is right at any `lr`. Each round evaluates its first state again, so it makes steps - 1 proposals. The
-            history has `accepted`, the proportion accepted, in place of `stiffness`, and `stuck`, the proportion of
-            clients that accepted none in the round; lower `lr` until `accepted` is above about 0.6. Default False:
+        schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta
+            and the draws come to rest. Default "constant" (the authors' code multiplies by 0.7
+            twice).
+        metropolis: accept or reject each step by Metropolis and Hastings, on all rows, so that the
+            spread of the draws is right at any `step_size`. Each round evaluates its first state
+            again, so it makes steps - 1 proposals. The history has `accepted`, the proportion
+            accepted, in place of `stiffness`, and `stuck`, the proportion of clients that accepted
+            none in the round; lower `step_size` until `accepted` is above about 0.6. Default False:
             the paper's chain.
 
     Raises:
-        ValueError: `lr` is not above 0, `burn_in` is negative or not below `steps`, `kept` is below 1, `temperature` is
-            negative, or `schedule` is neither "constant" nor "cosine". `corrected` is with mini-batches, a single step
-            or temperature 0.
-        ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a key.
+        ValueError: `step_size` is not above 0, `burn_in` is negative or not below `steps`,
+            `kept_draws` is below 1, `temperature` is negative, or `schedule` is neither "constant"
+            nor "cosine". `metropolis` is with mini-batches, a single step or temperature 0.
+        ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a
+            key.
     """
-    if not lr > 0.0 or not temperature >= 0.0 or kept < 1:
+    if not step_size > 0.0 or not temperature >= 0.0 or kept_draws < 1:
         raise ValueError(
-            f"lr is {lr}, temperature {temperature} and kept {kept}: lr must be above 0, temperature 0 or "
-            f"more, and kept 1 or more"
+            f"step_size is {step_size}, temperature {temperature} and kept_draws {kept_draws}: "
+            "step_size must be above 0, temperature 0 or more, and kept_draws 1 or more"
         )
     if not 0 <= burn_in < steps:
         raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below steps, {steps}")
     if schedule not in ("constant", "cosine"):
         raise ValueError(f"schedule is {schedule!r}: it must be 'constant' or 'cosine'")
-    if corrected and (batch_size is not None or steps < 2 or not temperature):
+    if metropolis and (batch_size is not None or steps < 2 or not temperature):
         raise ValueError(
-            f"corrected is True with batch_size {batch_size}, steps {steps} and temperature {temperature}: "
-            f"take all rows (None), 2 or more steps, and a temperature above 0"
+            f"metropolis is True with batch_size {batch_size}, steps {steps} and temperature "
+            f"{temperature}: take all rows (None), 2 or more steps, and a temperature above 0"
         )
-    chain = Chain(lr, steps, burn_in, batch_size, kept, temperature, corrected)
+    chain = Chain(step_size, steps, burn_in, batch_size, kept_draws, temperature, metropolis)
 
     def server(program: Program) -> Server:
         return _server(program, server_optimizer, falls=schedule == "cosine")
 
     return Method(
-        "fedpop", model, kept_draws(size=kept), chain.client, server, traits=frozenset({"by rows"})
+        "fedpop",
+        model,
+        kept_draws(size=kept_draws),
+        chain.client,
+        server,
+        traits=frozenset({"by rows"}),
     )
 
 
@@ -114,13 +127,13 @@ def fedpop(
 class Chain:
     """The options of a client, under the names of `fedpop`."""
 
-    lr: float
+    step_size: float
     steps: int
     burn_in: int
     batch_size: int | None
-    kept: int
+    kept_draws: int
     temperature: float
-    corrected: bool
+    metropolis: bool
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
@@ -130,13 +143,13 @@ class Chain:
         prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
 
         def points(message: Tree, own: Tree) -> Tensor:
-            drawn = prior_draws(program, message, torch.arange(self.kept, dtype=torch.int32))
+            drawn = prior_draws(program, message, torch.arange(self.kept_draws, dtype=torch.int32))
             found: Tensor = chosen(own["seen"], own["points"], drawn)
             return found
 
         def start(message: Tree, own: Tree) -> Tree:
             last = {"z": own["z"], "slope": torch.zeros(size)}
-            if self.corrected:
+            if self.metropolis:
                 last |= {"theta": zeros_like(message), "loss": torch.zeros(())}
             return {
                 "at": own["z"],
@@ -146,11 +159,11 @@ class Chain:
                 "gradient": zeros_like(message),
                 "taken": torch.zeros(()),
                 "loss": torch.zeros(()),
-                "measured": torch.zeros(1 if self.corrected else 2),
+                "measured": torch.zeros(1 if self.metropolis else 2),
             }
 
         def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept
+            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept_draws
             drawn = prior_draws(program, message, which.int())[0]
             return {**work, "at": chosen(work["seen"], work["at"], drawn)}
 
@@ -158,7 +171,7 @@ class Chain:
             at = {"theta": message, "z": work["at"]}
             gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
             here = {"z": work["at"], "slope": gradient["z"]}
-            if self.corrected:
+            if self.metropolis:
                 here |= {"theta": gradient["theta"], "loss": value}
                 accepted = self._accepts(work["last"], here, batch)
                 measured = accepted[None]
@@ -171,16 +184,16 @@ class Chain:
             mean = torch.where(late >= 0.0, 1.0 / each, 0.0)
             return {
                 **work,
-                "at": state["z"] - self.lr * state["slope"] + self._noise(batch, size),
+                "at": state["z"] - self.step_size * state["slope"] + self._noise(batch, size),
                 "last": state,
                 "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
                 "gradient": tree_map(
                     lambda s, g: s + mean * g,
                     work["gradient"],
-                    state["theta"] if self.corrected else gradient["theta"],
+                    state["theta"] if self.metropolis else gradient["theta"],
                 ),
                 "taken": work["taken"] + 1.0,
-                "loss": state["loss"] if self.corrected else value,
+                "loss": state["loss"] if self.metropolis else value,
                 "measured": work["measured"] + (work["taken"] > 0.0) * measured,
             }
 
@@ -191,16 +204,16 @@ class Chain:
                 **self._measures(work["measured"]),
             }
             # at first all kept draws are of the first round, so that none is of the prior
-            whole = work["draws"].repeat(math.ceil(self.kept / each), 1)[-self.kept :]
-            later = torch.cat([own["points"], work["draws"]])[-self.kept :]
+            whole = work["draws"].repeat(math.ceil(self.kept_draws / each), 1)[-self.kept_draws :]
+            later = torch.cat([own["points"], work["draws"]])[-self.kept_draws :]
             kept = chosen(own["seen"], later, whole)
-            z = work["last"]["z"] if self.corrected else work["at"]
+            z = work["last"]["z"] if self.metropolis else work["at"]
             return up, {"z": z, "points": kept, "seen": torch.ones(())}
 
         return Client(
             own={
                 "z": torch.zeros(size),
-                "points": torch.zeros(self.kept, size),
+                "points": torch.zeros(self.kept_draws, size),
                 "seen": torch.zeros(()),
             },
             start=start,
@@ -215,28 +228,28 @@ class Chain:
 
     def _accepts(self, last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
         """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
-        forth = here["z"] - last["z"] + self.lr * last["slope"]
-        back = last["z"] - here["z"] + self.lr * here["slope"]
-        lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.lr)
+        forth = here["z"] - last["z"] + self.step_size * last["slope"]
+        back = last["z"] - here["z"] + self.step_size * here["slope"]
+        lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.step_size)
         key = noise.fold(batch.key[0], noise.word("accept"))
         level = noise.uniforms(key, ()).log() * self.temperature
         return (level < last["loss"] - here["loss"] + lead).to(level.dtype)
 
     def _measures(self, measured: Tensor) -> dict[str, Share]:
-        if self.corrected:
+        if self.metropolis:
             return {
                 "accepted": Share(measured[0] / (self.steps - 1)),
                 "stuck": Share(1.0 * (measured[0] == 0.0)),
             }
         moved, bent = measured.unbind()
-        stiff = self.lr * (bent / moved.clamp(min=1e-300)).sqrt()
+        stiff = self.step_size * (bent / moved.clamp(min=1e-300)).sqrt()
         return {"stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan))}
 
     def _noise(self, batch: ClientBatch, size: int) -> Tensor | float:
         if not self.temperature:
             return 0.0
         key = noise.fold(batch.key[0], noise.word("langevin"))
-        return math.sqrt(2.0 * self.lr * self.temperature) * noise.normals(key, (size,))
+        return math.sqrt(2.0 * self.step_size * self.temperature) * noise.normals(key, (size,))
 
 
 def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:
@@ -264,7 +277,8 @@ def _globals(program: Program, theta: Params) -> Values:
 def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
     """Return draws of the local sites' prior given theta, (S, D), unconstrained; the same for every client.
 
-    Of a prior that depends on client fields it is that of one client, a place where a chain may start.
+    Of a prior that depends on client fields it is that of one client, a place where a chain may
+    start.
 
     Args:
         program: the program.
@@ -291,8 +305,8 @@ def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
             return torch.vmap(one)(numbers)
         except NoKeyedDraw as error:
             raise ProgramError(
-                f"a chain starts at a draw of the prior, and {error} cannot be drawn by a key: take "
-                f"another prior, such as a LogNormal for a Gamma"
+                f"a chain starts at a draw of the prior, and {error} cannot be drawn by a key: "
+                "take another prior, such as a LogNormal for a Gamma"
             ) from error
 
 

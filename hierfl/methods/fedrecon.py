@@ -6,11 +6,12 @@
     server:  theta <- theta + optimizer(-sum_k (q_k / q) (b_k - theta))               q_k query rows gone through
     served:  (theta, h reconstructed on the client's rows)
 
-Source: Singhal et al. 2021, arXiv:2102.03448, Algorithm 1. Differences from the authors' code: rows are split
-at random in each round (theirs alternates mini-batches), and passes are not cut off at 50 mini-batches. No round
-reads what an earlier one left at a client: h is kept for predictions alone. The prior in it is implicit: h is a
-point under a flat prior, held near its fixed start by the few steps; theta is a point that maximizes, to first
-order, the likelihood of the query after reconstruction. Neither has a posterior; the guide is `delta`.
+Source: Singhal et al. 2021, arXiv:2102.03448, Algorithm 1. Differences from the authors' code: rows
+are split at random in each round (theirs alternates mini-batches), and passes are not cut off at 50
+mini-batches. No round reads what an earlier one left at a client: h is kept for predictions alone.
+The prior in it is implicit: h is a point under a flat prior, held near its fixed start by the few
+steps; theta is a point that maximizes, to first order, the likelihood of the query after
+reconstruction. Neither has a posterior; the guide is `delta`.
 """
 
 from __future__ import annotations
@@ -50,15 +51,16 @@ def fedrecon(
 ) -> Method:
     """Return FedRecon of a program without latent sites, such as `hierfl.models.network`.
 
-    Clients of the fit predict with the head of their last round. `fit.personalize(rows, rounds=1)` reconstructs it
-    on all rows given, at the last body, for them and for new clients alike.
+    Clients of the fit predict with the head of their last round. `fit.personalize(rows, rounds=1)`
+    reconstructs it on all rows given, at the last body, for them and for new clients alike.
 
     Args:
-        model: its params are all global, or the local ones are the head; the loss is the mean negative log
-            likelihood of a row.
-        head: which global params are the local part, as in `fedrep`; "none" is FedAvg with a server optimizer.
-            Its start is the program's.
-        head_optimizer: of the reconstruction, started anew in each round. Defaults: the authors' for MovieLens.
+        model: its params are all global, or the local ones are the head; the loss is the mean
+            negative log likelihood of a row.
+        head: which global params are the local part, as in `fedrep`; "none" is FedAvg with a server
+            optimizer. Its start is the program's.
+        head_optimizer: of the reconstruction, started anew in each round. Defaults: the authors'
+            for MovieLens.
         body_optimizer: of the body, likewise.
         server_optimizer: of the server; their StackOverflow runs take Yogi with step size 0.1.
         head_steps: passes over the support, or mini-batches of it (`unit`).
@@ -69,8 +71,8 @@ def fedrecon(
 
     Raises:
         ValueError: (at fit) `head` matches no param.
-        ProgramError: (at fit) `head` matches every param, is missing, or is given though the model has local
-            params; the model has latent sites, or is `batch_norm_network`.
+        ProgramError: (at fit) `head` matches every param, is missing, or is given though the model
+            has local params; the model has latent sites, or is `batch_norm_network`.
     """
 
     def client(program: Program) -> Client:

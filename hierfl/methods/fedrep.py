@@ -5,12 +5,13 @@
              for every mini-batch:  b <- b - lr grad_b nll(b, h)           with h fixed
     server:  theta <- sum_k (n_k / n) b_k
 
-Sources: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; FedPer: Arivazhagan et al. 2019, arXiv:1912.00818,
-Algorithms 1 and 2. Differences from the authors' code: each part has an optimizer of its own (theirs keeps one
-with momentum, under which the frozen part moves on); there is no weight decay (theirs is 1e-4); and no
-last round in which all clients fit their heads anew (`fit.personalize` does so, from the common start). Nothing in it
-is Bayesian: the body is one point for all clients and each head a point under a flat prior, so that heads do not
-borrow strength; the guide is `delta`.
+Sources: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; FedPer: Arivazhagan et al. 2019,
+arXiv:1912.00818, Algorithms 1 and 2. Differences from the authors' code: each part has an optimizer
+of its own (theirs keeps one with momentum, under which the frozen part moves on); there is no
+weight decay (theirs is 1e-4); and no last round in which all clients fit their heads anew
+(`fit.personalize` does so, from the common start). Nothing in it is Bayesian: the body is one point
+for all clients and each head a point under a flat prior, so that heads do not borrow strength; the
+guide is `delta`.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ def fedrep(
     r"""Return FedRep of a program without latent sites, such as `hierfl.models.network`.
 
     Args:
-        model: its params are all global, or the local ones are the head; the loss is the mean negative log
-            likelihood of a row.
-        head: which global params are the head, by the names in the program: a regular expression such as
-            r"^theta\.4\.", a sequence of prefixes or a predicate; "none" is FedAvg, "all" each client alone. None
-            where the model declares params inside `batch.clients()`: they are the head.
+        model: its params are all global, or the local ones are the head; the loss is the mean
+            negative log likelihood of a row.
+        head: which global params are the head, by the names in the program: a regular expression
+            such as r"^theta\.4\.", a sequence of prefixes or a predicate; "none" is FedAvg, "all"
+            each client alone. None where the model declares params inside `batch.clients()`: they
+            are the head.
         optimizer: of either part, started anew in each round. Defaults: the authors' for CIFAR-10.
-        head_steps: passes over the rows on the head, or mini-batches (`unit`); a new client takes these alone.
+        head_steps: passes over the rows on the head, or mini-batches (`unit`); a new client takes
+            these alone.
         body_steps: the same on the body.
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
@@ -60,8 +63,8 @@ def fedrep(
 
     Raises:
         ValueError: (at fit) `head` matches no param.
-        ProgramError: (at fit) `head` matches every param, is missing, or is given though the model has local
-            params; the model has latent sites, or is `batch_norm_network`.
+        ProgramError: (at fit) `head` matches every param, is missing, or is given though the model
+            has local params; the model has latent sites, or is `batch_norm_network`.
     """
     name = "fedper" if joint else "fedrep"
 
@@ -87,7 +90,8 @@ def fedrep(
         return Client(
             own={"head": parts.head, "seen": torch.zeros(())},
             start=start,
-            # a phase without steps is left out, so that the mini-batches are those of methods without it
+            # a phase without steps is left out, so that the mini-batches are those of methods
+            # without it
             phases=(both,) if joint else (*tuned, *trained),
             finish=finish,
             params=lambda message, own: {**message, **head_of(message, own)},

@@ -24,15 +24,15 @@ NO_STATE: dict[str, Tree] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of `fedsvi`, under the same names."""
+    """The arguments of `fedsvi`, under the same names; `global_lr` is the step size of `global_optimizer`."""
 
     optimizer: Optimizer
     local_optimizer: Optimizer
     local_steps: int
     global_steps: int
-    client_lr: float
+    global_lr: float
     batch_size: int | None
-    num_particles: int
+    draws: int
     schedule: Literal["constant", "cosine"]
     average: float
 
@@ -70,8 +70,8 @@ def svi_client(program: Program, how: Setting) -> Client:
     """Return the client of one program."""
     if program.reads_all_rows and how.batch_size is not None:
         raise ProgramError(
-            f"batch_size is {how.batch_size}, and this guide reads every row of a client at each step: "
-            f"leave batch_size at None"
+            f"batch_size is {how.batch_size}, and this guide reads every row of a client at each "
+            "step: leave batch_size at None"
         )
     _, mine = program.start()
     local_optimizer, count = how.local_optimizer, program.num_clients
@@ -81,7 +81,7 @@ def svi_client(program: Program, how: Setting) -> Client:
         return over_draws(
             lambda b: program.terms(params, b).loss(program.share),
             batch,
-            how.num_particles,
+            how.draws,
             keyed=program.in_vmap,
         )
 
@@ -110,7 +110,7 @@ def svi_client(program: Program, how: Setting) -> Client:
         pooled = scaled(gradient["shared"], count)  # this client's estimate of the pooled gradient
         return {
             "shared": tree_map(
-                lambda p, g: p - how.client_lr * message["rate"] * g, work["shared"], pooled
+                lambda p, g: p - how.global_lr * message["rate"] * g, work["shared"], pooled
             ),
             "mine": params,
             "state": state,

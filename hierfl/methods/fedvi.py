@@ -2,14 +2,15 @@
 
     client:  theta_k <- theta;  every mini-batch is split in halves, a support and a query set:
                  q(beta) = P(features of the support),  beta ~ q,
-                 theta_k <- theta_k - lr grad[ query nll(theta_k, beta) + tau KL(q || prior) + gamma ... ]
+                 theta_k <- theta_k - lr grad[ query nll(theta_k, beta) + kl_weight KL(q || prior) + ... ]
              returns theta_k - theta, weighted by the number of query rows
     server:  theta <- theta + SGD with momentum along the weighted mean
 
-A new client needs rows only, no labels. Source: Vedadi et al. 2023, arXiv:2305.13672, Algorithm 1 and Section
-5, Eq. (8) with the nll as a mean over rows (the paper's tau of 1e-9 then hardly matters, as it does there).
-Differences: no dropout; the halves are every other row of a shuffled mini-batch, so that a mini-batch of any
-size has both.
+A new client needs rows only, no labels. Source: Vedadi et al. 2023, arXiv:2305.13672, Algorithm 1
+and Section 5, Eq. (8) with the nll as a mean over rows (the paper's tau of 1e-9 then hardly
+matters, as it does there).
+Differences: no dropout; the halves are every other row of a shuffled mini-batch, so that a
+mini-batch of any size has both.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from hierfl.program.terms import Terms
 
 @recorded
 def fedvi(
-    heads: PersonalHeads,
+    model: PersonalHeads,
     *,
-    tau: float = 1e-9,
-    gamma: float = 0.0,
+    kl_weight: float = 1e-9,
+    prior_weight: float = 0.0,
     loss: Literal["mean", "sum"] = "mean",
     optimizer: Optimizer = SGD(0.02),  # noqa: B008 (frozen)
     server_optimizer: Optimizer = SGD(3.0, momentum=0.9),  # noqa: B008 (frozen)
@@ -50,13 +51,13 @@ def fedvi(
     """Return FedVI of an embedding with a common and a personal head.
 
     Args:
-        heads: the model, `hierfl.models.PersonalHeads(embedding, outputs=...)`.
-        tau: weight of the KL of a client's personal head. Defaults of tau, gamma, step sizes, batch_size and
-            hidden: the paper's for FEMNIST (for CIFAR-100: tau 1e-3 and lr 0.03).
-        gamma: weight of -log prior of the global params (`heads.global_scale`), 1/N of it at each client; 0:
-            no prior.
-        loss: the nll as the mean over the query rows, or as their "sum": with tau = gamma = 1 that is the
-            negative ELBO.
+        model: `hierfl.models.PersonalHeads(embedding, outputs=...)`.
+        kl_weight: tau, of the KL of a client's personal head. Defaults of both weights, step sizes,
+            batch_size and hidden: the paper's for FEMNIST (for CIFAR-100: tau 1e-3 and lr 0.03).
+        prior_weight: gamma, of -log prior of the global params (`model.global_scale`), 1/N of it at
+            each client; 0: no prior.
+        loss: the nll as the mean over the query rows, or as their "sum": with both weights 1 that
+            is the negative ELBO.
         optimizer: of the client, started anew in each round.
         server_optimizer: of the server, on minus the mean of the updates.
         steps: passes over the rows of a round, or mini-batches (`unit`).
@@ -66,11 +67,12 @@ def fedvi(
         pool: see `guides.constructed`.
 
     Raises:
-        ValueError: `tau` or `gamma` is negative.
+        ValueError: `kl_weight` or `prior_weight` is negative.
     """
-    if min(tau, gamma) < 0.0:
+    if min(kl_weight, prior_weight) < 0.0:
         raise ValueError(
-            f"tau ({tau}) and gamma ({gamma}) are weights of penalties: they must be 0 or more"
+            f"kl_weight ({kl_weight}) and prior_weight ({prior_weight}) are weights of penalties: "
+            "they must be 0 or more"
         )
 
     def client(program: Program) -> Client:
@@ -79,8 +81,10 @@ def fedvi(
         ) -> tuple[Tensor, Terms]:
             terms = program.terms(theta, query, support=support)
             nll = terms.nll.sum() / (queried(query).clamp(min=1.0) if loss == "mean" else 1.0)
-            total = nll + tau * terms.local_kl.sum()
-            return (total + gamma * program.share * terms.global_kl if gamma else total), terms
+            total = nll + kl_weight * terms.local_kl.sum()
+            return (
+                total + prior_weight * program.share * terms.global_kl if prior_weight else total
+            ), terms
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             support, query = every_other(batch)
@@ -131,9 +135,9 @@ def fedvi(
         return Server(start, update, down=lambda state, clock: state["theta"])
 
     guide = constructed(
-        features=heads.global_features, scale=heads.prior_scale, hidden=hidden, pool=pool
+        features=model.global_features, scale=model.prior_scale, hidden=hidden, pool=pool
     )
-    return Method("fedvi", heads, guide, client, server)
+    return Method("fedvi", model, guide, client, server)
 
 
 def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:

@@ -2,9 +2,9 @@
 
     w <- the method's own params;  for every mini-batch:  w <- w - lr grad nll(w)
 
-Training does not depend on it: what clients send stays as it is. In a program with local sites the params of
-those sites are tuned, in one without latent sites a copy of all global params. "+FT" is the name in Shi et al.
-2023, arXiv:2310.09183.
+Training does not depend on it: what clients send stays as it is. In a program with local sites the
+params of those sites are tuned, in one without latent sites a copy of all global params. "+FT" is
+the name in Shi et al. 2023, arXiv:2310.09183.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ def fine_tuned(
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
         optimizer: started anew in each round.
-        when: "adapting": only in `fit.personalize(rows, rounds=e)`, e times `steps`, each round going on from
-            the last one; before that predictions come from the method's own params. "every round": at the
-            end of each round of training and of `personalize`, from the method's params at that time.
-        own_steps: clients that adapt take the method's own steps first, where it has client state; False: they tune
-            what the last round left.
+        when: "adapting": only in `fit.personalize(rows, rounds=e)`, e times `steps`, each round
+            going on from the last one; before that predictions come from the method's own params.
+            "every round": at the end of each round of training and of `personalize`, from the
+            method's params at that time.
+        own_steps: clients that adapt take the method's own steps first, where it has client state;
+            False: they tune what the last round left.
         mirror: take gradients in the constrained values of the local sites, as `pfedbred` does.
 
     Raises:
         ValueError: `steps` is below 1, or `when` is neither "adapting" nor "every round".
-        ProgramError: (at fit) there are latent sites, but no params of local sites to tune; `mirror` without the
-            guide `delta`; or it is around `batch_normed`, not inside.
+        ProgramError: (at fit) there are latent sites, but no params of local sites to tune;
+            `mirror` without the guide `delta`; or it is around `batch_normed`, not inside.
     """
     if when not in ("adapting", "every round"):
         raise ValueError(f"when is {when!r}; it must be 'adapting' or 'every round'")
@@ -65,8 +66,8 @@ def fine_tuned(
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
         if "own statistics" in method.traits:
             raise ProgramError(
-                f"fine_tuned around '{method.name}' would predict by tuned params with statistics of others: put it "
-                f"inside, batch_normed(fine_tuned(method))"
+                f"fine_tuned around '{method.name}' would predict by tuned params with statistics "
+                "of others: put it inside, batch_normed(fine_tuned(method))"
             )
         taken = Phase(_same, steps, unit, batch_size)
         each = when == "every round"
@@ -117,8 +118,8 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
         return mine
     if program.latents.sites:
         raise ProgramError(
-            f"fine_tuned has nothing to tune: the clients of '{name}' have latent sites, but no params of "
-            f"their own; take a method with the guide delta"
+            f"fine_tuned has nothing to tune: the clients of '{name}' have latent sites, but no "
+            "params of their own; take a method with the guide delta"
         )
     return above
 

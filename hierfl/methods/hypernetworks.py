@@ -37,12 +37,13 @@ class Hypernetwork(Protocol):
 class Mlp:
     """Dense layers of rectified units, and a dense layer for each tensor that comes out.
 
-    At first the heads' biases are the model's own starting values, and their weights are small: all clients start near
-    the model as it is. (The paper's code starts them at random.)
+    At first the heads' biases are the model's own starting values, and their weights are small: all
+    clients start near the model as it is. (The paper's code starts them at random.)
 
     Args:
         hidden: units of each hidden layer. Default: the authors', three of 100.
-        spread: sd of what the embedding adds at first to a param, as a share of that tensor's own sd.
+        spread: sd of what the embedding adds at first to a param, as a share of that tensor's own
+            sd.
     """
 
     hidden: tuple[int, ...] = (100, 100, 100)

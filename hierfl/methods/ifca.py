@@ -4,12 +4,14 @@
              for every mini-batch:  w <- w - lr grad nll(w)
     server:  theta_k <- mean of w over the clients with z = k; a theta_k that none chose stays
 
-Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1, with averages of models; clients count alike, as in the
-authors' code (`hierfl.methods.by_rows` does not apply: the mean is by cluster; take weights="rows"). A client
-sends its model at its cluster's place among zeros, and the mask: the server needs sums alone, and does not
-learn who chose what. The code picks a test client's cluster by its test loss; here by its own rows.
+Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1, with averages of models; clients count
+alike, as in the authors' code (`hierfl.methods.by_rows` does not apply: the mean is by cluster;
+take weights="rows"). A client sends its model at its cluster's place among zeros, and the mask: the
+server needs sums alone, and does not learn who chose what. The code picks a test client's cluster
+by its test loss; here by its own rows.
 
-Bayesian in it is a mixture of clients, w_k = theta_{z_k}, with a hard, uniform label z_k. The theta_k are points.
+Bayesian in it is a mixture of clients, w_k = theta_{z_k}, with a hard, uniform label z_k. The
+theta_k are points.
 """
 
 from __future__ import annotations
@@ -42,27 +44,30 @@ def ifca(
     steps: int = 10,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = None,
-    weights: Literal["clients", "rows"] = "clients",
+    weights: Literal["uniform", "rows"] = "uniform",
     starts: Sequence[Params] | None = None,
 ) -> Method:
     """Return IFCA of a program whose params are all global, such as `hierfl.models.network`.
 
-    Clusters that start badly may all lose to one: run several seeds of `fit`, and keep the run of the smallest loss.
+    Clusters that start badly may all lose to one: run several seeds of `fit`, and keep the run of
+    the smallest loss.
 
     Args:
         model: a program with global params and no latent sites.
-        clusters: K. Defaults: the authors' for rotated MNIST, 10 steps on all rows with step size 0.1.
+        clusters: K. Defaults: the authors' for rotated MNIST, 10 steps on all rows with step size
+            0.1.
         optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
-        weights: whether clients of a cluster count alike, or by their rows.
-        starts: K sets of global params to start from. Default None: those of the model, each tensor's numbers
-            in K orders.
+        weights: of the mean within a cluster: "uniform", or by "rows".
+        starts: K sets of global params to start from. Default None: those of the model, each
+            tensor's numbers in K orders.
 
     Raises:
         ValueError: `clusters` is below 1.
-        ProgramError: (at fit) the model has latent sites or local params; or two clusters start alike.
+        ProgramError: (at fit) the model has latent sites or local params; or two clusters start
+            alike.
     """
     if clusters < 1:
         raise ValueError(f"clusters is {clusters}: it must be 1 or more")

@@ -3,12 +3,14 @@
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)         of the network alone, as in FedAvg
              keeps some of its rows
     server:  theta <- sum_k (n_k / n) w_k
-    predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k rows kept whose features are nearest
+    predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k rows kept whose features are
+    nearest
 
-Source: Marfoq et al. 2022, arXiv:2111.09360. Features are those of the last theta: a client keeps rows, not features. A
-client that joins later keeps its rows, and trains nothing.
+Source: Marfoq et al. 2022, arXiv:2111.09360. Features are those of the last theta: a client keeps
+rows, not features. A client that joins later keeps its rows, and trains nothing.
 
-Nothing in it is Bayesian: theta is a point, and the prediction a mix of two with a weight that is given.
+Nothing in it is Bayesian: theta is a point, and the prediction a mix of two with a weight that is
+given.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def knn_per(
 
     Args:
         model: a network with memory, which holds the number of neighbors and the memory's weight.
-        optimizer: of the client, started anew in each round. Defaults: the authors' for FEMNIST, without their
-            schedule of step sizes.
+        optimizer: of the client, started anew in each round. Defaults: the authors' for FEMNIST,
+            without their schedule of step sizes.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -53,7 +55,8 @@ def knn_per(
     """
     if not isinstance(model, MemoryNetwork):
         raise TypeError(
-            "knn_per keeps rows in the memory of a model: hand over models.MemoryNetwork(module, features=...)"
+            "knn_per keeps rows in the memory of a model: hand over models.MemoryNetwork(module, "
+            "features=...)"
         )
     descent = Descent(optimizer, steps, unit, batch_size)
 

@@ -2,8 +2,8 @@
 
     q(z) = t_0(z) prod_k t_k(z),    t_k(z) = exp(eta . z - z' Lambda z / 2)
 
-A factor is a pair `shift` eta (K,) and `precision` Lambda (K, K); it need not be a distribution, only q must be.
-A client sends the change of its own factor, and the server adds the changes to q.
+A factor is a pair `shift` eta (K,) and `precision` Lambda (K, K); it need not be a distribution,
+only q must be. A client sends the change of its own factor, and the server adds the changes to q.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
     """Return what a client sends after a visit, the change of its factor, and what it keeps.
 
     Args:
-        work: `q`, the client's Gaussian; `near`; and `improper`, 1 where it found none and `q` is the server's.
+        work: `q`, the client's Gaussian; `near`; and `improper`, 1 where it found none and `q` is
+            the server's.
         message: the server's q.
         own: the client's `factor`, where it keeps one, and `near`.
         damping: the part of the change from the server's q to the client's that is made.

@@ -23,8 +23,8 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
 
     Args:
         method: any method whose server averages its clients' copies of the global params.
-        beta: factor of the server's step; 1 is the method itself, 0 a server that never moves. Factors
-            multiply where a method is wrapped twice.
+        beta: factor of the server's step; 1 is the method itself, 0 a server that never moves.
+            Factors multiply where a method is wrapped twice.
 
     Raises:
         ValueError: `beta` is negative or not finite.
@@ -41,7 +41,8 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         check_averages("over_relaxed", method, program, plain, mend)
         return _relaxed(plain, beta)
 
-    # a server that moves further stops elsewhere, if at all: the method's `most_rounds` says nothing of it
+    # a server that moves further stops elsewhere, if at all: the method's `most_rounds` says
+    # nothing of it
     return replace(method, name=f"{method.name}+AM", server=server, most_rounds=None)
 
 

@@ -10,10 +10,10 @@
              serves theta - a grad f_k(theta), over all its rows
     server:  theta <- sum_k (n_k / n) w_k
 
-Source: Fallah, Mokhtari and Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 and Section 5. Differences: means are
-weighted by rows, as in `fedavg`, and the step before a prediction takes all training rows. No part is Bayesian:
-one step from theta is a MAP estimate that stops early, under a Normal prior about theta only where the model is
-linear.
+Source: Fallah, Mokhtari and Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 and Section 5.
+Differences: means are weighted by rows, as in `fedavg`, and the step before a prediction takes all
+training rows. No part is Bayesian: one step from theta is a MAP estimate that stops early, under a
+Normal prior about theta only where the model is linear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
 from hierfl.methods.fine_tuned import fine_tuned
-from hierfl.optimizers import SGD
+from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -45,8 +45,8 @@ BATCHES = {"first": 2, "hessian-free": 3, "full": 3}  # independent mini-batches
 def per_fedavg(
     model: Model,
     *,
-    inner_lr: float = 0.01,
-    lr: float = 0.01,
+    inner_optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008
     meta: Meta = "first",
     difference: float = 1e-3,
     steps: int = 20,
@@ -54,33 +54,36 @@ def per_fedavg(
 ) -> Method:
     """Return Per-FedAvg of a program whose params are all global, such as `hierfl.models.network`.
 
-    A client is served one step from the params that its last round began with. `fit.personalize(rows,
-    rounds=1)` takes the step from the last ones, for these clients or new ones.
+    A client is served one step from the params that its last round began with.
+    `fit.personalize(rows, rounds=1)` takes the step from the last ones, for these clients or new
+    ones.
 
     Args:
         model: as in `fedavg`.
-        inner_lr: a, step size of the step that fits a client, 0 or more; 0: FedAvg. Defaults of inner_lr, lr
-            and meta, of steps and batch_size: PRIOR's, arXiv:2310.09183, appendix C (FedABML takes 1e-4 and
-            "hessian-free").
-        lr: b, step size of theta, > 0.
-        meta: "first", "hessian-free" or "full": how the derivative of the step is treated. "first" leaves it
-            out, and finds another optimum than the other two.
-        difference: d of "hessian-free", > 0. Default: hierfl's own choice; any d is exact for a quadratic loss.
+        inner_optimizer: of the step that fits a client, plain SGD with step size a; SGD(0.0):
+            FedAvg. Defaults of both optimizers, meta, steps and batch_size: PRIOR's,
+            arXiv:2310.09183, appendix C (FedABML takes 1e-4 and "hessian-free").
+        optimizer: of w, b in the paper; started from scratch in each round.
+        meta: "first", "hessian-free" or "full": how the derivative of the step is treated. "first"
+            leaves it out, and finds another optimum than the other two.
+        difference: d of "hessian-free", > 0. Default: hierfl's own choice; any d is exact for a
+            quadratic loss.
         steps: meta-steps of a round.
-        batch_size: rows of each of a step's independent mini-batches, two of "first" and three of the others.
-            Where a client has too few, they share rows. None: all rows, in each.
+        batch_size: rows of each of a step's independent mini-batches, two of "first" and three of
+            the others. Where a client has too few, they share rows. None: all rows, in each.
 
     Raises:
-        ValueError: `inner_lr` is negative, `lr` or `difference` is not above 0, or `meta` is none of the three.
+        ValueError: `inner_optimizer` is not plain SGD, `difference` is not above 0, or `meta` is
+            none of the three.
         ProgramError: (at fit) the model has latent sites or local params.
     """
     if meta not in BATCHES:
         raise ValueError(f"meta is {meta!r}: it must be 'first', 'hessian-free' or 'full'")
-    if not (inner_lr >= 0.0 and lr > 0.0 and difference > 0.0):
-        raise ValueError(
-            f"inner_lr is {inner_lr}, lr {lr} and difference {difference}: inner_lr must be 0 or more, "
-            f"and the others above 0"
-        )
+    if not difference > 0.0:
+        raise ValueError(f"difference is {difference}: it must be above 0")
+    inner_lr = plain_lr(
+        inner_optimizer, "inner_optimizer", "a client is fitted by one gradient step"
+    )
 
     def client(program: Program) -> Client:
         common_params(program, "per_fedavg")
@@ -92,7 +95,8 @@ def per_fedavg(
             gradient, value = _meta_gradient(
                 program, work["w"], batches, inner_lr, meta, difference
             )
-            return {"w": tree_map(lambda w, g: w - lr * g, work["w"], gradient), "loss": value}
+            moved = step(optimizer, gradient, Stepped(work["w"], work["state"]))
+            return {"w": moved.params, "state": moved.state, "loss": value}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}, own
@@ -101,7 +105,11 @@ def per_fedavg(
         phase = Phase(move, steps, batch_size=together, nested=meta == "full")
         return Client(
             own={},
-            start=lambda message, own: {"w": message, "loss": torch.zeros(())},
+            start=lambda message, own: {
+                "w": message,
+                "state": optimizer.init(message),
+                "loss": torch.zeros(()),
+            },
             phases=(phase,),
             finish=finish,
             adapt=(),
@@ -116,7 +124,7 @@ def per_fedavg(
         steps=1,
         unit="step",
         batch_size=None,
-        optimizer=SGD(inner_lr),
+        optimizer=inner_optimizer,
         when="every round",
     )
     return replace(served, name="per_fedavg")

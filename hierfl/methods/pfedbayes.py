@@ -1,22 +1,26 @@
 """pFedBayes: a mean-field posterior for each client, under a global Gaussian prior.
 
     client:  theta_k <- theta;  q_k <- theta in its first round, later its last q_k;  for every mini-batch of b rows:
-                 K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k),  one draw each
+                 K Adam steps on q_k of  (n_k / b) E_q NLL_batch + kl_weight KL(q_k || p_theta_k),  one draw each
                  one Adam step on theta_k of the same (only its KL depends on theta_k)
     server:  theta <- sum_k (n_k / n) theta_k
 
-Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and unconstrained scales is the
-paper's rule; it is no product of posteriors. Differences from the public port: noise of standard deviation 1
-(there 0.001, in effect a point estimate), and a mini-batch scaled to stand for all rows.
+Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and unconstrained scales
+is the paper's rule; it is no product of posteriors. Differences from the public port: noise of
+standard deviation 1 (there 0.001, in effect a point estimate), and a mini-batch scaled to stand for
+all rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
+from hierfl.methods.by_rows import by_rows
 from hierfl.methods.prior_params import at_prior
-from hierfl.optimizers import Adam
+from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -26,9 +30,9 @@ from hierfl.program.sites import Model
 def pfedbayes(
     model: Model,
     *,
-    zeta: float = 10.0,
-    lr: float = 0.001,
-    eta: float = 0.001,
+    kl_weight: float = 10.0,
+    optimizer: Optimizer = Adam(0.001),  # noqa: B008 (frozen)
+    global_optimizer: Optimizer = Adam(0.001),  # noqa: B008
     inner_steps: int = 5,
     steps: int = 20,
     batch_size: int | None = 100,
@@ -40,16 +44,16 @@ def pfedbayes(
     Args:
         model: local sites whose Normal prior has global params for mean and scale, such as
             `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale="learned")`.
-        zeta: weight of the KL; 1 is the ELBO. Defaults of zeta, lr, eta, inner_steps, steps, batch_size: the
+        kl_weight: of the KL, zeta in the paper; 1 is the ELBO. All defaults but that of draws: the
             public port's.
-        lr: step size of the posterior's params.
-        eta: step size of the client's copy of the prior's params.
+        optimizer: of the posterior's params, started from scratch in each round.
+        global_optimizer: of the client's copy of the prior's params, likewise.
         inner_steps: K, steps of the posterior on each mini-batch.
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all.
         draws: S, draws of the posterior that each gradient is averaged over.
-        init_scale: standard deviation of a client's posterior before its first round; None: the prior's, so
-            that the posterior is the prior until the client has used its rows.
+        init_scale: standard deviation of a client's posterior before its first round; None: the
+            prior's, so that the posterior is the prior until the client has used its rows.
 
     Raises:
         ProgramError: (at fit) the model has no local site, or nothing global to learn.
@@ -66,15 +70,15 @@ def pfedbayes(
         )
 
     core = Alternating(
-        loss=lambda terms, rows: terms.nll + zeta * terms.local_kl,
-        local=Adam(lr),
-        shared=Adam(eta),
+        loss=lambda terms, rows: terms.nll + kl_weight * terms.local_kl,
+        local=optimizer,
+        shared=global_optimizer,
         inner=inner_steps,
         steps=steps,
         batch_size=batch_size,
         draws=draws,
         begin=begin,
-        by_rows=True,
     )
     guide = mean_field if init_scale is None else mean_field(init_scale=init_scale)
-    return Method("pfedbayes", model, guide, core.client, core.server)
+    plain = Method("pfedbayes", model, guide, core.client, core.server)
+    return replace(by_rows(plain), name="pfedbayes")

@@ -2,18 +2,19 @@
 
     client:  w <- theta;  for every mini-batch:
                  mu <- where the strategy puts it                           (`pfedbred_strategies`)
-                 K times  v <- v - lr grad_v [ nll(v) + lam D(v, mu) ]
-                 w <- w - eta lam (mu - v)                                  ~ grad_w lam D(v, mu(w))
+                 K times  v <- v - lr grad_v [ nll(v) + prox D(v, mu) ]
+                 w <- w - eta prox (mu - v)                                 ~ grad_w prox D(v, mu(w))
     server:  theta <- mean_k w_k
 
-Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, Eq. (14). All of it moves in natural parameters, by
-gradients in the means (mirror steps), so that values stay where they are defined; for a Gaussian of unit
-precision the two are one. There d D(v, mu(s)) / ds = mu - v exactly, and the approximation left is d mu / d w
-= 1: `jacobian="exact"` does without it.
+Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, Eq. (14). All of it moves in natural
+parameters, by gradients in the means (mirror steps), so that values stay where they are defined;
+for a Gaussian of unit precision the two are one. There d D(v, mu(s)) / ds = mu - v exactly, and the
+approximation left is d mu / d w = 1: `jacobian="exact"` does without it.
 
-The paper's "+FT" and "+AM" are `fine_tuned(..., when="every round", mirror=True)` and `over_relaxed`. In its
-Algorithm 1, as in the authors' code, all clients train and S of N are averaged: `averaging_some(..., share=S
-/ N)`. Their code weights clients by rows, `by_rows`; the paper's mean is uniform.
+The paper's "+FT" and "+AM" are `fine_tuned(..., when="every round", mirror=True)` and
+`over_relaxed`. In its Algorithm 1, as in the authors' code, all clients train and S of N are
+averaged: `averaging_some(..., share=S / N)`. Their code weights clients by rows, `by_rows`; the
+paper's mean is uniform.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.mirror import domains_of_params, kept_inside
 from hierfl.methods.pfedbred_client import Setting, bred_client
 from hierfl.methods.pfedbred_strategies import Strategy, Word, strategy_of
+from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -37,59 +39,66 @@ def pfedbred(
     model: Model,
     strategy: Word | Strategy = "mh",
     *,
-    lam: float = 15.0,
-    lr: float = 0.01,
-    eta: float = 0.01,
-    gradient_step: float = 0.01,
-    memory_step: float = 0.05,
-    prox_steps: int = 5,
+    prox: float = 15.0,
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
+    global_optimizer: Optimizer = SGD(0.01),  # noqa: B008
+    gradient_step_size: float = 0.01,
+    memory_step_size: float = 0.05,
+    inner_steps: int = 5,
     steps: int = 20,
     batch_size: int | None = 20,
-    prox_start: Literal["own", "global", "moved"] = "own",
+    inner_start: Literal["own", "global", "moved"] = "own",
     jacobian: Literal["identity", "exact"] = "identity",
 ) -> Method:
     """Return pFedBreD of a hierarchical program, by point estimates.
 
     Args:
-        model: local sites whose prior's mean is a global param each: `hierfl.models.bayesian_network(module,
-            prior_scale=1.0)`, the Gaussian of the paper's experiments, or
-            `hierfl.models.bregman_network(module, prior)`.
-        strategy: how mu is chosen: "none", "lg", "meg", "mh", "mh24" or "mh-code", or a `Strategy` of your
-            own.
-        lam: weight of the divergence, beside the mean negative log likelihood of a row. The paper's: 15 to
-            60.
-        lr: step size of the personalized model v, alpha in the paper. Defaults of the step sizes, prox_steps,
-            steps and batch_size: the paper's.
-        eta: step size of the client's copy w of the global model, alpha_m in the paper.
-        gradient_step: a, eta_alpha in the paper. Keep it below 1 / the curvature of a client's loss, which grows in
-            training: above it the step leads uphill, and the global params may collapse late in a run.
-        memory_step: m, eta in the paper.
-        prox_steps: K, steps of v on each mini-batch.
+        model: local sites whose prior's mean is a global param each:
+            `hierfl.models.bayesian_network(module, prior_scale=1.0)`, the Gaussian of the paper's
+            experiments, or `hierfl.models.bregman_network(module, prior)`.
+        strategy: how mu is chosen: "none", "lg", "meg", "mh", "mh24" or "mh-code", or a `Strategy`
+            of your own.
+        prox: weight of the divergence, beside the mean negative log likelihood of a row; lambda in
+            the paper, 15 to 60.
+        optimizer: of the personalized model v, plain SGD; alpha in the paper. Defaults of the step
+            sizes, inner_steps, steps and batch_size: the paper's.
+        global_optimizer: of the client's copy w of the global model, plain SGD; alpha_m in the
+            paper.
+        gradient_step_size: a, eta_alpha in the paper. Keep it below 1 / the curvature of a client's
+            loss, which grows in training: above it the step leads uphill, and the global params may
+            collapse late in a run.
+        memory_step_size: m, eta in the paper.
+        inner_steps: K, steps of v on each mini-batch.
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all. "mh-code" takes two mini-batches at a step.
-        prox_start: where the K steps start. "own": at v where the last mini-batch left it, also from round to
-            round (Algorithm 1). "global": the same, except at theta in the first step of a round (pFedMe's
-            code). "moved": at w after its gradient step, for every mini-batch (the authors' code).
-        jacobian: of mu(w): "identity" takes it for 1; "exact" differentiates through the strategy's gradient.
+        inner_start: where the K steps start. "own": at v where the last mini-batch left it, also
+            from round to round (Algorithm 1). "global": the same, except at theta in the first step
+            of a round (pFedMe's code). "moved": at w after its gradient step, for every mini-batch
+            (the authors' code).
+        jacobian: of mu(w): "identity" takes it for 1; "exact" differentiates through the strategy's
+            gradient.
 
     Raises:
-        ProgramError: (at fit) the model has no local site, or one whose prior's mean is no global param.
-        ValueError: an unknown strategy; or an exact Jacobian of "mh-code", whose mu is no function of w.
+        ProgramError: (at fit) the model has no local site, or one whose prior's mean is no global
+            param.
+        ValueError: an unknown strategy; an optimizer other than plain SGD; or an exact Jacobian of
+            "mh-code", whose mu is no function of w.
     """
     chosen = strategy_of(strategy)
     if chosen.moves_w and jacobian == "exact":
         raise ValueError("mh-code moves w itself, and has no Jacobian: take mh24 for an exact one")
+    mirror = "its equations are of mirror descent"
     how = Setting(
         strategy=chosen,
-        lam=lam,
-        lr=lr,
-        eta=eta,
-        gradient_step=gradient_step,
-        memory_step=memory_step,
-        prox_steps=prox_steps,
+        prox=prox,
+        lr=plain_lr(optimizer, "optimizer", mirror),
+        global_lr=plain_lr(global_optimizer, "global_optimizer", mirror),
+        gradient_step_size=gradient_step_size,
+        memory_step_size=memory_step_size,
+        inner_steps=inner_steps,
         steps=steps,
         batch_size=batch_size,
-        prox_start=prox_start,
+        inner_start=inner_start,
         exact=jacobian == "exact",
     )
 

@@ -28,18 +28,18 @@ from hierfl.program.program import Params, Program
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of `pfedbred`, under the same names."""
+    """The arguments of `pfedbred`, under the same names; `lr` and `global_lr` are its optimizers'."""
 
     strategy: Strategy
-    lam: float
+    prox: float
     lr: float
-    eta: float
-    gradient_step: float
-    memory_step: float
-    prox_steps: int
+    global_lr: float
+    gradient_step_size: float
+    memory_step_size: float
+    inner_steps: int
     steps: int
     batch_size: int | None
-    prox_start: Literal["own", "global", "moved"]
+    inner_start: Literal["own", "global", "moved"]
     exact: bool
 
 
@@ -90,17 +90,17 @@ def bred_client(program: Program, how: Setting) -> Client:
     inside = partial(moved_inside, domains_of_params(program))
 
     def objective(v: Params, mu: Params, batch: ClientBatch) -> Tensor:
-        return program.mean_loss({**mu, **v}, batch, weight=how.lam)
+        return program.mean_loss({**mu, **v}, batch, weight=how.prox)
 
     def put(w: Params, work: Tree, first: ClientBatch, second: ClientBatch) -> Put:
         middle = twins.local(w)
 
         def descended(batch: ClientBatch, at: Params) -> Params:
             nll = partial(twins.nll, w=w, batch=batch)
-            return twins.descended(nll, middle, how.gradient_step, at)
+            return twins.descended(nll, middle, how.gradient_step_size, at)
 
         def remembered(at: Params) -> Params:
-            return twins.moved(at, sub(work["last"], work["v"]), how.memory_step)
+            return twins.moved(at, sub(work["last"], work["v"]), how.memory_step_size)
 
         place = Place(middle, partial(descended, first), partial(descended, second), remembered)
         return how.strategy.put(place)
@@ -109,22 +109,26 @@ def bred_client(program: Program, how: Setting) -> Client:
         first, second = parts(batch, how.batch_size or 0) if two else (batch, batch)
         w = work["w"]
         mu, near = put(w, work, first, second)
-        at_mu, v = twins.shared(mu, w), near if how.prox_start == "moved" else work["v"]
-        for _ in range(how.prox_steps):
+        at_mu, v = twins.shared(mu, w), near if how.inner_start == "moved" else work["v"]
+        for _ in range(how.inner_steps):
             v = twins.descended(partial(objective, mu=at_mu, batch=second), v, how.lr, v)
         slope_of_mu = grad(lambda mu: objective(v, mu, second))(at_mu)
         if how.exact:
             through = vjp(lambda w: twins.shared(put(w, work, first, second).mu, w), w)[1]
             (slope_of_mu,) = through(slope_of_mu)
         w = twins.shared(near, w) if how.strategy.moves_w else w
-        new = {"w": inside(w, slope_of_mu, how.eta), "v": v, "loss": twins.nll(v, at_mu, second)}
+        new = {
+            "w": inside(w, slope_of_mu, how.global_lr),
+            "v": v,
+            "loss": twins.nll(v, at_mu, second),
+        }
         return {**work, **new}
 
     def start(message: Tree, own: Tree) -> Tree:
         kept = {name: own[name] for name in ("v", "last") if name in own}
         new = twins.local(message)
         work = {name: chosen(own["seen"], value, new) for name, value in kept.items()}
-        if how.prox_start == "global":
+        if how.inner_start == "global":
             work["v"] = new
         return {**work, "w": message, "loss": torch.zeros(())}
 

@@ -7,8 +7,8 @@
     mh24    mu = w - a grad nll(w - a grad nll(w)) - m (last - v)
     mh-code mh24 with a mini-batch for each gradient, and w itself takes the first of its two steps
 
-Source: Shi et al. 2023, arXiv:2310.09183, Eq. (14), and Eq. (24) for mh24; mh-code is what the authors' code
-does under the name mh.
+Source: Shi et al. 2023, arXiv:2310.09183, Eq. (14), and Eq. (24) for mh24; mh-code is what the
+authors' code does under the name mh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Place(NamedTuple):
     Args:
         w: the client's copy of the global params.
         ahead: params -> w - a grad nll(params), on the first of two mini-batches.
-        descended: params -> w - a grad nll(params), on the second; on one mini-batch the two are the same.
+        descended: params -> w - a grad nll(params), on the second; on one mini-batch the two are
+            the same.
         remembered: params -> params - m (last - v).
     """
 
@@ -80,8 +81,8 @@ class Strategy:
     Args:
         put: where mu is.
         remembers: whether clients keep their last w.
-        moves_w: whether w itself takes the gradient step, on two mini-batches; then mu is no function of w,
-            and has no Jacobian.
+        moves_w: whether w itself takes the gradient step, on two mini-batches; then mu is no
+            function of w, and has no Jacobian.
     """
 
     put: Callable[[Place], Put]

@@ -4,10 +4,12 @@
     client i:  w <- w_i;  for every mini-batch:  w <- w - lr grad nll(w);  sends d_i = w_i - w
     server:    (phi, e_i) <- an optimizer's step along  sum_i (dw_i / d(phi, e_i))' d_i, its norm clipped
 
-Source: Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1. There one client takes part in a round: cohort=1. With
-more, their gradients are summed. A client that joins later keeps phi as it is, and fits an embedding of its own.
+Source: Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1. There one client takes part in a round:
+cohort=1. With more, their gradients are summed. A client that joins later keeps phi as it is, and
+fits an embedding of its own.
 
-Bayesian in it is a link, w_i = h(e_i; phi), with a flat prior; phi and the e_i are points, and on the server.
+Bayesian in it is a link, w_i = h(e_i; phi), with a flat prior; phi and the e_i are points, and on
+the server.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ def pfedhn(
     model: Model,
     *,
     hypernetwork: Hypernetwork = Mlp(),  # noqa: B008 (frozen)
-    embedding: int | None = None,
+    embedding_size: int | None = None,
     optimizer: Optimizer = SGD(0.005, momentum=0.9),  # noqa: B008
     server_optimizer: Optimizer = SGD(0.01, momentum=0.9),  # noqa: B008
-    clip: float | None = 50.0,
+    clipping_norm: float | None = 50.0,
     steps: int = 50,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 64,
@@ -49,27 +51,30 @@ def pfedhn(
 
     Args:
         model: a program with global params and no latent sites.
-        hypernetwork: of the server. Defaults: the authors' for CIFAR-10, without their weight decay.
-        embedding: D, size of a client's embedding. Default None: 1 + N / 4 for N clients.
+        hypernetwork: of the server. Defaults: the authors' for CIFAR-10, without their weight
+            decay.
+        embedding_size: D, size of a client's embedding. Default None: 1 + N / 4 for N clients.
         optimizer: of the client, started anew in each round.
         server_optimizer: of phi and the embeddings.
-        clip: largest norm of the server's gradient; None: any.
+        clipping_norm: largest norm of the server's gradient; None: any.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `embedding` is below 1, or `clip` is not above 0.
+        ValueError: `embedding_size` is below 1, or `clipping_norm` is not above 0.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if embedding is not None and embedding < 1:
-        raise ValueError(f"embedding is {embedding}: a client's embedding has 1 number or more")
-    if clip is not None and clip <= 0.0:
-        raise ValueError(f"clip is {clip}: it must be above 0, or None")
+    if embedding_size is not None and embedding_size < 1:
+        raise ValueError(
+            f"embedding_size is {embedding_size}: a client's embedding has 1 number or more"
+        )
+    if clipping_norm is not None and clipping_norm <= 0.0:
+        raise ValueError(f"clipping_norm is {clipping_norm}: it must be above 0, or None")
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def size(program: Program) -> int:
-        return 1 + program.num_clients // 4 if embedding is None else embedding
+        return 1 + program.num_clients // 4 if embedding_size is None else embedding_size
 
     def client(program: Program) -> Client:
         like = common_params(program, "pfedhn")
@@ -84,7 +89,7 @@ def pfedhn(
                 return hypernetwork.params(message["phi"], at["embedding"], like)
 
             pull = vjp(made, at)[1]
-            gradient = _clipped(pull(sub(work["own"]["mail"], work["w"]))[0], clip)
+            gradient = _clipped(pull(sub(work["own"]["mail"], work["w"]))[0], clipping_norm)
             at = step(server_optimizer, gradient, Stepped(at, server_optimizer.init(at))).params
             return {**work, "own": {**at, "mail": made(at)}}
 
@@ -125,7 +130,7 @@ def pfedhn(
                 return tree_map(lambda v: v[reports.ids], made(here))
 
             pull = vjp(of_cohort, state["here"])[1]
-            gradient = _clipped(pull(reports.value)[0], clip)
+            gradient = _clipped(pull(reports.value)[0], clipping_norm)
             moved = step(server_optimizer, gradient, Stepped(state["here"], state["optimizer"]))
             return {"here": moved.params, "optimizer": moved.state}
 

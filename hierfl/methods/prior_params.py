@@ -1,7 +1,7 @@
 """The global params behind the priors of the local sites: which one is a prior's mean, and which its scale.
 
-They are found in one way for every method: by a value of each global param that no other shares, and a look
-at which of them the prior's mean, or its standard deviation, then has.
+They are found in one way for every method: by a value of each global param that no other shares,
+and a look at which of them the prior's mean, or its standard deviation, then has.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def mean_params(program: Program) -> dict[str, str]:
     for site, param in found.items():
         if param is None:
             raise ProgramError(
-                f"the prior's mean of site '{site}' is no global param, and this method learns it as one: "
-                f"give it one, as bayesian_network(module, prior_loc='learned') does"
+                f"the prior's mean of site '{site}' is no global param, and this method learns it "
+                "as one: give it one, as bayesian_network(module, prior_loc='learned') does"
             )
     return {site: param for site, param in found.items() if param is not None}
 
@@ -69,7 +69,8 @@ def scale_params(program: Program) -> dict[str, str]:
     """Return, for each local site whose prior's standard deviation is learned, the global param that it is.
 
     Raises:
-        ProgramError: a standard deviation depends on global params, but is none of them, number by number.
+        ProgramError: a standard deviation depends on global params, but is none of them, number by
+            number.
     """
     marked = _marked(program)
     before, priors = program.priors(program.start()[0]), program.priors(marked)
@@ -124,7 +125,8 @@ class PriorMoments:
 
     Args:
         site: global param that is a prior's mean -> its local site.
-        scale: global param that is a prior's mean -> the one that is its scale, where that is learned.
+        scale: global param that is a prior's mean -> the one that is its scale, where that is
+            learned.
         links: param -> its map from unconstrained values.
     """
 

@@ -1,8 +1,8 @@
 """What a number of noisy rounds tells of one client: epsilon at a delta, by Google's dp-accounting.
 
-Two sets of clients are neighbors if one client's rows are replaced by any others. A client whose message has a norm
-of C at most then moves the sum by 2 C. Cohorts have a fixed size and are drawn without replacement: Wang et al. 2019,
-arXiv:1808.00087, Theorem 27, as `dp_accounting` has it.
+Two sets of clients are neighbors if one client's rows are replaced by any others. A client whose
+message has a norm of C at most then moves the sum by 2 C. Cohorts have a fixed size and are drawn
+without replacement: Wang et al. 2019, arXiv:1808.00087, Theorem 27, as `dp_accounting` has it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def noise_for_epsilon(
         delta: of the budget. Default None: N^-1.1.
 
     Returns:
-        The option `noise` of `differentially_private`.
+        The option `noise_multiplier` of `differentially_private`.
 
     Raises:
         ValueError: a number is out of range.
@@ -44,8 +44,8 @@ def noise_for_epsilon(
     """
     if not epsilon > 0.0 or not 1 <= cohort <= clients or rounds < 1:
         raise ValueError(
-            f"epsilon is {epsilon}, cohort is {cohort} of {clients} clients, and rounds is {rounds}: epsilon must be "
-            f"above 0, the cohort 1 to {clients}, and rounds 1 or more"
+            f"epsilon is {epsilon}, cohort is {cohort} of {clients} clients, and rounds is "
+            f"{rounds}: epsilon must be above 0, the cohort 1 to {clients}, and rounds 1 or more"
         )
     at = check_delta(delta, clients)
 
@@ -72,15 +72,16 @@ def check_delta(delta: float | None, clients: int) -> float:
     """Return delta, or its default.
 
     Raises:
-        ValueError: it is outside (0, 1 / N): a mechanism that publishes one client in N would be within it.
+        ValueError: it is outside (0, 1 / N): a mechanism that publishes one client in N would be
+            within it.
     """
     found = default_delta(clients) if delta is None else delta
     if not 0.0 < found < 1.0 / clients:
         if delta is None:
             raise ValueError(f"{clients} client: differential privacy needs 2 clients or more")
         raise ValueError(
-            f"delta is {delta}: with {clients} clients it must be above 0 and below 1/{clients}, or a run that "
-            f"publishes a client now and then would be within it"
+            f"delta is {delta}: with {clients} clients it must be above 0 and below 1/{clients}, "
+            "or a run that publishes a client now and then would be within it"
         )
     return found
 

@@ -5,15 +5,15 @@
     client:  q_k = argmax E_q[l_k(z)] - KL(q || q_old / t_k),    t_k <- t_k (q_k / q_old)^delta
     server:  q <- q prod_k (q_k / q_old)^delta
 
-Local sites are integrated out by Laplace's method, so that l_k is the client's log marginal likelihood. With
-known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi, V_t + L), and all numbers
-are exact after one visit to each client. The argmax is found by natural-gradient steps on quasi-random
-points; one step is exact where l_k is quadratic.
+Local sites are integrated out by Laplace's method, so that l_k is the client's log marginal
+likelihood. With known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi,
+V_t + L), and all numbers are exact after one visit to each client. The argmax is found by
+natural-gradient steps on quasi-random points; one step is exact where l_k is quadratic.
 
-Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their code's
-HPVIServer. Differences: second derivatives instead of Adam; any hierarchy instead of one Gaussian layer with
-known variance; for a prior that is not Gaussian in unconstrained values the server keeps a factor, renewed in
-each round.
+Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their
+code's HPVIServer. Differences: second derivatives instead of Adam; any hierarchy instead of one
+Gaussian layer with known variance; for a prior that is not Gaussian in unconstrained values the
+server keeps a factor, renewed in each round.
 """
 
 from __future__ import annotations
@@ -54,40 +54,41 @@ def pvi(
     factors: Literal["full", "diagonal"] = "full",
     damping: float | None = None,
     steps: int = 3,
-    points: int = 16,
-    limit: int = 300,
+    draws: int = 16,
+    max_global_size: int = 300,
 ) -> Method:
     """Return PVI of a program with few global sites; with local sites, hierarchical PVI.
 
     Cohorts of one client are its sequential schedule, cohorts of all clients its synchronous one.
 
-    The published algorithm shows the server each client's factor. Here the server needs only their sums
-    (`Method.discloses`).
+    The published algorithm shows the server each client's factor. Here the server needs only their
+    sums (`Method.discloses`).
 
     Args:
         model: as for `fedlaplace`.
         factors: covariance of the Gaussian factors, "full" or "diagonal".
-        damping: delta, in (0, 1]; None: 1 / N, with which q is always proper. 1 is exact in one visit where
-            all is Gaussian.
+        damping: delta, in (0, 1]; None: 1 / N, with which q is always proper. 1 is exact in one
+            visit where all is Gaussian.
         steps: natural-gradient steps of a visit, 1 or more.
-        points: quasi-random points that each step averages over, even.
-        limit: largest K, the number of global unknowns.
+        draws: quasi-random draws of q that each step averages over, even.
+        max_global_size: largest K, the number of global unknowns.
 
     Raises:
-        ValueError: `damping` is outside (0, 1], `points` is odd or below 2, or `steps` is below 1; (during a
-            fit) q is not a distribution, because damping was too large.
-        ProgramError: (at fit) a local site cannot be integrated by Laplace's method; or K is above `limit`.
+        ValueError: `damping` is outside (0, 1], `draws` is odd or below 2, or `steps` is below 1;
+            (during a fit) q is not a distribution, because damping was too large.
+        ProgramError: (at fit) a local site cannot be integrated by Laplace's method; or K is above
+            `max_global_size`.
     """
     if damping is not None and not 0.0 < damping <= 1.0:
         raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
-    if points < 2 or points % 2 or steps < 1:
+    if draws < 2 or draws % 2 or steps < 1:
         raise ValueError(
-            f"points ({points}) must be even and positive, and steps ({steps}) 1 or more"
+            f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"
         )
 
     def client(program: Program) -> Client:
-        check_integrable(program, limit)
-        standard = normal_points(points, program.latents.global_block.size, seed=program.seed)
+        check_integrable(program, max_global_size)
+        standard = normal_points(draws, program.latents.global_block.size, seed=program.seed)
         delta = program.share if damping is None else damping
         return _client(
             Marginal(program, seen_linear(program)),
@@ -98,8 +99,8 @@ def pvi(
         )
 
     def server(program: Program) -> Server:
-        check_integrable(program, limit)
-        standard = normal_points(points, program.latents.global_block.size, seed=program.seed)
+        check_integrable(program, max_global_size)
+        standard = normal_points(draws, program.latents.global_block.size, seed=program.seed)
         return factor_server(Marginal(program), standard, full=factors == "full")
 
     guide = factor_guide(full=factors == "full")

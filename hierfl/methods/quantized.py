@@ -5,8 +5,9 @@
     e_k <- p_k - C(p_k)
     server: v + the weighted mean of C(p_k), in place of the weighted mean of v_k
 
-Sources: Karimireddy et al. 2019, arXiv:1901.09847, Algorithm 2 (EF-SGD), with v - v_k for its step gamma g; the idea is
-in Seide et al. 2014, 1-bit stochastic gradient descent, Interspeech, section 3. The compressor is hierfl's choice.
+Sources: Karimireddy et al. 2019, arXiv:1901.09847, Algorithm 2 (EF-SGD), with v - v_k for its step
+gamma g; the idea is in Seide et al. 2014, 1-bit stochastic gradient descent, Interspeech, section
+3. The compressor is hierfl's choice.
 """
 
 from __future__ import annotations
@@ -32,25 +33,28 @@ UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k
 def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True) -> Method:
     """Return the method with its clients' updates sent as whole numbers of few bits.
 
-    A client sends how far its steps moved what it would send, rounded, with one scale for each tensor. It keeps what
-    rounding lost, and adds it to the next round's. Shares that are a single number stay as they are, and so does what
-    the server sends. Each client keeps as many more numbers as it sends.
+    A client sends how far its steps moved what it would send, rounded, with one scale for each
+    tensor. It keeps what rounding lost, and adds it to the next round's. Shares that are a single
+    number stay as they are, and so does what the server sends. Each client keeps as many more
+    numbers as it sends.
 
-    Rounding is the same on every engine. Where the float noise of two engines puts a number on either side of a half,
-    their updates differ by one step of the scale, which the next rounds make good.
+    Rounding is the same on every engine. Where the float noise of two engines puts a number on
+    either side of a half, their updates differ by one step of the scale, which the next rounds make
+    good.
 
     Args:
-        method: any method whose server averages its clients' copies of the global params; or fedsvi, whose server takes
-            the mean of their gradients.
+        method: any method whose server averages its clients' copies of the global params; or
+            fedsvi, whose server takes the mean of their gradients.
         bits: of a number, 8 or 16. Default: 8, a quarter of the bytes of single precision.
-        feedback: keep what rounding lost; False: it is lost for good, and the fit ends further from that of the method
-            itself.
+        feedback: keep what rounding lost; False: it is lost for good, and the fit ends further from
+            that of the method itself.
 
     Raises:
         ValueError: `bits` is neither 8 nor 16.
-        ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all clients (pvi, bfi,
-            fedep, fedlaplace); it needs summaries (two_stage, fedamp, robust); or a client sends something else than
-            copies of the global params (fedabml with server="exact").
+        ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all
+            clients (pvi, bfi, fedep, fedlaplace); it needs summaries (two_stage, fedamp, robust);
+            or a client sends something else than copies of the global params (fedabml with
+            server="exact").
     """
     if bits not in DTYPES:
         raise ValueError(f"bits is {bits!r}: it must be 8 or 16")
@@ -106,8 +110,8 @@ def _check_copies(name: str, up: Up, params: Params) -> None:
             raise ProgramError(f"'{name}' is in few bits already: wrap the method once")
         if not (isinstance(up[share], Share) and _are_params(value, params)):
             raise ProgramError(
-                f"quantized rounds copies of the global params, and '{name}' sends {share}, which is none: wrap a "
-                f"method whose clients send copies, such as fedavg"
+                f"quantized rounds copies of the global params, and '{name}' sends {share}, which "
+                "is none: wrap a method whose clients send copies, such as fedavg"
             )
 
 

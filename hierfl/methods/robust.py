@@ -6,10 +6,10 @@
     krum     the mean of the C - f updates whose C - f - 2 nearest neighbors are nearest
     clipped  m + mean_k min(1, r / |v_k - m|) (v_k - m),    m the medians, r the median of the distances |v_k - m|
 
-Sources: Yin et al. 2018, arXiv:1803.01498, Definitions 1 and 2 (median, trimmed); Blanchard et al. 2017,
-arXiv:1703.02757, section 4 (Multi-Krum); Karimireddy et al. 2021, arXiv:2012.10333, section 4 (clipped, there about the
-last mean, here about the medians). Nothing in them is Bayesian: of a posterior's mean they make a robust estimate,
-whose standard deviation nobody knows.
+Sources: Yin et al. 2018, arXiv:1803.01498, Definitions 1 and 2 (median, trimmed); Blanchard et al.
+2017, arXiv:1703.02757, section 4 (Multi-Krum); Karimireddy et al. 2021, arXiv:2012.10333, section 4
+(clipped, there about the last mean, here about the medians). Nothing in them is Bayesian: of a
+posterior's mean they make a robust estimate, whose standard deviation nobody knows.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ LEAST = 1e-9  # a weight below it says that a client is left out, as by averagin
 def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) -> Method:
     """Return the method with a robust mean in place of the server's weighted mean.
 
-    Every client counts as one, whatever its number of rows: a weight that a client tells is one more number that may
-    be wrong. Shares that are a single number are only logged, and stay means. The server has to see each client's
-    update, so that the method discloses summaries. Updates that are not finite are refused before
-    (`Settings(on_client_error="skip")` leaves their clients out).
+    Every client counts as one, whatever its number of rows: a weight that a client tells is one
+    more number that may be wrong. Shares that are a single number are only logged, and stay means.
+    The server has to see each client's update, so that the method discloses summaries. Updates that
+    are not finite are refused before (`Settings(on_client_error="skip")` leaves their clients out).
 
     Args:
-        method: any method whose server averages its clients' copies of the global params; or fedsvi, whose server takes
-            the mean of their gradients.
-        rule: "median", "trimmed", "krum" or "clipped". The default loses least where all clients are honest.
-        tolerated: share of a round's clients that may be wrong, in [0, 0.5); of "trimmed" and "krum". Default: 0.2,
-            hierfl's own choice. "median" and "clipped" tolerate less than half.
+        method: any method whose server averages its clients' copies of the global params; or
+            fedsvi, whose server takes the mean of their gradients.
+        rule: "median", "trimmed", "krum" or "clipped". The default loses least where all clients
+            are honest.
+        tolerated: share of a round's clients that may be wrong, in [0, 0.5); of "trimmed" and
+            "krum". Default: 0.2, hierfl's own choice. "median" and "clipped" tolerate less than
+            half.
 
     Raises:
         ValueError: `rule` is none of the four, or `tolerated` is outside [0, 0.5).
-        ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all clients (pvi, bfi,
-            fedep, fedlaplace); or it needs summaries itself (two_stage, fedamp). (In a round) a client has nothing to
-            say of a share, with weight 0 (averaging_some); or there are too few clients for "krum".
+        ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all
+            clients (pvi, bfi, fedep, fedlaplace); or it needs summaries itself (two_stage, fedamp).
+            (In a round) a client has nothing to say of a share, with weight 0 (averaging_some); or
+            there are too few clients for "krum".
     """
     if rule not in RULES:
         raise ValueError(f"rule is {rule!r}: it must be one of {', '.join(RULES)}")
@@ -88,8 +91,8 @@ def _by_itself(name: str, share: object) -> Share | Each:
         return share  # a number for the history
     if not isinstance(share, Share):
         raise ProgramError(
-            f"robust takes the place of means, and a client sends {name} as a {type(share).__name__}: wrap a method "
-            f"that sends shares alone"
+            f"robust takes the place of means, and a client sends {name} as a "
+            f"{type(share).__name__}: wrap a method that sends shares alone"
         )
     return Each({"value": share.value, "weight": torch.as_tensor(share.weight)})
 
@@ -99,8 +102,8 @@ def _checked(name: str, reports: Reports) -> Tree:
     weight = reports.value["weight"]
     if weight.dim() != 1 or not bool((weight > LEAST).all()):
         raise ProgramError(
-            f"robust counts every client as one, and some have nothing to say of {name}, with weight 0: wrap another "
-            f"method, such as fedavg"
+            f"robust counts every client as one, and some have nothing to say of {name}, with "
+            "weight 0: wrap another method, such as fedavg"
         )
     return reports.value["value"]
 
@@ -143,8 +146,8 @@ def _nearest(values: Tree, wrong: int) -> Tensor:
     count = len(flat)
     if count < 2 * wrong + 3:
         raise ProgramError(
-            f"Krum with {wrong} wrong clients needs {2 * wrong + 3} in a round, and there are {count}: take a larger "
-            f"cohort, a smaller `tolerated`, or rule='median'"
+            f"Krum with {wrong} wrong clients needs {2 * wrong + 3} in a round, and there are "
+            f"{count}: take a larger cohort, a smaller `tolerated`, or rule='median'"
         )
     distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     near = distances.sort(1).values[:, 1 : count - wrong - 1]  # the first is the client itself

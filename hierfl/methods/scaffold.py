@@ -3,12 +3,14 @@
     client:  w <- theta;  for every mini-batch:  w <- w - lr (grad nll(w) - c_k + c)
              c_k' <- grad nll(theta) over all rows                   option I
              c_k' <- c_k - c + (theta - w) / (K lr)                  option II, K the steps taken
-    server:  theta <- theta + server_lr mean_k (w_k - theta),   c <- c + (S / N) mean_k (c_k' - c_k) over S of N clients
+    server:  theta <- theta + lr_g mean_k (w_k - theta),   c <- c + (S / N) mean_k (c_k' - c_k) over S of N clients
 
-Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. Difference: both means may be weighted by rows. With
-one weight for w and another for c, c would decide the optimum, so there is one option for both. No part is
-Bayesian: the params have a flat prior and a point estimate. A correction is a factor of the client's likelihood
-that is linear in w; it has no density, so that only a finite number of steps makes sense of it.
+Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. Difference: both means may be
+weighted by rows. With one weight for w and another for c, c would decide the optimum, so there is
+one option for both. No part is
+Bayesian: the params have a flat prior and a point estimate. A correction is a factor of the
+client's likelihood that is linear in w; it has no density, so that only a finite number of steps
+makes sense of it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Step, Up, slope
 from hierfl.methods.common_params import common_params
+from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -36,8 +39,8 @@ WEIGHTS, OPTIONS = ("uniform", "rows"), ("I", "II")
 def scaffold(
     model: Model,
     *,
-    lr: float = 0.01,
-    server_lr: float = 1.0,
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = SGD(1.0),  # noqa: B008
     option: Literal["I", "II"] = "II",
     weights: Literal["uniform", "rows"] = "uniform",
     steps: int = 20,
@@ -48,26 +51,29 @@ def scaffold(
 
     Args:
         model: as in `fedavg`.
-        lr: step size of the client, > 0. Plain gradient descent: option II holds for no other optimizer.
-            Defaults of lr, steps and batch_size: those of `fedavg`, as the paper tunes lr.
-        server_lr: eta_g, factor of the server's step, 0 or more. Default 1: the paper's experiments.
-        option: "I": the correction is the gradient at the server's params, one more pass over all rows.
-            "II", the default: the mean gradient along the client's steps, at no cost; the paper's experiments.
-        weights: of both means. "uniform", the default: the paper's. "rows": by rows, as in `fedavg`. It
-            decides the optimum: that of the mean of the clients' losses, or of all rows pooled.
+        optimizer: of the client, plain SGD. Defaults of optimizer, steps and batch_size: those of
+            `fedavg`, as the paper tunes the step size.
+        server_optimizer: of the server, plain SGD with step size eta_g. Default 1: the paper's
+            experiments.
+        option: "I": the correction is the gradient at the server's params, one more pass over all
+            rows. "II", the default: the mean gradient along the client's steps, at no cost; the
+            paper's experiments.
+        weights: of both means. "uniform", the default: the paper's. "rows": by rows, as in
+            `fedavg`. It decides the optimum: that of the mean of the clients' losses, or of all
+            rows pooled.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `lr` is not above 0, `server_lr` is negative, `option` is neither "I" nor "II", or `weights`
-            is neither "uniform" nor "rows".
+        ValueError: an optimizer is not plain SGD, the client's step size is 0, `option` is neither
+            "I" nor "II", or `weights` is neither "uniform" nor "rows".
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if not lr > 0.0 or not server_lr >= 0.0:
-        raise ValueError(
-            f"lr is {lr} and server_lr is {server_lr}: lr must be above 0, and server_lr 0 or more"
-        )
+    lr = plain_lr(optimizer, "optimizer", "its corrections are gradients, divided out of the steps")
+    server_lr = plain_lr(server_optimizer, "server_optimizer", "its equation is one factor")
+    if not lr:
+        raise ValueError("optimizer is SGD(0.0): its step size must be above 0")
     if option not in OPTIONS:
         raise ValueError(f"option is {option!r}: it must be 'I' or 'II'")
     if weights not in WEIGHTS:
@@ -137,8 +143,8 @@ def _client(
 def _server(program: Program, server_lr: float) -> Server:
     """Return the server: theta, the clients' weighted sum of c_k, and how many clients, and weights, it is of.
 
-    The weight of all N clients is known once each has been in a round; until then it is N times the mean weight
-    of those that have.
+    The weight of all N clients is known once each has been in a round; until then it is N times the
+    mean weight of those that have.
     """
     theta = common_params(program, "scaffold")
 

@@ -2,8 +2,8 @@
 
     theta <- theta + optimizer(theta - theta')      theta' the method's own next theta
 
-Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 1: the mean change of the clients, negated, is taken for a
-gradient. SGD(1.0) is the method itself, SGD(lr, momentum) FedAvgM, Adam(lr) FedAdam.
+Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 1: the mean change of the clients, negated,
+is taken for a gradient. SGD(1.0) is the method itself, SGD(lr, momentum) FedAvgM, Adam(lr) FedAdam.
 """
 
 from __future__ import annotations

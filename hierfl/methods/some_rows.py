@@ -18,7 +18,8 @@ def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
         keep: (1, B) bool.
 
     Returns:
-        The batch, and 1 or 0: whether any row is kept. Where none is, the batch is as it was, so that its loss is
+        The batch, and 1 or 0: whether any row is kept. Where none is, the batch is as it was, so
+            that its loss is
         finite: multiply the loss by the second.
     """
     there = torch.ones_like(keep) if batch.rows is None else batch.rows

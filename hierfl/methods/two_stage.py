@@ -1,7 +1,7 @@
 """Two-stage inference: the posterior of one's own hierarchy in two rounds, and a round or two to be sure of it.
 
-Each client sends a Gaussian factor of its likelihood in v = (its own sites, those global sites that the
-likelihood reads itself). The hierarchy above the factors is kept exact.
+Each client sends a Gaussian factor of its likelihood in v = (its own sites, those global sites that
+the likelihood reads itself). The hierarchy above the factors is kept exact.
 
     server     tells all clients one thing: Normal(m, C), the mean and covariance of what it now believes of any
                client's v (at first: under the prior)
@@ -9,17 +9,20 @@ likelihood reads itself). The hierarchy above the factors is kept exact.
                sends Lambda_k = -E_q[d^2 log p(y_k | v)],  eta_k = E_q[d log p(y_k | v)] + Lambda_k E_q[v]
     server     samples p(z) prod_k integral p(w | z) exp(eta_k . v - v' Lambda_k v / 2) dw by itself
     weigh      one round more: clients send by how much log p(y_k | z) differs from that of their factors at
-               the server's draws; Pareto-smoothed weights make the draws those of the posterior itself
+               the server's draws; Pareto-smoothed weights make the draws those of the posterior
+               itself
     widen      where a client's weights have a heavy tail, a second set of draws, of wider factors, is weighed too,
-               and both count (`hierfl.summaries.wide_draws`): a likelihood may fall slower than its factor
+               and both count (`hierfl.summaries.wide_draws`): a likelihood may fall slower than its
+               factor
 
-The answer of `fit` is weighed: no approximation is left in it, and k-hat says whether the weights can be
-trusted. Clients keep nothing between rounds but their last factor, by which they draw their own sites.
+The answer of `fit` is weighed: no approximation is left in it, and k-hat says whether the weights
+can be trusted. Clients keep nothing between rounds but their last factor, by which they draw their
+own sites.
 
-It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the likelihoods, with
-the hierarchical prior kept exact; near to expectation propagation over sites of data (Vehtari et al. 2020, JMLR
-21(17)), without its divisions. To a medical statistician it is a two-stage random-effects meta-analysis, made
-exact.
+It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the
+likelihoods, with the hierarchical prior kept exact; near to expectation propagation over sites of
+data (Vehtari et al. 2020, JMLR 21(17)), without its divisions. To a medical statistician it is a
+two-stage random-effects meta-analysis, made exact.
 """
 
 from __future__ import annotations
@@ -69,31 +72,35 @@ class Seen(NamedTuple):
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
     """Return two-stage inference of a program, centered or non-centered.
 
-    `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
-    posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's chains, the number of
-    eigenvalues of factors that were raised to 0 (`raised`), k-hat and the number of effective draws, the largest
-    k-hat of a single client's ratio, and the number of clients whose factors were widened for the second set of
-    draws (`widened`). With three or more local unknowns, or some that are not Normal, a client weighs by
-    quasi-random points: then it also has the variance of the error that they leave in a client's log ratio
-    (`inner_variance`, a mean over clients), and the sd of the error of the log weights (`inner_error`, in nats).
+    `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means
+    moved (in posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's
+    chains, the number of eigenvalues of factors that were raised to 0 (`raised`), k-hat and the
+    number of effective draws, the largest k-hat of a single client's ratio, and the number of
+    clients whose factors were widened for the second set of draws (`widened`). With three or more
+    local unknowns, or some that are not Normal, a client weighs by quasi-random points: then it
+    also has the variance of the error that they leave in a client's log ratio (`inner_variance`, a
+    mean over clients), and the sd of the error of the log weights (`inner_error`, in nats).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
     Args:
-        model: any program with a prior for every unknown, and any likelihood; centered, or non-centered with a linear
-            predictor. Local sites that are Normal or LogNormal given the global ones are integrated out; of
-            others (Student t, Cauchy, Laplace, the local scales of a horseshoe, Gamma rates) the server samples
-            what it needs, one number for each of their entries and clients.
+        model: any program with a prior for every unknown, and any likelihood; centered, or
+            non-centered with a linear predictor. Local sites that are Normal or LogNormal given the
+            global ones are integrated out; of others (Student t, Cauchy, Laplace, the local scales
+            of a horseshoe, Gamma rates) the server samples what it needs, one number for each of
+            their entries and clients.
         draws: S, of the global sites.
-        row_noise: differential privacy of each row: clients send factors from clipped rows with noise, in a fixed
-            number of rounds that need every client, and draws are not weighed. The posterior takes the noise for what
-            it is, and is wider for it. Default None: no noise.
+        row_noise: differential privacy of each row: clients send factors from clipped rows with
+            noise, in a fixed number of rounds that need every client, and draws are not weighed.
+            The posterior takes the noise for what it is, and is wider for it. Default None: no
+            noise.
 
     Raises:
         ValueError: `draws` is below 100.
-        ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or the program is
-            non-centered in a form that is not recognized, or with local sites that are not Normal; the message
-            names the site and the mend. (After a round) a client's rows show that the program was misread.
+        ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or
+            the program is non-centered in a form that is not recognized, or with local sites that
+            are not Normal; the message names the site and the mend. (After a round) a client's rows
+            show that the program was misread.
     """
     if draws < 100:
         raise ValueError(f"draws is {draws}: Pareto-smoothed weights need 100 or more")
@@ -156,7 +163,8 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
         tested = points_to_test(seen.line.reading)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
+        # weights are ratios of densities of hundreds of rows: single precision has no digits left
+        # for them
         with double_precision(), torch.no_grad():
             rows = rows_of(seen.line, in_double(batch))
             if "draws" in message:
@@ -234,11 +242,11 @@ def _check_priors(program: Program) -> None:
     learned = [spec.name for spec in program.params if not spec.name.startswith(OWN)]
     if learned:
         raise ProgramError(
-            f"param '{learned[0]}' would be learned, but two_stage infers sites alone: sample it with a prior, "
-            f"pyro.sample, or use fedsvi"
+            f"param '{learned[0]}' would be learned, but two_stage infers sites alone: sample it "
+            "with a prior, pyro.sample, or use fedsvi"
         )
     if not program.latents.global_block.size:
         raise ProgramError(
-            "the program has no global site, so there is nothing to infer in common: sample a site outside "
-            "the clients plate"
+            "the program has no global site, so there is nothing to infer in common: sample a "
+            "site outside the clients plate"
         )

@@ -27,7 +27,8 @@ from hierfl.summaries.wide_draws import combined, is_heavy, powers_of, raised
 STILL, STILL_SD = 0.1, 0.05
 # share of the draws that must be effective under new factors for the draws to be kept
 FITTING = 0.3
-# clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and the fewest
+# clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and
+# the fewest
 MANY, FEWEST_WEIGHED = 1000, 1000
 FEW = 16  # draws of z by which clients find where their mixing numbers lie
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
@@ -41,7 +42,8 @@ class Rounds:
         surrogate: of the program.
         draws: S, of the global sites.
         seed: of the draws.
-        gathers: rounds of factors, after which the run ends without weights; None: until the factors are final.
+        gathers: rounds of factors, after which the run ends without weights; None: until the
+            factors are final.
     """
 
     surrogate: Surrogate
@@ -59,7 +61,8 @@ class Rounds:
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
             fields = {
-                # of clients that have not answered: a prior may divide by a field, so zeros will not do
+                # of clients that have not answered: a prior may divide by a field, so zeros will
+                # not do
                 n: like[n][0].expand(count, *like[n].shape[2:]).clone()
                 for n in hierarchy.fields
             }
@@ -347,9 +350,9 @@ def _check_read(share: Tensor) -> None:
     """Refuse to go on where some client's likelihood is not what was read of it."""
     if bool(share > 0.0):
         raise ProgramError(
-            "the likelihood of some client's rows depends on the sites in another way than the program showed on a "
-            "few rows, so that two_stage would be wrong: take hierfl.methods.fedsvi(model, "
-            "hierfl.guides.structured)"
+            "the likelihood of some client's rows depends on the sites in another way than the "
+            "program showed on a few rows, so that two_stage would be wrong: take "
+            "hierfl.methods.fedsvi(model, hierfl.guides.structured)"
         )
 
 

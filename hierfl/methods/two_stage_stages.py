@@ -31,32 +31,34 @@ def warn(state: Tree, left: int) -> None:
     stage, k_hat = int(state["stage"]), float(state["k_hat"])
     if stage == DONE and k_hat >= K_HAT:
         warnings.warn(
-            f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of the posterior, and "
-            f"weights cannot correct for it ({float(state['effective']):.0f} effective draws; largest k-hat of one "
-            f"client {float(state['k_hat_client']):.2f}). Do not trust tails and spreads: give local sites tighter "
-            f"priors, or take fedsvi with guides.structured",
+            f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of "
+            f"the posterior, and weights cannot correct for it ({float(state['effective']):.0f} "
+            f"effective draws; largest k-hat of one client {float(state['k_hat_client']):.2f}). "
+            "Do not trust tails and spreads: give local sites tighter priors, or take fedsvi "
+            "with guides.structured",
             stacklevel=4,
         )
     error = float(state["inner_error"])
     if stage == DONE and error > UNSURE:
         warnings.warn(
-            f"the weights are unsure by a factor of {math.exp(error):.1f}: some clients' likelihoods are so far from "
-            f"Gaussian that their integrals are inaccurate. Do not trust tails and spreads: give local sites tighter "
-            f"priors, or take fedsvi with guides.structured",
+            f"the weights are unsure by a factor of {math.exp(error):.1f}: some clients' "
+            "likelihoods are so far from Gaussian that their integrals are inaccurate. Do not "
+            "trust tails and spreads: give local sites tighter priors, or take fedsvi with "
+            "guides.structured",
             stacklevel=4,
         )
     lost, unweighed = (int((~state[name]).sum()) for name in ("seen", "weighed"))
     if stage == DONE and unweighed:
         warnings.warn(
-            f"{unweighed} clients failed when the draws were weighed (history['left_out'] names them): the rows of "
-            f"{lost} do not count, and those of {unweighed - lost} only as their Gaussian factors say; mend their "
-            f"rows and fit again",
+            f"{unweighed} clients failed when the draws were weighed (history['left_out'] names "
+            f"them): the rows of {lost} do not count, and those of {unweighed - lost} only as "
+            "their Gaussian factors say; mend their rows and fit again",
             stacklevel=4,
         )
     if stage != DONE and left == 0:
         missing = int((~state["weighed" if stage == WEIGH else "seen"]).sum())
         warnings.warn(
-            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): the posterior is "
-            f"not final; allow more rounds",
+            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): "
+            "the posterior is not final; allow more rounds",
             stacklevel=4,
         )

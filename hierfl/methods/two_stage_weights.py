@@ -13,9 +13,10 @@ from hierfl.core.trees import Tree
 from hierfl.summaries.wide_draws import highest
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
-# How far above the mean, in nats, the largest weight must be to speak of a tail. Logs of ratios grow like a polynomial
-# of the distance, and the surrogate falls faster: where no weight is twice the mean, what lies beyond adds nothing.
-# Its shape misleads there: of 200 sets of binomial rows k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
+# How far above the mean, in nats, the largest weight must be to speak of a tail. Logs of ratios
+# grow like a polynomial of the distance, and the surrogate falls faster: where no weight is twice
+# the mean, what lies beyond adds nothing. Its shape misleads there: of 200 sets of binomial rows
+# k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
 TAIL = math.log(2.0)
 
 

@@ -146,7 +146,7 @@ def a_fedprox(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Meth
 
 def a_scaffold(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return SCAFFOLD."""
-    return scaffold(network(net, likelihood=b.likelihood), **local(b, lr=lr) | settings)
+    return scaffold(network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings)
 
 
 def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
@@ -158,8 +158,8 @@ def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> M
 def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return first-order Per-FedAvg, of two gradients a step."""
     given: dict[str, Any] = {
-        "inner_lr": lr,
-        "lr": lr,
+        "inner_optimizer": SGD(lr),
+        "optimizer": SGD(lr),
         "steps": b.steps(2),
         "batch_size": b.rows,
     }
@@ -247,10 +247,8 @@ def an_ifca(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method
 
 def a_clustered_fl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return clustered federated learning."""
-    wait, optimizer = min(20, b.rounds // 2), SGD(lr, momentum=0.9)
-    return clustered_fl(
-        network(net, likelihood=b.likelihood), **local(b, optimizer=optimizer, wait=wait) | settings
-    )
+    given = local(b, optimizer=SGD(lr, momentum=0.9), warmup_rounds=min(20, b.rounds // 2))
+    return clustered_fl(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:

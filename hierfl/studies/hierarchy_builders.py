@@ -42,19 +42,19 @@ def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
     )
     given: dict[str, Any] = {
-        "lr": lr / b.client_rows,
+        "step_size": lr / b.client_rows,
         "steps": b.evaluations,
         "burn_in": b.evaluations // 2,
     }
-    given |= {"batch_size": b.rows, "kept": 20, "server_optimizer": Adam(0.1 * lr)}
+    given |= {"batch_size": b.rows, "kept_draws": 20, "server_optimizer": Adam(0.1 * lr)}
     return fedpop(hierarchy, **given | settings)
 
 
 def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedMe, with K = 5."""
     given: dict[str, Any] = {
-        "lr": lr,
-        "prox_steps": 5,
+        "optimizer": SGD(lr),
+        "inner_steps": 5,
         "steps": b.steps(5),
         "batch_size": b.rows,
     }
@@ -67,8 +67,8 @@ def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
     """Return pFedBreD, mh unless the setting `strategy` says otherwise, with K = 5."""
     steps = b.steps(6)  # 5 of the client's model, and one that moves the mean
     given: dict[str, Any] = {
-        "lr": lr,
-        "prox_steps": 5,
+        "optimizer": SGD(lr),
+        "inner_steps": 5,
         "steps": steps,
         "batch_size": b.rows,
         "strategy": "mh",
@@ -134,7 +134,8 @@ def hierarchy(net: nn.Sequential, b: Budget) -> Model:
 
 def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedBayes, with K = 5."""
-    given: dict[str, Any] = {"lr": lr, "eta": lr, "inner_steps": 5, "batch_size": b.rows}
+    given: dict[str, Any] = {"inner_steps": 5, "batch_size": b.rows}
+    given |= {"optimizer": Adam(lr), "global_optimizer": Adam(lr)}
     given |= {"steps": b.steps(5)}
     return pfedbayes(hierarchy(net, b), **given | settings)
 
@@ -151,7 +152,7 @@ def a_fedabml(
         by_rows: clients are averaged by their rows, not each the same.
         **settings: of the method.
     """
-    given = local(b, 5, lam=0.05, lr=lr, inner_steps=5, draws=1)
+    given = local(b, 5, kl_weight=0.05, optimizer=SGD(lr), inner_steps=5, draws=1)
     made = fedabml(hierarchy(net, b), **given | settings)
     return weighted_by_rows(made) if by_rows else made
 

@@ -45,13 +45,13 @@ class RowNoise:
     Args:
         epsilon: above 0.
         delta: in (0, 1), well below 1 over the number of rows of a client.
-        longest: R, the norm to which the coefficients of a row are shortened; of standardized covariates with an
+        max_row_norm: R, the norm to which the coefficients of a row are shortened; of standardized covariates with an
             intercept about the square root of their number.
         rounds: how often the server asks for factors. Defaults of rounds and steps: hierfl's own choice.
         steps: of a client in each round.
-        steepest: S. Defaults of steepest and most_curved: those of a logistic regression, which never reaches
+        max_slope: S. Defaults of max_slope and max_curvature: those of a logistic regression, which never reaches
             beyond them.
-        most_curved: K.
+        max_curvature: K.
         secret: the noise is a function of it, so that a study can be repeated; who knows it can take the noise
             away. Default None: from the operating system.
 
@@ -61,17 +61,17 @@ class RowNoise:
 
     epsilon: float
     delta: float
-    longest: float
+    max_row_norm: float
     rounds: int = 2
     steps: int = 2
-    steepest: float = 1.0
-    most_curved: float = 0.25
+    max_slope: float = 1.0
+    max_curvature: float = 0.25
     secret: int | None = None
     key: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse numbers that are out of range, and draw the key of the noise."""
-        positive = ("epsilon", "longest", "steepest", "most_curved")
+        positive = ("epsilon", "max_row_norm", "max_slope", "max_curvature")
         if wrong := [name for name in positive if not getattr(self, name) > 0.0]:
             raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])}: it must be above 0")
         if not 0.0 < self.delta < 1.0 or min(self.rounds, self.steps) < 1:
@@ -138,14 +138,14 @@ def private_factor(
     prior = torch.linalg.inv_ex(covariance).inverse
     prior = 0.5 * (prior + prior.mT)
     length = rows.design.norm(dim=1, keepdim=True)
-    short = rows.design * (how.longest / length.clamp(min=how.longest))
+    short = rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
     clipped, factor = replace(rows, design=short), before
     for step in range(how.steps):
         precision = prior + factor.precision
         mean = torch.linalg.solve(precision, prior @ loc + factor.shift)
         slope, curvature = clipped.by_row(mean, precision, nodes)
-        slope = slope.clamp(-how.steepest, how.steepest)
-        curvature = curvature.clamp(0.0, how.most_curved)
+        slope = slope.clamp(-how.max_slope, how.max_slope)
+        curvature = curvature.clamp(0.0, how.max_curvature)
         order = rows.line.order
         sums = (slope @ short)[order], ((short.mT * curvature) @ short)[order][:, order]
         factor = _with_noise(*sums, mean, precision, how, noise.fold(key, step))
@@ -157,9 +157,9 @@ def _with_noise(
 ) -> Factor:
     """Return the factor of two sums with noise, of which it takes account."""
     size, z = len(slope), how.noise
-    sd = z * 2.0 * how.steepest * how.longest
+    sd = z * 2.0 * how.max_slope * how.max_row_norm
     # an entry off the diagonal counts twice in the norm of a symmetric matrix: its noise has half the variance
-    sd_entry = z * how.most_curved * how.longest**2
+    sd_entry = z * how.max_curvature * how.max_row_norm**2
     drawn = normals_at(key, size + size * size, how.key).to(slope)
     square = drawn[size:].reshape(size, size)
     values, vectors = torch.linalg.eigh(

@@ -20,7 +20,9 @@ from tests.programs import exact, federation, fit, means, slopes, three
 
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
 def test_an_exact_fit_agrees_with_nuts() -> None:
-    fitted = fit(fedlaplace(means, corrections=0, radius=10.0, points=4), three(), rounds=4)
+    fitted = fit(
+        fedlaplace(means, weighting_rounds=0, radius=10.0, settle_draws=4), three(), rounds=4
+    )
     found = against_nuts(fitted, draws=300, warmup=150, chains=1)
     assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
     assert found.table["numbers"].tolist() == [1, 3]

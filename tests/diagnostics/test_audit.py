@@ -68,7 +68,7 @@ def test_a_method_that_stops_by_itself_is_run_to_its_end() -> None:
 
 def test_the_bytes_are_those_of_the_history() -> None:
     """All that goes up and down in a round, of tensors of one client."""
-    method = methods.scaffold(models.network(net(), likelihood=normal(1.0)), lr=0.01)
+    method = methods.scaffold(models.network(net(), likelihood=normal(1.0)), optimizer=SGD(0.01))
     data = federation((5, 3, 7))
     found, history = audit(method, data, rounds=1), hierfl.fit(method, data, rounds=1).history
     by_direction = found.table.groupby("direction")["bytes"].sum()

@@ -125,7 +125,7 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
 
     Pooled rounds, the quickest: engines give the same numbers.
     """
-    method = fedsvi(slopes, guides.conditional(newton_steps=0), optimizer=FAST, num_particles=8)
+    method = fedsvi(slopes, guides.conditional(newton_steps=0), optimizer=FAST, draws=8)
     long = convergence(fit(method, federation(), rounds=150, engine="pooled"))
     assert long.converged and long.verdict.startswith("Good: means are within")
     assert long.gradient["ratio"].max() < 3.0 and long.k_hat < 0.5 and long.effective > 1000
@@ -133,7 +133,7 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
         slopes,
         guides.conditional(newton_steps=0),
         optimizer=hierfl.optimizers.Adam(0.001),
-        num_particles=8,
+        draws=8,
     )
     short = convergence(fit(slow, federation(), rounds=40, engine="pooled"))
     assert not short.converged and short.verdict.startswith("Not good")
@@ -192,7 +192,7 @@ def test_params_without_a_prior_are_judged_by_the_trend() -> None:
 
 # ------------------------------------------------------------------------------------------------ methods
 def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = fit(fedlaplace(logistic, weighed=512, enough=100), federation(), rounds=40)
+    done = fit(fedlaplace(logistic, draws=512, target_ess=100), federation(), rounds=40)
     module = import_module("hierfl.diagnostics.convergence")
     monkeypatch.setattr(module, "moments_of", None)  # there is no further round
     found = convergence(done)
@@ -214,7 +214,7 @@ def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.M
 
 def test_a_method_that_was_cut_short_is_not_good() -> None:
     with pytest.warns(UserWarning, match="the rounds ended while"):
-        cut = fit(fedlaplace(logistic, corrections=0), federation(), rounds=1)
+        cut = fit(fedlaplace(logistic, weighting_rounds=0), federation(), rounds=1)
     found = convergence(cut)
     assert found.answer == "not good" and "ended before 'fedlaplace' had finished" in found.verdict
 
@@ -223,7 +223,7 @@ KINDS: dict[str, Any] = {
     "fedsvi": lambda d: fit(fedsvi(means), d, rounds=5),
     "bfi": lambda d: fit(methods.bfi(means), d, rounds=3),
     "pvi": lambda d: fit(methods.pvi(means), d, rounds=3),
-    "fedlaplace": lambda d: fit(fedlaplace(means, corrections=0), d, rounds=20),
+    "fedlaplace": lambda d: fit(fedlaplace(means, weighting_rounds=0), d, rounds=20),
     "delta": lambda d: fit(fedsvi(means, guides.delta), d, rounds=5),
     "no latent site": lambda d: fit(
         methods.ditto(network(torch.nn.Linear(2, 1), likelihood=normal(1.0))), d, rounds=1

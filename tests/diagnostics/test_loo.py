@@ -33,7 +33,9 @@ COUNTS = (5, 3, 7, 2)
 def gaussian() -> Fit:
     """Return the exact posterior of `slopes`."""
     return fit(
-        fedlaplace(slopes, corrections=0, radius=10.0, points=4), federation(COUNTS), rounds=4
+        fedlaplace(slopes, weighting_rounds=0, radius=10.0, settle_draws=4),
+        federation(COUNTS),
+        rounds=4,
     )
 
 
@@ -155,7 +157,7 @@ def test_noise_that_no_number_of_local_draws_removes_is_said() -> None:
 
 def test_points_that_the_method_has_weighted_are_taken_for_the_posterior() -> None:
     data = federation(COUNTS)
-    fitted = fit(fedlaplace(slopes, weighed=1024, corrections=1, radius=10.0), data, rounds=8)
+    fitted = fit(fedlaplace(slopes, draws=1024, weighting_rounds=1, radius=10.0), data, rounds=8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table, same = (loo(fitted, "client", correct=how).table for how in ("psis", None))
@@ -273,7 +275,9 @@ def test_an_outlying_client_raises_a_warning() -> None:
     y = data.fields["y"].clone()
     y[:20] += 40.0 * data.fields["x"][:20, 0]
     fitted = fit(
-        fedlaplace(slopes, corrections=0, radius=100.0, points=4), data.with_fields(y=y), rounds=8
+        fedlaplace(slopes, weighting_rounds=0, radius=100.0, settle_draws=4),
+        data.with_fields(y=y),
+        rounds=8,
     )
     with pytest.warns(UserWarning, match="of 4 clients have a k-hat above 0.7"):
         found = loo(fitted, "client", draws=2000)

@@ -129,7 +129,9 @@ def test_effective_clients_of_equal_and_of_dominant_weights() -> None:
 
 def test_the_history_of_fedmap_has_effective_clients() -> None:
     data = federation()
-    fitted = fit(fedmap(map_network(line(), likelihood=normal(1.0)), omega="size"), data, rounds=1)
+    fitted = fit(
+        fedmap(map_network(line(), likelihood=normal(1.0)), weights="rows"), data, rounds=1
+    )
     assert fitted.history["effective_clients"][0] == pytest.approx(
         effective_clients(data.counts.log())
     )

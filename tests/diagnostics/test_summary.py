@@ -54,7 +54,7 @@ def test_numbers_are_those_of_the_draws() -> None:
 
 def conjugate(data: ClientData, name: str) -> hierfl.Fit:
     model = {"means": means, "slopes": slopes}[name]
-    return fit(methods.fedlaplace(model, corrections=0), data, rounds=10)
+    return fit(methods.fedlaplace(model, weighting_rounds=0), data, rounds=10)
 
 
 def test_shrinkage_of_means_is_the_closed_form() -> None:
@@ -144,13 +144,15 @@ def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
 
 
 def weighed() -> hierfl.Fit:
-    return fit(methods.fedlaplace(means, weighed=512, enough=200), three(), rounds=15)
+    return fit(methods.fedlaplace(means, draws=512, target_ess=200), three(), rounds=15)
 
 
 VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
     "weights that are right": (weighed, True, r"Trustworthy: .*k-hat is .*draws are effective"),
     "weights by Laplace's integrals, which are not exact": (
-        lambda: fit(methods.fedlaplace(logistic, weighed=512, enough=200), federation(), rounds=15),
+        lambda: fit(
+            methods.fedlaplace(logistic, draws=512, target_ess=200), federation(), rounds=15
+        ),
         None,
         r"Trustworthy as far as weights tell: k-hat .*do not see the error of Laplace.*two_stage",
     ),

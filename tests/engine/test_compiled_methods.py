@@ -23,7 +23,12 @@ from tests.programs import federation
 def clusters() -> Method:
     """Return clustered_fl of settings in which the clients part at once."""
     return methods.clustered_fl(
-        _shared(), eps1=10.0, eps2=0.0, wait=0, optimizer=SGD(0.05, 0.9), batch_size=2
+        _shared(),
+        mean_norm=10.0,
+        client_norm=0.0,
+        warmup_rounds=0,
+        optimizer=SGD(0.05, 0.9),
+        batch_size=2,
     )
 
 
@@ -35,7 +40,7 @@ ALL: dict[str, Callable[[], Method]] = {
     "by_rows": lambda: methods.by_rows(METHODS["pfedme"]()),
     "clustered_fl": clusters,
     "differentially_private": lambda: methods.differentially_private(
-        METHODS["fedavg"](), clip=0.1, noise=0.5, secret=1
+        METHODS["fedavg"](), clipping_norm=0.1, noise_multiplier=0.5, secret=1
     ),
     "robust": lambda: methods.robust(METHODS["pfedme"](), rule="clipped"),
     "server_optimized": lambda: methods.server_optimized(METHODS["fedavg"](), SGD(0.5, 0.9)),

@@ -81,8 +81,8 @@ def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -
         batch_size=2,
         local_steps=1,
         global_steps=2,
-        num_particles=2,
-        client_lr=0.01,
+        draws=2,
+        global_optimizer=SGD(0.01),
     )
     data = federation((5, 3, 7, 1, 2))
     together = fit(method, data, rounds=3, seed=4, cohort=3)
@@ -93,7 +93,7 @@ def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -
 @pytest.mark.parametrize("family", ["structured", "conditional", "mean_field"])
 def test_particles_are_pooled_too(family: str) -> None:
     method, data = (
-        hierfl.methods.fedsvi(regression, FAMILIES[family], num_particles=3),
+        hierfl.methods.fedsvi(regression, FAMILIES[family], draws=3),
         federation(),
     )
     assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
@@ -137,12 +137,12 @@ METHODS: dict[str, Callable[[], Method]] = {
         _shared(), optimizer=SGD(0.05), steps=4, batch_size=None, prox=0.7
     ),
     "pfedme": lambda: hierfl.methods.pfedme(
-        personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2
+        personal(prior_scale=1.0), prox=2.0, steps=3, batch_size=2, inner_steps=2
     ),
     **{
         f"pfedbred {strategy}": lambda strategy=strategy: hierfl.methods.fine_tuned(  # type: ignore[misc]
             hierfl.methods.pfedbred(
-                personal(prior_scale=1.0), strategy, lam=2.0, steps=3, batch_size=2, prox_steps=2
+                personal(prior_scale=1.0), strategy, prox=2.0, steps=3, batch_size=2, inner_steps=2
             ),
             unit="step",
             batch_size=2,
@@ -154,7 +154,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     **{
         f"fedabml {meta}": lambda meta=meta: hierfl.methods.fedabml(  # type: ignore[misc]
             personal(prior_scale="learned"),
-            lr=0.02,
+            optimizer=SGD(0.02),
             inner_steps=2,
             draws=2,
             steps=1,
@@ -165,12 +165,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     },
     "quantized": lambda: hierfl.methods.quantized(hierfl.methods.ditto(_shared(), batch_size=2)),
     "pfedbred, some averaged": lambda: hierfl.methods.averaging_some(
-        hierfl.methods.pfedbred(personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2),
+        hierfl.methods.pfedbred(personal(prior_scale=1.0), "meg", prox=2.0, steps=3, batch_size=2),
         share=0.5,
     ),
     "fedabml exact": lambda: hierfl.methods.fedabml(
         personal(prior_scale="learned"),
-        lr=0.02,
+        optimizer=SGD(0.02),
         inner_steps=2,
         draws=2,
         steps=1,
@@ -203,27 +203,32 @@ METHODS: dict[str, Callable[[], Method]] = {
         batch_size=2,
         inner_steps=2,
         draws=2,
-        lr=0.01,
-        eta=0.01,
+        optimizer=Adam(0.01),
+        global_optimizer=Adam(0.01),
         init_scale=0.2,
     ),
     "fedpop": lambda: hierfl.methods.fedpop(
-        personal(prior_scale=1.0), lr=1e-3, steps=4, burn_in=1, batch_size=2, kept=5
+        personal(prior_scale=1.0), step_size=1e-3, steps=4, burn_in=1, batch_size=2, kept_draws=5
     ),
     "fedpop corrected": lambda: hierfl.methods.fedpop(
-        personal(prior_scale=1.0), lr=0.02, steps=4, burn_in=1, kept=5, corrected=True
+        personal(prior_scale=1.0), step_size=0.02, steps=4, burn_in=1, kept_draws=5, metropolis=True
     ),
-    "fedpa": lambda: hierfl.methods.fedpa(_shared(), epochs=3, rho=0.2, batch_size=2),
+    "fedpa": lambda: hierfl.methods.fedpa(_shared(), epochs=3, shrinkage=0.2, batch_size=2),
     "fedpa laplace": lambda: hierfl.methods.fedpa(_shared(), posterior="laplace", newton_steps=2),
     **{
         f"per_fedavg {meta}": lambda meta=meta: hierfl.methods.per_fedavg(  # type: ignore[misc]
-            _shared(), inner_lr=0.1, lr=0.05, meta=meta, steps=2, batch_size=2
+            _shared(),
+            inner_optimizer=SGD(0.1),
+            optimizer=SGD(0.05),
+            meta=meta,
+            steps=2,
+            batch_size=2,
         )
         for meta in ("first", "hessian-free", "full")
     },
     **{
         f"scaffold {option}": lambda option=option: hierfl.methods.scaffold(  # type: ignore[misc]
-            _shared(), lr=0.05, option=option, steps=3, batch_size=2, weights="rows"
+            _shared(), optimizer=SGD(0.05), option=option, steps=3, batch_size=2, weights="rows"
         )
         for option in ("I", "II")
     },
@@ -238,7 +243,12 @@ def _shared() -> Any:
 def test_clusters_of_all_clients_on_every_engine(way: str) -> None:
     data = federation((5, 3, 7, 1, 2))
     method = hierfl.methods.clustered_fl(
-        _shared(), eps1=10.0, eps2=0.0, wait=0, optimizer=SGD(0.05, 0.9), batch_size=2
+        _shared(),
+        mean_norm=10.0,
+        client_norm=0.0,
+        warmup_rounds=0,
+        optimizer=SGD(0.05, 0.9),
+        batch_size=2,
     )
     together = fit(method, data, rounds=3, seed=4)
     assert together.history["clusters"].iloc[-1] > 1.0

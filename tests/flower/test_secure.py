@@ -85,7 +85,7 @@ def ways() -> dict[str, Method]:
     return {
         "apfl": apfl(),
         "fedsvi": methods.fedsvi(regression),
-        "scaffold": methods.scaffold(_shared(), lr=0.05),
+        "scaffold": methods.scaffold(_shared(), optimizer=SGD(0.05)),
         "pvi": methods.pvi(regression),
     }
 

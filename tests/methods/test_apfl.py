@@ -63,7 +63,7 @@ def by_hand(rounds: int, steps: int, alpha: float, lr: float, alpha_lr: float) -
 @pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.3, 0.0), (0.5, 0.02), (0.7, 0.3)])
 def test_rounds_by_hand(alpha: float, alpha_lr: float, way: str) -> None:
     method = apfl(
-        at(START), alpha=alpha, adaptive=alpha_lr > 0.0, alpha_lr=alpha_lr, optimizer=SGD(0.1),
+        at(START), alpha=alpha, adaptive=alpha_lr > 0.0, alpha_optimizer=SGD(alpha_lr), optimizer=SGD(0.1),
         steps=4, batch_size=None,
     )  # fmt: skip
     fitted = fit(method, clients(), rounds=3, **WAYS[way])
@@ -136,7 +136,7 @@ def planted() -> ClientData:
 def test_alpha_goes_to_0_where_clients_agree_and_to_1_where_they_differ(start: float) -> None:
     """From (20, 0) the common model gets to (0, 0) before the nine clients' own ones, and suits no other."""
     method = apfl(
-        at(torch.tensor([20.0, 0.0])), alpha=start, adaptive=True, alpha_lr=0.02,
+        at(torch.tensor([20.0, 0.0])), alpha=start, adaptive=True, alpha_optimizer=SGD(0.02),
         optimizer=SGD(0.1), steps=5, batch_size=None,
     )  # fmt: skip
     fitted = fit(method, planted(), rounds=30)
@@ -166,6 +166,6 @@ def test_refusals() -> None:
         ):
             apfl(network(), alpha=alpha)
     with pytest.raises(ValueError, match=r"alpha_lr is -0\.1: a step size must be 0 or more"):
-        apfl(network(), alpha_lr=-0.1)
+        apfl(network(), alpha_optimizer=SGD(-0.1))
     with pytest.raises(ProgramError, match="apfl fits global params only"):
         fit(apfl(regression), federation(), rounds=1)

@@ -107,8 +107,8 @@ METHODS: dict[str, Callable[[Any], Method]] = {
         fedavg(models.network(net), **LOCAL), when="every round", unit="step"
     ),
     "over_relaxed": lambda net: methods.over_relaxed(fedavg(models.network(net), **LOCAL), 1.2),
-    "scaffold": lambda net: methods.scaffold(models.network(net), lr=0.2, **FEW),
-    "per_fedavg": lambda net: methods.per_fedavg(models.network(net), lr=0.1),
+    "scaffold": lambda net: methods.scaffold(models.network(net), optimizer=SGD(0.2), **FEW),
+    "per_fedavg": lambda net: methods.per_fedavg(models.network(net), optimizer=SGD(0.1)),
     "local_only": lambda net: methods.local_only(models.network(net), **LOCAL),
     "ditto": lambda net: methods.ditto(models.network(net), **LOCAL),
     "apfl": lambda net: methods.apfl(models.network(net), **LOCAL),
@@ -138,24 +138,28 @@ METHODS: dict[str, Callable[[Any], Method]] = {
         models.MemoryNetwork(net, features=top(net)), unit="step", **LOCAL
     ),
     "fedpa": lambda net: methods.fedpa(models.network(net)),
-    "pfedme": lambda net: methods.pfedme(personal(net), lr=0.05, eta=0.05, prox_steps=3, **FEW),
-    "pfedbred": lambda net: methods.pfedbred(personal(net), lr=0.05, eta=0.05, prox_steps=3, **FEW),
+    "pfedme": lambda net: methods.pfedme(
+        personal(net), optimizer=SGD(0.05), global_optimizer=SGD(0.05), inner_steps=3, **FEW
+    ),
+    "pfedbred": lambda net: methods.pfedbred(
+        personal(net), optimizer=SGD(0.05), global_optimizer=SGD(0.05), inner_steps=3, **FEW
+    ),
     "fedmap": lambda net: methods.fedmap(
         models.map_network(net), optimizer=Adam(0.02), steps=2, batch_size=12
     ),
     "pfedbayes": lambda net: methods.pfedbayes(
         personal(net, "learned"),
-        lr=0.02,
-        eta=0.02,
+        optimizer=Adam(0.02),
+        global_optimizer=Adam(0.02),
         inner_steps=2,
-        zeta=1.0,
+        kl_weight=1.0,
         init_scale=0.05,
         **FEW,
     ),
     "fedabml": lambda net: methods.fedabml(
         personal(net, "learned"),
-        lr=0.05,
-        eta=0.05,
+        optimizer=SGD(0.05),
+        global_optimizer=SGD(0.05),
         inner_steps=3,
         draws=1,
         unit="step",
@@ -476,7 +480,7 @@ def shared(net: nn.Module) -> Any:
     [
         lambda: methods.two_stage(shared(mlp())),
         lambda: methods.fedlaplace(shared(mlp())),
-        lambda: methods.pvi(shared(mlp()), points=2),
+        lambda: methods.pvi(shared(mlp()), draws=2),
         lambda: methods.fedep(shared(mlp())),
         lambda: methods.bfi(shared(mlp())),
         lambda: methods.fedpop(personal(mlp())),

@@ -53,7 +53,7 @@ def test_without_halvings_it_is_fedavg() -> None:
         "batch_size": 2,
     }
     data = federation((5, 3, 7, 1, 2))
-    one = fit(clustered_fl(model, eps1=0.0, wait=0, **options), data, rounds=3)
+    one = fit(clustered_fl(model, mean_norm=0.0, warmup_rounds=0, **options), data, rounds=3)
     plain = fit(fedavg(model, **options), data, rounds=3)
     for name, value in plain.message.items():
         found = one.progress.table["mail"][name]
@@ -66,9 +66,9 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
     data = ClientData.from_clients({f"c{k}": kind(s, 20, g) for k, s in enumerate(slopes)})
     method = clustered_fl(
         network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
-        eps1=0.05,
-        eps2=0.1,
-        wait=5,
+        mean_norm=0.05,
+        client_norm=0.1,
+        warmup_rounds=5,
         optimizer=SGD(0.05),
         steps=5,
         unit="step",
@@ -85,7 +85,9 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
 
 
 def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
-    method = clustered_fl(at(START), eps1=1e-3, eps2=0.1, wait=0, optimizer=SGD(0.1), steps=5)
+    method = clustered_fl(
+        at(START), mean_norm=1e-3, client_norm=0.1, warmup_rounds=0, optimizer=SGD(0.1), steps=5
+    )
     one, two = (fit(method, clients(), rounds=30, chunk=chunk) for chunk in (None, 2))
     assert torch.equal(one.progress.server["cluster"], two.progress.server["cluster"])
     mine, theirs = (f.progress.table["mail"]["theta"] for f in (one, two))
@@ -94,7 +96,7 @@ def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"eps1 is -1\.0"):
-        clustered_fl(at(START), eps1=-1.0)
+        clustered_fl(at(START), mean_norm=-1.0)
     with pytest.raises(ValueError, match="linkage is 'average'"):
         clustered_fl(at(START), linkage="average")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave cohort=None"):

@@ -75,7 +75,9 @@ def test_a_client_moves_the_sum_by_twice_the_clip_at_most() -> None:
         y = data.fields["y"].clone()
         y[:4] = size * (1.0 + y[:4].abs())
         changed = data.with_fields(y=y)
-        method = differentially_private(plain(), clip=0.01, noise=1e-12, secret=1)
+        method = differentially_private(
+            plain(), clipping_norm=0.01, noise_multiplier=1e-12, secret=1
+        )
         found[size] = as_vector(fit(method, changed, rounds=1).message)
     start = first_params(plain(), data)
     for moved in found.values():
@@ -103,7 +105,9 @@ def test_the_noise_is_gaussian_and_as_large_as_it_says() -> None:
     draws = [
         as_vector(
             fit(
-                differentially_private(still, clip=2.0, noise=3.0, secret=secret),
+                differentially_private(
+                    still, clipping_norm=2.0, noise_multiplier=3.0, secret=secret
+                ),
                 data,
                 rounds=1,
                 cohort=2,
@@ -121,7 +125,9 @@ def test_noise_and_cohorts_are_functions_of_the_secret_alone() -> None:
     data = federation((2, 3, 2, 4, 3))
 
     def found(secret: int | None, seed: int) -> tuple[torch.Tensor, list[float]]:
-        method = differentially_private(plain(), clip=1.0, noise=1.0, secret=secret)
+        method = differentially_private(
+            plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=secret
+        )
         fitted = fit(method, data, rounds=4, cohort=2, seed=seed)
         return as_vector(fitted.message), fitted.history["epsilon"].tolist()
 
@@ -139,7 +145,9 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
     clock = Clock(0, 1)
     drawn = set()
     for secret in range(8):
-        method = differentially_private(plain(), clip=1.0, noise=1.0, secret=secret)
+        method = differentially_private(
+            plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=secret
+        )
         server = federate(method, data, seed=0, cohort=3).server
         assert server.cohort_seed is not None
         drawn.add(server.cohort_seed(clock))
@@ -149,7 +157,7 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
 
 def test_resumed_is_uninterrupted(tmp_path: Path) -> None:
     data = federation((2, 3, 2, 4))
-    method = differentially_private(plain(), clip=1.0, noise=1.0, secret=7)
+    method = differentially_private(plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=7)
     options: dict[str, Any] = {"rounds": 4, "cohort": 2, "checkpoint": tmp_path}
     whole = fit(method, data, **options, checkpoint_every=2)
     shutil.rmtree(tmp_path / "round-00000004")
@@ -161,7 +169,9 @@ def test_resumed_is_uninterrupted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [{"chunk": 2}, {"engine": "sequential"}])
 def test_every_engine(way: dict[str, Any]) -> None:
     data = federation((5, 3, 7, 4, 2))
-    method = differentially_private(ditto(_shared(), **SMALL), clip=0.1, noise=0.5, secret=2)
+    method = differentially_private(
+        ditto(_shared(), **SMALL), clipping_norm=0.1, noise_multiplier=0.5, secret=2
+    )
     one, two = (fit(method, data, rounds=3, cohort=3, **how) for how in ({}, way))
     for name, value in named_leaves(one.progress.server).items():
         assert torch.allclose(named_leaves(two.progress.server)[name], value, atol=1e-10, rtol=0.0)
@@ -170,7 +180,7 @@ def test_every_engine(way: dict[str, Any]) -> None:
 def test_nodes_give_the_same(tmp_path: Path) -> None:
     data = federation((5, 3, 7, 1))
     data = data.select(sorted(data.names))
-    method = differentially_private(plain(), clip=0.1, noise=0.5, secret=2)
+    method = differentially_private(plain(), clipping_norm=0.1, noise_multiplier=0.5, secret=2)
     around = machines(method, data, tmp_path, seed=4)
     options: dict[str, Any] = {"rounds": 3, "seed": 4, "cohort": 2}
     over = hierfl.nodes.fit_nodes(
@@ -216,7 +226,7 @@ def test_noise_for_a_budget_keeps_within_it_and_no_less_noise_does() -> None:
 def test_the_history_states_the_budget() -> None:
     data = federation((2,) * 5)
     fitted = fit(
-        differentially_private(plain(), clip=1.0, noise=5.0, delta=1e-3),
+        differentially_private(plain(), clipping_norm=1.0, noise_multiplier=5.0, delta=1e-3),
         data,
         rounds=3,
         cohort=2,
@@ -230,7 +240,10 @@ def test_the_history_states_the_budget() -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (lambda: scaffold(_shared(), lr=0.1), "differentially_private needs a method whose server"),
+        (
+            lambda: scaffold(_shared(), optimizer=SGD(0.1)),
+            "differentially_private needs a method whose server",
+        ),
         (lambda: two_stage(regression), "uses what each client sends by itself"),
         (lambda: quantized(plain()), "leave quantized out"),
         (
@@ -245,7 +258,7 @@ def test_the_history_states_the_budget() -> None:
     ],
 )
 def test_what_has_no_budget_is_refused(made: Any, says: str) -> None:
-    method = differentially_private(made(), clip=1.0, noise=1.0)
+    method = differentially_private(made(), clipping_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(ProgramError, match=says):
         fit(method, federation(), rounds=1)
 

@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_personal_models_at_fedavgs_fixed_point(k: int, published: tuple[float, float]) -> None:
     lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
     method = ditto(
-        at(theta), lam=lam, optimizer=SGD(0.1), steps=5, personal_steps=250, batch_size=None
+        at(theta), prox=lam, optimizer=SGD(0.1), steps=5, personal_steps=250, batch_size=None
     )
     fitted = fit(method, clients(), rounds=1)
     wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
@@ -51,7 +51,7 @@ def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only(way: str) ->
         network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
     )
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
-    both = fit(ditto(model, lam=0.0, **options), data, rounds=3, **WAYS[way])
+    both = fit(ditto(model, prox=0.0, **options), data, rounds=3, **WAYS[way])
     common, alone = (
         fit(fedavg(model, **options), data, rounds=3),
         fit(local_only(model, **options), data, rounds=3, **WAYS[way]),
@@ -89,7 +89,7 @@ def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> No
     )  # fmt: skip
     method = ditto(
         network(line, likelihood=normal(1.0)),
-        lam=0.7,
+        prox=0.7,
         optimizer=SGD(0.05),
         steps=0,
         personal_steps=6,
@@ -103,7 +103,7 @@ def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> No
 
 def test_a_very_large_lam_gives_the_common_model() -> None:
     method = ditto(
-        at(START), lam=1e4, optimizer=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
+        at(START), prox=1e4, optimizer=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
     )
     fitted = fit(method, clients(), rounds=1)
     assert torch.allclose(fitted.progress.table["theta"]["theta"], START.expand(3, 2), atol=2e-3)
@@ -112,7 +112,7 @@ def test_a_very_large_lam_gives_the_common_model() -> None:
 def test_a_new_client_takes_only_the_personal_steps() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     fitted = fit(
-        ditto(model, lam=math.exp(1.0), optimizer=SGD(0.1), steps=4), federation(), rounds=3
+        ditto(model, prox=math.exp(1.0), optimizer=SGD(0.1), steps=4), federation(), rounds=3
     )
     new = fitted.personalize(federation((8,), seed=4), rounds=30)
     for name, value in new.message.items():

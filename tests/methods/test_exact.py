@@ -261,7 +261,7 @@ def test_a_federated_run_reaches_the_posterior(
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)
     method = hierfl.methods.fedsvi(
-        model, family, optimizer=Adam(0.1), local_optimizer=Adam(0.1), num_particles=particles
+        model, family, optimizer=Adam(0.1), local_optimizer=Adam(0.1), draws=particles
     )
     fitted = fit(method, data, rounds=rounds)
     own_params = stacked(fitted.program, fitted.progress.table.get("mean", {}))

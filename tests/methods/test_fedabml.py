@@ -15,6 +15,7 @@ from hierfl.core.trees import named_leaves, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import one_round
 from hierfl.methods import by_rows, fedabml, pfedme
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
@@ -93,16 +94,23 @@ def test_a1_with_a_point_guide_and_a_fixed_prior_it_equals_pfedme(steps: int, wa
     lam, lr, eta = 2.0, 0.05, 0.1
     common: dict[str, Any] = {"steps": steps, "batch_size": None}
     theirs = fit(
-        pfedme(at(START, personal=True), lam=lam, lr=lr, eta=eta, prox_steps=4, **common),
+        pfedme(
+            at(START, personal=True),
+            prox=lam,
+            optimizer=SGD(lr),
+            global_optimizer=SGD(eta),
+            inner_steps=4,
+            **common,
+        ),
         equal_rows(),
         rounds=3,
     )
     method = fedabml(
         at(START, personal=True),
         guides.delta,
-        lam=4.0 * lam,
-        lr=lr,
-        eta=eta,
+        kl_weight=4.0 * lam,
+        optimizer=SGD(lr),
+        global_optimizer=SGD(eta),
         inner_steps=4,
         unit="step",
         draws=1,
@@ -197,9 +205,9 @@ def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
     method = fedabml(
         at(torch.zeros(2), personal=True),
         guides.mean_field(init_scale=0.5),
-        lam=1.0,
-        lr=0.1,
-        eta=0.0,
+        kl_weight=1.0,
+        optimizer=SGD(0.1),
+        global_optimizer=SGD(0.0),
         steps=100,
         unit="step",
         batch_size=None,
@@ -217,7 +225,10 @@ def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
 
 
 def test_rounds_do_not_depend_on_client_state() -> None:
-    method, data = fedabml(net(), lr=0.05, steps=2, batch_size=2, draws=2), federation((5, 3, 7, 2))
+    method, data = (
+        fedabml(net(), optimizer=SGD(0.05), steps=2, batch_size=2, draws=2),
+        federation((5, 3, 7, 2)),
+    )
     two = fit(method, data, rounds=2, seed=3, cohort=3)
     spoilt = replace(two.progress, table=tree_map(lambda v: v + 1.0, two.progress.table))
     after = [one_round(two.federation, where, 3).server for where in (two.progress, spoilt)]
@@ -226,7 +237,10 @@ def test_rounds_do_not_depend_on_client_state() -> None:
 
 
 def test_a_new_client_predicts_from_the_prior_and_improves_with_each_round() -> None:
-    method, data = fedabml(net(), lr=0.05, steps=2, batch_size=2, draws=2), federation((5, 3, 7, 2))
+    method, data = (
+        fedabml(net(), optimizer=SGD(0.05), steps=2, batch_size=2, draws=2),
+        federation((5, 3, 7, 2)),
+    )
     fitted = fit(method, data, rounds=2, seed=3, cohort=1)
     new = federation((40, 60), seed=9)
     unseen = fitted.personalize(new, rounds=0)

@@ -22,7 +22,7 @@ EXACT: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 20, "unit": "step", "ba
 @pytest.mark.parametrize("alpha", [2.0, 1.0])
 def test_fixed_points_do_not_depend_on_alpha_and_are_stationary(alpha: float) -> None:
     sigma, lam = 10.0, 1.0
-    method = fedamp(at(START), lam=lam, alpha=alpha, sigma=sigma, **EXACT)
+    method = fedamp(at(START), prox=lam, alpha=alpha, sigma=sigma, **EXACT)
     fitted = fit(method, clients(), rounds=60)
     w = fitted.progress.table["w"]["theta"]
     published = [(0.834724, 0.093234), (0.049858, 1.785395), (-0.654275, 1.001069)]
@@ -41,7 +41,7 @@ def test_without_pull_clients_fit_alone() -> None:
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "unit": "step"}
     data = federation((5, 3, 7, 1, 2))
     # the second phase of `local_only` draws other mini-batches: all rows at each step
-    own = fit(fedamp(model, lam=0.0, batch_size=None, sigma=5.0, **options), data, rounds=3)
+    own = fit(fedamp(model, prox=0.0, batch_size=None, sigma=5.0, **options), data, rounds=3)
     alone = fit(local_only(model, batch_size=None, **options), data, rounds=3)
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(own.progress.table["w"][name], value, rtol=0.0, atol=1e-10)
@@ -49,14 +49,14 @@ def test_without_pull_clients_fit_alone() -> None:
 
 def test_far_scales_pull_all_clients_to_their_mean() -> None:
     """As sigma grows with alpha / sigma = 1 / N, every u is the mean of all models: the last one received."""
-    method = fedamp(at(START), lam=2.0, alpha=1e9 / 3.0, sigma=1e9, **EXACT)
+    method = fedamp(at(START), prox=2.0, alpha=1e9 / 3.0, sigma=1e9, **EXACT)
     fitted = fit(method, clients(), rounds=2)
     mean = fitted.progress.server["w"]["theta"].mean(0)
     assert torch.allclose(fitted.progress.table["mail"]["theta"], mean.expand(3, 2), atol=1e-6)
 
 
 def test_heuristic_weights_are_a_softmax_of_cosines() -> None:
-    method = heur_fedamp(at(START), sigma=3.0, self_weight=0.25, lam=0.5, **EXACT)
+    method = heur_fedamp(at(START), sigma=3.0, self_weight=0.25, prox=0.5, **EXACT)
     fitted = fit(method, clients(), rounds=1)
     w = fitted.progress.server["w"]["theta"]
     unit = w / w.norm(dim=1, keepdim=True)
@@ -95,7 +95,7 @@ def test_a_client_outside_the_cohort_keeps_its_model() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="lam is -1"):
-        fedamp(at(START), lam=-1.0)
+        fedamp(at(START), prox=-1.0)
     with pytest.raises(ValueError, match=r"self_weight 1\.5"):
         heur_fedamp(at(START), self_weight=1.5)
     with pytest.raises(ProgramError, match=r"add up to 2, above 1: lower alpha \(1\)"):

@@ -138,7 +138,7 @@ def test_latent_sites_are_refused() -> None:
     with pytest.raises(ValueError, match="latent site 'loc'"):
         fit(fedem(regression), federation(), rounds=1)
     with pytest.raises(ValueError, match="fits is 0"):
-        fedem(center, fits=0)
+        fedem(center, personalize_steps=0)
 
 
 def test_shares_stay_at_the_client() -> None:

@@ -107,17 +107,17 @@ def test_one_client_has_the_moments_of_its_posterior() -> None:
     weights = density.softmax(0)
     mean = float(weights @ grid)
     variance = float(weights @ (grid - mean).square())
-    loc, precision = gaussian(fit(fedep(skewed, damping=1.0, points=512), data, rounds=1))
+    loc, precision = gaussian(fit(fedep(skewed, damping=1.0, draws=512), data, rounds=1))
     assert float(loc) == pytest.approx(mean, abs=0.01 * variance**0.5)
     assert float(1.0 / precision) == pytest.approx(variance, rel=0.02)
-    other, its = gaussian(fit(pvi(skewed, damping=1.0, points=64), data, rounds=3))
+    other, its = gaussian(fit(pvi(skewed, damping=1.0, draws=64), data, rounds=3))
     assert abs(float(other) - mean) + abs(float(1.0 / its) - variance) > 0.05
 
 
 @pytest.mark.parametrize("damping", [None, 0.7])
 def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
     fitted = fit(
-        fedep(logistic, damping=damping, points=32, steps=3), federation(), rounds=2, seed=2
+        fedep(logistic, damping=damping, draws=32, steps=3), federation(), rounds=2, seed=2
     )
     state, factors = fitted.progress.server, fitted.progress.table["factor"]
     for name in ("shift", "precision"):
@@ -128,7 +128,7 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
 
 @pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}])
 def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) -> None:
-    data, method = federation((5, 3, 7, 1)), fedep(logistic, points=8, steps=2)
+    data, method = federation((5, 3, 7, 1)), fedep(logistic, draws=8, steps=2)
     one = fit(method, data, rounds=2, seed=3).progress.server["q"]
     back = data.select(data.names[::-1])
     other = fit(method, back, rounds=2, seed=3, **way).progress.server["q"]
@@ -138,7 +138,7 @@ def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) ->
 
 def test_with_too_few_points_a_client_sends_its_laplace_approximation() -> None:
     """One point of four bears nearly all weight; a covariance of one point would be 0."""
-    method = fedep(slopes, damping=1.0, points=2)
+    method = fedep(slopes, damping=1.0, draws=2)
     client = fit(method, federation(), rounds=1).federation.client
     work = client.start({**no_factor(2), "precision": torch.eye(2)}, client.own)
     moments = client.phases[1].step
@@ -168,4 +168,4 @@ def test_refused() -> None:
         with pytest.raises(ValueError, match=text):
             fedep(line, **wrong)
     with pytest.raises(hierfl.ProgramError, match="the global sites have 4 numbers"):
-        fit(fedep(regression, limit=3), federation(), rounds=1)
+        fit(fedep(regression, max_global_size=3), federation(), rounds=1)

@@ -243,7 +243,7 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean(
     for start in (fixed, START):
         model = of_quadratics({"loc": start, "scale": torch.tensor(0.3).sqrt()})
         fitted = fit(
-            fedmap(model, newton_steps=1, loss="sum", omega="uniform"),
+            fedmap(model, newton_steps=1, loss="sum", weights="uniform"),
             clients(),
             rounds=8,
             **WAYS[way],
@@ -263,7 +263,7 @@ def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
     model = of_quadratics({"loc": START, "scale": torch.tensor(lam) ** -0.5})
     ours = fit(
         fedmap(
-            model, newton_steps=1, omega="uniform", server="gradient", server_optimizer=SGD(eta)
+            model, newton_steps=1, weights="uniform", server="gradient", server_optimizer=SGD(eta)
         ),
         clients(),
         rounds=2,
@@ -272,10 +272,10 @@ def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
     theirs = fit(
         pfedme(
             at(START, personal=True),
-            lam=lam,
-            lr=0.2,
-            eta=eta,
-            prox_steps=50,
+            prox=lam,
+            optimizer=SGD(0.2),
+            global_optimizer=SGD(eta),
+            inner_steps=50,
             steps=1,
             batch_size=None,
         ),
@@ -384,7 +384,7 @@ def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
         optimizer=SGD(0.02),
         steps=2,
         batch_size=2,
-        omega=omega,  # type: ignore[arg-type]
+        weights=omega,  # type: ignore[arg-type]
         init="client",
         **options,
     )
@@ -469,7 +469,7 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
         optimizer=SGD(0.01),
         steps=1,
         batch_size=None,
-        omega=omega,
+        weights=omega,
     )
     fitted = fit(method, ClientData.from_clients(rows), rounds=2, **WAYS[way])
     assert fitted.history["effective_clients"].between(1.0, 2.0 + 1e-5).all()
@@ -487,7 +487,10 @@ def test_a_warning_when_one_client_has_nearly_all_the_weight(
 ) -> None:
     line = nn.Linear(2, 1)
     method = fedmap(
-        map_network(line, likelihood=normal(0.05)), optimizer=SGD(1e-4), steps=1, omega="likelihood"
+        map_network(line, likelihood=normal(0.05)),
+        optimizer=SGD(1e-4),
+        steps=1,
+        weights="likelihood",
     )
     with pytest.warns(UserWarning, match="the others hardly count: take omega='size'"):
         fit(method, federation((50, 3)), rounds=1)
@@ -497,7 +500,7 @@ def test_a_warning_when_one_client_has_nearly_all_the_weight(
 def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
     data, model = federation((5, 3, 4)), personal(Isotropic(0.5))
     federation_ = federate(
-        fedmap(model, optimizer=SGD(0.05), steps=1, batch_size=2, omega=omega),  # type: ignore[arg-type]
+        fedmap(model, optimizer=SGD(0.05), steps=1, batch_size=2, weights=omega),  # type: ignore[arg-type]
         data,
     )
     start = begin(federation_)

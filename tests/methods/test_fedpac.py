@@ -143,4 +143,4 @@ def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="HeadedNetwork"):
         fedpac(network(net()))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"lam is -1\.0"):
-        fedpac(HeadedNetwork(net(), head="2"), lam=-1.0)
+        fedpac(HeadedNetwork(net(), head="2"), feature_weight=-1.0)

@@ -51,7 +51,7 @@ def test_the_chain_has_the_variance_of_an_uncorrected_one(
     lr: float, steps: int, variance: float
 ) -> None:
     assert variance == pytest.approx(1.0 / (4.0 * (1.0 - lr * 2.0)), abs=1e-4)
-    method = fedpop(mean_known(4.0), lr=lr, steps=steps, burn_in=steps - 1, kept=1)
+    method = fedpop(mean_known(4.0), step_size=lr, steps=steps, burn_in=steps - 1, kept_draws=1)
     z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
     assert float(z.var()) == pytest.approx(variance, rel=4.0 * (2.0 / MANY) ** 0.5)
     assert float(z.mean()) == pytest.approx(1.5 * 0.75, abs=4.0 * (variance / MANY) ** 0.5)
@@ -68,12 +68,12 @@ def test_a_corrected_chain_has_the_variance_of_the_posterior(
     assert uncorrected == pytest.approx(variance / (1.0 - lr * 2.0))
     method = fedpop(
         mean_known(4.0),
-        lr=lr,
+        step_size=lr,
         steps=40,
         burn_in=39,
-        kept=1,
+        kept_draws=1,
         temperature=temperature,
-        corrected=True,
+        metropolis=True,
     )
     z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
     assert float(z.var()) == pytest.approx(variance, rel=4.0 * (2.0 / MANY) ** 0.5)
@@ -94,7 +94,7 @@ def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
     weight = torch.softmax(-0.5 * grid.square() + 3.0 * grid - grid.exp(), 0)
     mean = (weight * grid).sum()
     variance = (weight * (grid - mean).square()).sum()
-    method = fedpop(counted, lr=0.25, steps=40, burn_in=39, kept=1, corrected=True)
+    method = fedpop(counted, step_size=0.25, steps=40, burn_in=39, kept_draws=1, metropolis=True)
     z = fit(method, alike(y=3.0), rounds=1).progress.table["z"][:, 0]
     assert float(z.mean()) == pytest.approx(float(mean), abs=4.0 * float(variance / MANY) ** 0.5)
     assert float(z.var()) == pytest.approx(float(variance), rel=6.0 * (2.0 / MANY) ** 0.5)
@@ -106,7 +106,7 @@ def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
 def test_the_history_of_a_corrected_chain() -> None:
     """The proportion accepted, and who accepted nothing; chains go on where they stood."""
     rows = ClientData.from_clients({"many": {"y": [8.0] * 2000}, "few": {"y": [1.0]}})
-    method = fedpop(hierarchy, lr=0.2, steps=5, burn_in=2, kept=6, corrected=True)
+    method = fedpop(hierarchy, step_size=0.2, steps=5, burn_in=2, kept_draws=6, metropolis=True)
     one, two = (fit(method, rows, rounds=rounds) for rounds in (1, 2))
     assert one.history["stuck"][0] == 0.5, "the step is 200 standard deviations of the one of many"
     assert 0.25 <= one.history["accepted"][0] <= 0.5
@@ -116,7 +116,7 @@ def test_the_history_of_a_corrected_chain() -> None:
 
 
 def test_a_new_chain_starts_at_a_draw_of_the_prior() -> None:
-    method = fedpop(mean_known(1.0 + 1e-12), lr=1e-9, steps=1, burn_in=0, kept=500)
+    method = fedpop(mean_known(1.0 + 1e-12), step_size=1e-9, steps=1, burn_in=0, kept_draws=500)
     z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
     assert float(z.mean()) == pytest.approx(0.0, abs=0.15)
     assert float(z.std()) == pytest.approx(1.0, abs=0.15)
@@ -142,13 +142,15 @@ def learned_spread(batch: ClientBatch) -> None:
 def test_fishers_identity_of_a_corrected_chain() -> None:
     """The spread's: 1.5^2 / v^2 - 1 / v = 1 / 3 with v = 1 + 1 / 2; proposals alone spread too far for it."""
     options: dict[str, Any] = {"steps": 80, "burn_in": 40, "server_optimizer": SGD(1.0 / MANY)}
-    method = fedpop(learned_spread, lr=0.3, **options, corrected=True)
+    method = fedpop(learned_spread, step_size=0.3, **options, metropolis=True)
     assert float(fit(method, alike(), rounds=1).message["log_sd"]) == pytest.approx(1 / 3, abs=0.02)
 
 
 def test_fishers_identity() -> None:
     """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1 / 2)."""
-    method = fedpop(learned_mean, lr=0.05, steps=80, burn_in=40, server_optimizer=SGD(1.0 / MANY))
+    method = fedpop(
+        learned_mean, step_size=0.05, steps=80, burn_in=40, server_optimizer=SGD(1.0 / MANY)
+    )
     moved = float(fit(method, alike(), rounds=1).message["m"]) - 0.2
     assert moved == pytest.approx(1.0833333, abs=0.02)
 
@@ -165,7 +167,7 @@ def hierarchy(batch: ClientBatch) -> None:
 def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of the evidence."""
     method = fedpop(
-        hierarchy, lr=0.2, steps=30, burn_in=29, temperature=0.0, server_optimizer=SGD(0.3)
+        hierarchy, step_size=0.2, steps=30, burn_in=29, temperature=0.0, server_optimizer=SGD(0.3)
     )
     fitted = fit(method, three(), rounds=60)
     assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-6)
@@ -174,7 +176,9 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
 
 
 def test_predictions_are_of_the_kept_draws() -> None:
-    method = fedpop(hierarchy, lr=0.05, steps=60, burn_in=10, kept=400, server_optimizer=SGD(0.05))
+    method = fedpop(
+        hierarchy, step_size=0.05, steps=60, burn_in=10, kept_draws=400, server_optimizer=SGD(0.05)
+    )
     fitted = fit(method, three(), rounds=40, seed=1)
     own = fitted.draws(400).own["b"]
     points = fitted.progress.table["points"][..., 0]
@@ -205,7 +209,13 @@ def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
     """From the same z: a step on it, and the gradient in what is common, both before the step."""
     data, lr = federation(), 0.01
     pop = fedpop(
-        regression, lr=lr, steps=1, burn_in=0, temperature=0.0, kept=1, server_optimizer=SGD(lr)
+        regression,
+        step_size=lr,
+        steps=1,
+        burn_in=0,
+        temperature=0.0,
+        kept_draws=1,
+        server_optimizer=SGD(lr),
     )
     svi = fedsvi(
         regression,
@@ -242,7 +252,9 @@ def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
 
 
 def test_new_clients_run_a_chain_and_leave_theta() -> None:
-    fitted = fit(fedpop(hierarchy, lr=0.02, steps=40, burn_in=10, kept=300), three(), rounds=3)
+    fitted = fit(
+        fedpop(hierarchy, step_size=0.02, steps=40, burn_in=10, kept_draws=300), three(), rounds=3
+    )
     rows = ClientData.from_clients({"new": {"y": [8.0] * 20}})
     new = fitted.personalize(rows, rounds=10)
     assert torch.equal(new.message["g.at"], fitted.message["g.at"])
@@ -257,11 +269,11 @@ def test_a_chain_that_diverges_is_refused() -> None:
     """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it is."""
     rows = ClientData.from_clients({"many": {"y": [8.0] * 20}, "few": {"y": [1.0]}})
     with pytest.raises(hierfl.ClientError, match=r"client 'many' is not finite \(\['stiffness'"):
-        fit(fedpop(hierarchy, lr=0.1, steps=40), rows, rounds=1)
-    fitted = fit(fedpop(hierarchy, lr=0.05, steps=40), rows, rounds=1)
+        fit(fedpop(hierarchy, step_size=0.1, steps=40), rows, rounds=1)
+    fitted = fit(fedpop(hierarchy, step_size=0.05, steps=40), rows, rounds=1)
     assert fitted.history["stiffness"][0] == pytest.approx(0.05 * (21 + 2) / 2)
     with pytest.raises(hierfl.ClientError, match="client 'many'"):
-        fit(fedpop(hierarchy, lr=0.3), three(), rounds=1).personalize(rows, rounds=1)
+        fit(fedpop(hierarchy, step_size=0.3), three(), rounds=1).personalize(rows, rounds=1)
 
 
 def gamma(batch: ClientBatch) -> None:
@@ -288,7 +300,7 @@ def test_refused() -> None:
             fedpop(hierarchy, **wrong)
     for short in ({"batch_size": 2}, {"steps": 1, "burn_in": 0}, {"temperature": 0.0}):
         with pytest.raises(ValueError, match="corrected is True with"):
-            fedpop(hierarchy, corrected=True, **short)
+            fedpop(hierarchy, metropolis=True, **short)
     with pytest.raises(ProgramError, match="fedpop needs local sites"):
         fit(fedpop(flat), federation(), rounds=1)
     with pytest.raises(ProgramError, match="Gamma cannot be drawn by a key"):
@@ -311,7 +323,7 @@ def counties(batch: ClientBatch) -> None:
 def test_the_chains_agree_with_nuts_on_radon() -> None:
     """With what is common at NUTS's posterior means: the chains alone, apart from how well fedpop learns that."""
     data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
-    method = fedpop(counties, lr=0.1, steps=100, burn_in=0, kept=5000)
+    method = fedpop(counties, step_size=0.1, steps=100, burn_in=0, kept_draws=5000)
     run = federate(method, data)
     theta = {
         f"{site.name}.at": site.transform.inv(torch.as_tensor(known[site.name].mean))
@@ -380,13 +392,13 @@ def test_corrected_chains_agree_with_nuts_on_radon() -> None:
     exact, given = marginal_mode(data)
     method = fedpop(
         counties_by_logs,
-        lr=0.2,
+        step_size=0.2,
         steps=20,
         burn_in=0,
-        kept=10_000,
+        kept_draws=10_000,
         server_optimizer=Adam(0.05),
         schedule="cosine",
-        corrected=True,
+        metropolis=True,
     )
     fitted = hierfl.fit(
         method, data, rounds=1000, settings=hierfl.Settings(compile=True), progress=False

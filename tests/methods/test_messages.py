@@ -116,7 +116,7 @@ OTHERS: dict[
         {"moved": THETA},
     ),
     "fedpop": (
-        lambda: hierfl.methods.fedpop(personal(prior_scale=1.0), lr=1e-4, kept=4),
+        lambda: hierfl.methods.fedpop(personal(prior_scale=1.0), step_size=1e-4, kept_draws=4),
         {"gradient": THETA},
     ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),

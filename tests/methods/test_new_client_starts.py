@@ -126,7 +126,7 @@ METHODS: dict[str, Make] = {
     "fedep": lambda _: methods.fedep(hierarchy),
     "fedpa": lambda s: methods.fedpa(common(s), server_optimizer=SGD(2.0)),
     "fedpop": lambda s: methods.fedpop(
-        personal(s), lr=0.02, server_optimizer=Adam(1.0), temperature=0.0
+        personal(s), step_size=0.02, server_optimizer=Adam(1.0), temperature=0.0
     ),
     "fedsvi conditional": lambda _: methods.fedsvi(hierarchy, guides.conditional, **SVI),
     "fedsvi delta": lambda s: methods.fedsvi(personal(s), guides.delta, **SVI),
@@ -136,27 +136,29 @@ METHODS: dict[str, Make] = {
     "heur_fedamp": lambda s: methods.heur_fedamp(common(s), **STEPS),
     "ifca": lambda s: methods.ifca(common(s), clusters=1, **STEPS),
     "local_only": lambda s: methods.local_only(common(s), **FEW),
-    "per_fedavg": lambda s: methods.per_fedavg(common(s), inner_lr=0.3, lr=0.3, steps=4),
+    "per_fedavg": lambda s: methods.per_fedavg(
+        common(s), inner_optimizer=SGD(0.3), optimizer=SGD(0.3), steps=4
+    ),
     "pfedbayes": lambda s: methods.pfedbayes(personal(s, "learned"), **BAYES),
     "pfedbayes init_scale": lambda s: methods.pfedbayes(
         personal(s, "learned"), **BAYES, init_scale=0.02
     ),
     "pfedbred": lambda s: methods.pfedbred(personal(s), "mh", **FAST),
     "pfedbred global": lambda s: methods.pfedbred(
-        personal(s), "mh-code", prox_start="global", **FAST
+        personal(s), "mh-code", inner_start="global", **FAST
     ),
     "pfedhn": lambda s: methods.pfedhn(
         common(s), hypernetwork=Mlp((4,)), **STEPS, server_optimizer=SGD(0.1)
     ),
     "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
     "pvi": lambda _: methods.pvi(hierarchy),
-    "scaffold": lambda s: methods.scaffold(common(s), lr=0.3, steps=4),
+    "scaffold": lambda s: methods.scaffold(common(s), optimizer=SGD(0.3), steps=4),
     "averaging_some": lambda s: methods.averaging_some(
         methods.pfedme(personal(s), **FAST), share=0.5
     ),
     "by_rows": lambda s: methods.by_rows(methods.pfedme(personal(s), **FAST)),
     "differentially_private": lambda s: methods.differentially_private(
-        methods.ditto(common(s), **FEW), clip=1.0, noise=1.0, secret=0
+        methods.ditto(common(s), **FEW), clipping_norm=1.0, noise_multiplier=1.0, secret=0
     ),
     "over_relaxed": lambda s: methods.over_relaxed(methods.ditto(common(s), **FEW), 1.5),
     "quantized": lambda s: methods.quantized(methods.ditto(common(s), **FEW)),

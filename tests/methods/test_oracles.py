@@ -223,7 +223,7 @@ def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(
         gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + sd**2 * I2))
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
-            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, lr=lr, eta=0.5 * sd**2,
+            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, optimizer=SGD(lr), global_optimizer=SGD(0.5 * sd**2),
             inner_steps=70, steps=1, unit="step", batch_size=None, draws=1,
         )  # fmt: skip
         after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
@@ -342,10 +342,10 @@ def test_o7_a_step_descends_the_envelope(name: str, way: str) -> None:
     method = pfedbred(
         square(prior, AT),
         "none",
-        lam=lam,
-        lr=0.15,
-        eta=eta,
-        prox_steps=35,
+        prox=lam,
+        optimizer=SGD(0.15),
+        global_optimizer=SGD(eta),
+        inner_steps=35,
         steps=1,
         batch_size=None,
     )
@@ -357,7 +357,13 @@ def test_o7_a_step_descends_the_envelope(name: str, way: str) -> None:
 def test_o7_the_prox_stays_at_the_minimum_of_the_loss(name: str) -> None:
     data = at_bottom(AT, a=2, b=2)
     method = pfedbred(
-        square(PRIORS[name], AT), "none", lam=4.0, lr=0.05, eta=0.1, steps=3, batch_size=None
+        square(PRIORS[name], AT),
+        "none",
+        prox=4.0,
+        optimizer=SGD(0.05),
+        global_optimizer=SGD(0.1),
+        steps=3,
+        batch_size=None,
     )
     fitted = fit(method, data, rounds=1)
     assert torch.allclose(fitted.draws(1).own["v"][0], AT.expand(2, 2), atol=1e-12)
@@ -400,9 +406,9 @@ def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
     data, lam, eta = federation((5, 3, 7)), 0.7, 0.3
     method = fedabml(
         net(),
-        lam=lam,
-        lr=0.02,
-        eta=eta,
+        kl_weight=lam,
+        optimizer=SGD(0.02),
+        global_optimizer=SGD(eta),
         inner_steps=3,
         steps=1,
         unit="step",
@@ -438,18 +444,28 @@ ALL: dict[str, Any] = {
     "fedprox": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None, prox=0.5),
     "ditto": lambda: ditto(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
     "pfedme": lambda: pfedme(
-        at(B[0], personal=True), lam=2.0, lr=0.1, eta=0.1, steps=4, batch_size=None
+        at(B[0], personal=True),
+        prox=2.0,
+        optimizer=SGD(0.1),
+        global_optimizer=SGD(0.1),
+        steps=4,
+        batch_size=None,
     ),
     **{
         f"pfedbred {s}": lambda s=s: pfedbred(
-            at(B[0], personal=True), s, lam=2.0, eta=0.1, steps=4, batch_size=None
+            at(B[0], personal=True),
+            s,
+            prox=2.0,
+            global_optimizer=SGD(0.1),
+            steps=4,
+            batch_size=None,
         )
         for s in ("none", "lg", "meg", "mh", "mh24", "mh-code")
     },
     "fedabml": lambda: fedabml(
         at(B[0], personal=True),
         guides.delta,
-        lr=0.1,
+        optimizer=SGD(0.1),
         steps=4,
         unit="step",
         batch_size=None,
@@ -487,7 +503,9 @@ def test_o13_personal_models_equal_to_the_global_one_score_as_it_does() -> None:
     )
     module = torch.nn.Linear(2, 3)
     fitted = fit(
-        pfedbred(models.bayesian_network(module, prior_scale=1.0, y="kind"), lr=0.1, lam=1.0),
+        pfedbred(
+            models.bayesian_network(module, prior_scale=1.0, y="kind"), optimizer=SGD(0.1), prox=1.0
+        ),
         data,
         rounds=5,
     )

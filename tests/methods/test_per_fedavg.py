@@ -133,7 +133,11 @@ def test_a_meta_step_takes_each_gradient_at_its_own_rows() -> None:
 def test_without_an_inner_step_it_is_fedavg(meta: Any) -> None:
     data = federation((5, 3, 7))
     options: dict[str, Any] = {"steps": 4, "batch_size": None}
-    ours = fit(per_fedavg(net(), inner_lr=0.0, lr=0.05, meta=meta, **options), data, rounds=3)
+    ours = fit(
+        per_fedavg(net(), inner_optimizer=SGD(0.0), optimizer=SGD(0.05), meta=meta, **options),
+        data,
+        rounds=3,
+    )
     theirs = fit(fedavg(net(), optimizer=SGD(0.05), **options), data, rounds=3)
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)

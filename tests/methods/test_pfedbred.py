@@ -73,7 +73,12 @@ def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any, way
     data, run = federation((5, 3, 1, 2)), dict[str, Any](rounds=2, seed=4, cohort=3)
     theirs = fit(pfedme(gaussian_net(), **common), data, **run)
     ours = pfedbred(
-        gaussian_net(), strategy, gradient_step=0.0, memory_step=0.0, prox_start="global", **common
+        gaussian_net(),
+        strategy,
+        gradient_step_size=0.0,
+        memory_step_size=0.0,
+        inner_start="global",
+        **common,
     )
     assert_alike(learned(fit(ours, data, **run, **WAYS[way])), learned(theirs))
 
@@ -84,12 +89,12 @@ def test_r2_one_prox_step_from_w_equals_fedavg(way: str) -> None:
     ours = pfedbred(
         at(START, personal=True),
         "none",
-        lam=lam,
-        lr=lr,
-        eta=eta,
-        prox_steps=1,
+        prox=lam,
+        optimizer=SGD(lr),
+        global_optimizer=SGD(eta),
+        inner_steps=1,
         steps=4,
-        prox_start="moved",
+        inner_start="moved",
         **WHOLE,
     )
     theirs = fedavg(at(START), optimizer=SGD(eta * lam * lr), steps=4, **WHOLE)
@@ -116,11 +121,11 @@ def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_equals_per_fedavg(
         method = pfedbred(
             at(START, personal=True),
             "lg",
-            lam=lam,
-            lr=0.99 / lam,
-            eta=1.0,
-            gradient_step=a,
-            prox_steps=12,
+            prox=lam,
+            optimizer=SGD(0.99 / lam),
+            global_optimizer=SGD(1.0),
+            gradient_step_size=a,
+            inner_steps=12,
             steps=1,
             jacobian=jacobian,
             **WHOLE,
@@ -137,9 +142,9 @@ def test_r4_mh_code_without_prior_and_memory_equals_per_fedavg_on_two_batches(wa
     method = pfedbred(
         at(START, personal=True),
         "mh-code",
-        lam=0.0,
-        gradient_step=a,
-        memory_step=0.0,
+        prox=0.0,
+        gradient_step_size=a,
+        memory_step_size=0.0,
         steps=3,
         **WHOLE,
     )
@@ -229,12 +234,12 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
     method = pfedbred(
         line,
         "mh-code",
-        lam=lam,
-        lr=lr,
-        eta=eta,
-        gradient_step=a,
-        memory_step=m,
-        prox_steps=2,
+        prox=lam,
+        optimizer=SGD(lr),
+        global_optimizer=SGD(eta),
+        gradient_step_size=a,
+        memory_step_size=m,
+        inner_steps=2,
         steps=steps,
         batch_size=size,
     )
@@ -274,12 +279,12 @@ def test_two_rounds_by_hand(strategy: str, way: str) -> None:
     method = pfedbred(
         at(START, personal=True),
         strategy,  # type: ignore[arg-type]
-        lam=lam,
-        lr=lr,
-        eta=eta,
-        gradient_step=a,
-        memory_step=m,
-        prox_steps=3,
+        prox=lam,
+        optimizer=SGD(lr),
+        global_optimizer=SGD(eta),
+        gradient_step_size=a,
+        memory_step_size=m,
+        inner_steps=3,
         steps=steps,
         **WHOLE,
     )
@@ -310,11 +315,11 @@ def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
         method = pfedbred(
             at(START, personal=True),
             "lg",
-            lam=lam,
-            lr=0.25,
-            eta=eta,
-            gradient_step=a,
-            prox_steps=60,
+            prox=lam,
+            optimizer=SGD(0.25),
+            global_optimizer=SGD(eta),
+            gradient_step_size=a,
+            inner_steps=60,
             steps=1,
             jacobian=jacobian,
             **WHOLE,
@@ -368,7 +373,14 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
     data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
     method = pfedbred(
-        linear_loss(prior, mean), "none", lam=lam, lr=0.1, eta=0.05, prox_steps=50, steps=1, **WHOLE
+        linear_loss(prior, mean),
+        "none",
+        prox=lam,
+        optimizer=SGD(0.1),
+        global_optimizer=SGD(0.05),
+        inner_steps=50,
+        steps=1,
+        **WHOLE,
     )
     fitted = fit(method, data, rounds=1, **WAYS[way])
     expected = prior.mean_of(prior.natural_of(mean) - SLOPE / lam)
@@ -400,11 +412,11 @@ def test_prox_under_a_custom_g_that_couples_components(way: str) -> None:
     method = pfedbred(
         linear_loss(prior, mean),
         "mh",
-        lam=lam,
-        lr=0.1,
-        eta=0.05,
-        memory_step=0.0,
-        prox_steps=50,
+        prox=lam,
+        optimizer=SGD(0.1),
+        global_optimizer=SGD(0.05),
+        memory_step_size=0.0,
+        inner_steps=50,
         steps=1,
         **WHOLE,
     )
@@ -422,7 +434,16 @@ def test_prox_under_a_custom_g_that_couples_components(way: str) -> None:
 def test_values_stay_in_their_domain(name: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
     model = models.bregman_network(net(), prior, likelihood=models.likelihood.normal(1.0))
-    method = pfedbred(model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2)
+    method = pfedbred(
+        model,
+        "mh",
+        prox=2.0,
+        optimizer=SGD(0.02),
+        global_optimizer=SGD(0.3),
+        steps=3,
+        batch_size=2,
+        inner_steps=2,
+    )
     fitted = fit(over_relaxed(method), federation((5, 3, 7)), rounds=2)
     for value in fitted.draws(1).own.values():
         assert bool(prior.mean.check(value).all())

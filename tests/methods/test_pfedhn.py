@@ -56,7 +56,7 @@ def untouched(method: Method) -> Progress:
 
 
 def test_an_embedding_that_is_the_model_fits_each_client_alone() -> None:
-    method = pfedhn(at(START), hypernetwork=Itself(), embedding=2, **PLAIN)
+    method = pfedhn(at(START), hypernetwork=Itself(), embedding_size=2, **PLAIN)
     first = untouched(method).table["mail"]["theta"]
     fitted = fit(method, clients(), rounds=3).progress.table["mail"]["theta"]
     for k in range(3):
@@ -66,7 +66,7 @@ def test_an_embedding_that_is_the_model_fits_each_client_alone() -> None:
 
 
 def test_one_model_for_all_is_fedavg_with_one_client_a_round() -> None:
-    method = pfedhn(at(START), hypernetwork=Alike(), embedding=1, **PLAIN)
+    method = pfedhn(at(START), hypernetwork=Alike(), embedding_size=1, **PLAIN)
     one = fit(method, clients(), rounds=6, cohort=1, seed=3)
     plain = fit(fedavg(at(START), **LOCAL), clients(), rounds=6, cohort=1, seed=3)
     assert torch.allclose(
@@ -83,10 +83,10 @@ def test_a_round_of_one_step_is_a_gradient_step_through_the_hypernetwork() -> No
     method = pfedhn(
         at(START),
         hypernetwork=Mlp((4,)),
-        embedding=3,
+        embedding_size=3,
         optimizer=SGD(inner),
         server_optimizer=SGD(outer),
-        clip=None,
+        clipping_norm=None,
         steps=1,
         batch_size=None,
     )
@@ -114,9 +114,9 @@ def test_the_gradient_is_clipped() -> None:
     method = pfedhn(
         at(START),
         hypernetwork=Itself(),
-        embedding=2,
+        embedding_size=2,
         server_optimizer=SGD(1.0),
-        clip=0.01,
+        clipping_norm=0.01,
         **LOCAL,
     )
     before = untouched(method).server["here"]["embedding"]
@@ -165,6 +165,6 @@ def test_embeddings_follow_clients_names() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="embedding is 0"):
-        pfedhn(at(START), embedding=0)
+        pfedhn(at(START), embedding_size=0)
     with pytest.raises(ValueError, match=r"clip is 0\.0"):
-        pfedhn(at(START), clip=0.0)
+        pfedhn(at(START), clipping_norm=0.0)

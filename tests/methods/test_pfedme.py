@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hierfl.core.trees import named_leaves
 from hierfl.methods import over_relaxed, pfedbayes, pfedme
+from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, at, clients, stationary
 from tests.programs import fit
 
@@ -41,10 +42,10 @@ def test_fixed_point(
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
     method = pfedme(
         at(fixed, personal=True),
-        lam=LAM,
-        lr=alpha,
-        eta=eta,
-        prox_steps=k,
+        prox=LAM,
+        optimizer=SGD(alpha),
+        global_optimizer=SGD(eta),
+        inner_steps=k,
         steps=steps,
         batch_size=None,
     )
@@ -65,10 +66,10 @@ def test_one_round_by_hand() -> None:
     alpha, eta, beta = 0.05, 0.1, 1.5
     method = pfedme(
         at(START, personal=True),
-        lam=LAM,
-        lr=alpha,
-        eta=eta,
-        prox_steps=2,
+        prox=LAM,
+        optimizer=SGD(alpha),
+        global_optimizer=SGD(eta),
+        inner_steps=2,
         steps=2,
         batch_size=None,
     )
@@ -94,10 +95,10 @@ def test_one_round_by_hand() -> None:
 def test_the_served_model_is_the_prox_of_the_global_one(lam: float) -> None:
     method = pfedme(
         at(START, personal=True),
-        lam=lam,
-        lr=1.0 / (lam + 3.0),
-        eta=0.0,
-        prox_steps=60,
+        prox=lam,
+        optimizer=SGD(1.0 / (lam + 3.0)),
+        global_optimizer=SGD(0.0),
+        inner_steps=60,
         steps=1,
         batch_size=None,
     )
@@ -114,9 +115,9 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     prior = torch.zeros(2)
     method = pfedbayes(
         at(prior, personal=True),
-        zeta=1.0,
-        lr=0.02,
-        eta=0.0,
+        kl_weight=1.0,
+        optimizer=Adam(0.02),
+        global_optimizer=Adam(0.0),
         inner_steps=1,
         steps=250,
         batch_size=None,

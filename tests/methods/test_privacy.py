@@ -186,24 +186,24 @@ TEN_ROUNDS: dict[
         set(),
     ),
     "fedep": (
-        lambda: hierfl.methods.fedep(regression, points=2, steps=1),
+        lambda: hierfl.methods.fedep(regression, draws=2, steps=1),
         {"shift": (4,), "precision": (4, 4), "improper": (), "effective": ()},
         {"shift", "precision", "mode", "slope", "loc"},
     ),
     "fedep shared": (
-        lambda: hierfl.methods.fedep(regression, points=2, steps=1, shared_factor=True),
+        lambda: hierfl.methods.fedep(regression, draws=2, steps=1, shared_factor=True),
         {"shift": (4,), "precision": (4, 4), "improper": (), "effective": ()},
         set(),
     ),
     "fedlaplace": (
         lambda: hierfl.methods.fedlaplace(
-            regression, points=8, weighed=64, enough=8, corrections=1
+            regression, settle_draws=8, draws=64, target_ess=8, weighting_rounds=1
         ),
         {"log_marginal": (), "gradient": (4,), "hessian": (4, 4), "lost": ()},
         {"mode", "slope", "loc"},
     ),
     "pvi": (
-        lambda: hierfl.methods.pvi(regression, points=2, steps=1),
+        lambda: hierfl.methods.pvi(regression, draws=2, steps=1),
         {"shift": (4,), "precision": (4, 4), "improper": ()},
         {"shift", "precision", "mode", "slope", "loc"},
     ),

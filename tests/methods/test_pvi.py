@@ -115,7 +115,7 @@ def test_diagonal_factors_reach_the_mean_field_answer() -> None:
 def test_diagonal_factors_have_one_fixed_point_under_every_schedule(
     damping: float, cohort: int | None, rounds: int
 ) -> None:
-    method = pvi(line, factors="diagonal", damping=damping, points=2, steps=1)
+    method = pvi(line, factors="diagonal", damping=damping, draws=2, steps=1)
     loc, precision = gaussian(fit(method, e1(), rounds=rounds, cohort=cohort))
     close(loc, MEAN, 1e-5)
     close(precision, 8.0 * torch.eye(2), 1e-5)
@@ -125,7 +125,7 @@ def test_diagonal_factors_have_one_fixed_point_under_every_schedule(
 def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
     for rounds in (1, 3):
         fitted = fit(
-            pvi(logistic, damping=damping, points=4, steps=2), federation(), rounds=rounds, seed=2
+            pvi(logistic, damping=damping, draws=4, steps=2), federation(), rounds=rounds, seed=2
         )
         state, factors = fitted.progress.server, fitted.progress.table["factor"]
         for name in ("shift", "precision"):
@@ -143,7 +143,7 @@ def test_the_fixed_point_solves_the_pooled_problem() -> None:
     """
     data = federation()
     fitted = fit(pvi(logistic, damping=0.8, steps=1), data, rounds=10)
-    q = fit(fedlaplace(logistic, corrections=0, points=64), data, rounds=10)
+    q = fit(fedlaplace(logistic, weighting_rounds=0, settle_draws=64), data, rounds=10)
     (loc, precision), (other, its) = gaussian(fitted), gaussian(q)
     sd = torch.linalg.inv(its).diagonal().sqrt()
     close((loc - other) / sd, torch.zeros(2), 0.05)
@@ -204,7 +204,7 @@ def test_bfi_is_close_for_a_non_gaussian_model() -> None:
     data = federation((40, 30, 50))
     (loc, precision), (q, its) = (
         gaussian(fit(m, data, rounds=12))
-        for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0, points=8))
+        for m in (bfi(logistic, steps=8), fedlaplace(logistic, weighting_rounds=0, settle_draws=8))
     )
     close((loc - q) * its.diagonal().sqrt(), torch.zeros(()), 0.6)
     close(precision / its, torch.ones(()), 0.5)
@@ -221,4 +221,4 @@ def test_refused_options() -> None:
     with pytest.raises(ValueError, match=r"damping is 1\.5"):
         pvi(line, damping=1.5)
     with pytest.raises(ValueError, match="even"):
-        pvi(line, points=3)
+        pvi(line, draws=3)

@@ -256,7 +256,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         (two_stage(regression), "two_stage uses what each client sends by itself"),
         (fedamp(_shared(), sigma=9.0), "fedamp uses what each client sends by itself"),
         (robust(plain), "uses what each client sends by itself"),
-        (scaffold(_shared(), lr=0.01), "'scaffold' does not"),
+        (scaffold(_shared(), optimizer=SGD(0.01)), "'scaffold' does not"),
         (fedpa(_shared()), "'fedpa' does not"),
         (server_optimized(plain, SGD(1.0)), "server_optimized goes around quantized"),
         (fedabml(personal, server="exact"), "'fedabml' sends moments, which is none"),

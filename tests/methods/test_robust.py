@@ -191,7 +191,10 @@ def test_what_it_refuses() -> None:
     ):
         with pytest.raises(ProgramError, match=why):
             fit(robust(method), data, rounds=1)
-    for method in (scaffold(_shared(), lr=0.01), ifca(_shared(), clusters=2, optimizer=SGD(0.01))):
+    for method in (
+        scaffold(_shared(), optimizer=SGD(0.01)),
+        ifca(_shared(), clusters=2, optimizer=SGD(0.01)),
+    ):
         with pytest.raises(ProgramError, match="robust needs a method whose server averages"):
             fit(robust(method), data, rounds=2)
     some = averaging_some(fedavg(_shared(), **SMALL), share=0.3)

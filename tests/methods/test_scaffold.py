@@ -105,7 +105,9 @@ def test_with_equal_rows_the_first_round_is_fedavg_with_minibatches_too() -> Non
     model = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
     options: dict[str, Any] = {"steps": 3, "unit": "epoch", "batch_size": 2}
     data = federation((5, 3, 7))
-    ours = fit(scaffold(model, lr=0.05, weights="rows", **options), data, rounds=1, seed=2)
+    ours = fit(
+        scaffold(model, optimizer=SGD(0.05), weights="rows", **options), data, rounds=1, seed=2
+    )
     theirs = fit(fedavg(model, optimizer=SGD(0.05), **options), data, rounds=1, seed=2)
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message["theta"][name], value, atol=1e-12)
@@ -121,7 +123,9 @@ def test_with_equal_rows_the_first_round_is_fedavg_with_minibatches_too() -> Non
 def test_the_servers_step_size() -> None:
     whole, half = (theta(run(1, server_lr=by)) - START for by in (1.0, 0.5))
     assert torch.allclose(half, 0.5 * whole, atol=1e-14)
-    method = over_relaxed(scaffold(at(START), lr=LR, server_lr=0.25, **FULL), 2.0)
+    method = over_relaxed(
+        scaffold(at(START), optimizer=SGD(LR), server_optimizer=SGD(0.25), **FULL), 2.0
+    )
     assert torch.allclose(theta(fit(method, clients(), rounds=3)), theta(run(3, server_lr=0.5)))
 
 

@@ -82,14 +82,20 @@ def test_the_marginal_is_exact_for_gaussian_rows() -> None:
 def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
     fitted = fit(
-        fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4, engine=engine
+        fedlaplace(model, weighting_rounds=0, radius=10.0, settle_draws=4),
+        data,
+        rounds=4,
+        engine=engine,
     )
     known, (loc, precision) = exact(data, name), gaussian(fitted)
     close(loc, known.loc)
     close(precision, torch.linalg.inv(known.cov))
     with pytest.warns(UserWarning, match="rounds ended while climbing"):
         after_one = fit(
-            fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=1, engine=engine
+            fedlaplace(model, weighting_rounds=0, radius=10.0, settle_draws=4),
+            data,
+            rounds=1,
+            engine=engine,
         )
     close(after_one.progress.server["loc"], known.loc)
     close(after_one.progress.server["precision"], torch.linalg.inv(known.cov))
@@ -193,7 +199,7 @@ def weighing_rounds(fitted: hierfl.Fit) -> list[int]:
 )
 def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) -> None:
     """All points of all rounds count, and there are always `weighed` draws."""
-    fitted = fit(fedlaplace(means, points=4, **options), three())
+    fitted = fit(fedlaplace(means, settle_draws=4, **options), three())
     assert weighing_rounds(fitted) == sizes
     state = fitted.progress.server
     assert 0.75 * sum(sizes) < float(state["effective"]) <= sum(sizes)
@@ -203,7 +209,7 @@ def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) 
 
 
 def test_a_high_k_hat_asks_for_more_points() -> None:
-    server = fit(fedlaplace(means, points=4, enough=1), three()).federation.server
+    server = fit(fedlaplace(means, settle_draws=4, target_ess=1), three()).federation.server
     about_q = {**server.state, "stage": torch.tensor(2), "precision": torch.eye(1)}
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 512), "lost": torch.zeros(())}
     state = server.update(about_q, ups, Clock(5, 100, 3))
@@ -227,7 +233,7 @@ def test_a_partial_cohort_is_refused() -> None:
 
 def test_too_many_global_unknowns_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"4 numbers \(2 of them in 'loc'\), and the limit is 3"):
-        fit(fedlaplace(regression, limit=3), federation(), rounds=2)
+        fit(fedlaplace(regression, max_global_size=3), federation(), rounds=2)
 
 
 def flat(batch: ClientBatch) -> None:
@@ -289,7 +295,7 @@ def test_many_numbers_are_said_to_be_slow_before_the_first_round() -> None:
 
 def test_an_odd_number_of_points_is_refused() -> None:
     with pytest.raises(ValueError, match="must be even"):
-        fedlaplace(means, points=3)
+        fedlaplace(means, settle_draws=3)
 
 
 def test_a_poor_fit_gives_a_warning() -> None:

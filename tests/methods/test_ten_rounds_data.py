@@ -70,7 +70,7 @@ def test_eight_schools_in_nine_rounds() -> None:
 def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     """A quarter of the points is used."""
     fitted = fit(
-        fedlaplace(RADON.ways["conditional"].model, points=16, weighed=1024, enough=500),
+        fedlaplace(RADON.ways["conditional"].model, settle_draws=16, draws=1024, target_ess=500),
         RADON.data(),
         rounds=12,
     )
@@ -101,7 +101,7 @@ def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
 
 @needs_files
 def test_the_mode_of_the_hospitals_on_either_engine() -> None:
-    method = fedlaplace(HOSPITALS.sampled, corrections=0, points=8)
+    method = fedlaplace(HOSPITALS.sampled, weighting_rounds=0, settle_draws=8)
     with pytest.warns(UserWarning, match="rounds ended while"):
         one, other = (
             fit(method, HOSPITALS.data(), rounds=3, engine=engine)
@@ -131,7 +131,11 @@ STARTS = [pytest.param(seed, marks=() if seed == 4 else pytest.mark.slow) for se
 @pytest.mark.parametrize("seed", STARTS)
 def test_radon_converges_from_a_bad_start(seed: int) -> None:
     method = fedlaplace(
-        CENTERED.sampled, start=bad_start(CENTERED, seed), points=16, weighed=1024, enough=400
+        CENTERED.sampled,
+        start=bad_start(CENTERED, seed),
+        settle_draws=16,
+        draws=1024,
+        target_ess=400,
     )
     errors = of_global_sites(fit(method, CENTERED.data(), rounds=30), truth_of(CENTERED))
     assert errors.of("mean").max() < 0.1 and np.abs(errors.of("sd") - 1.0).max() < 0.1, errors
@@ -145,7 +149,7 @@ def test_the_hospitals_converge_from_a_bad_start(seed: int) -> None:
     q is about 0.2 sd from the posterior; the weights would correct it.
     """
     method = fedlaplace(
-        HOSPITALS.sampled, start=bad_start(HOSPITALS, seed), corrections=0, points=16
+        HOSPITALS.sampled, start=bad_start(HOSPITALS, seed), weighting_rounds=0, settle_draws=16
     )
     errors = of_global_sites(fit(method, HOSPITALS.data(), rounds=30), truth_of(HOSPITALS))
     assert errors.of("mean").max() < 0.3, errors
@@ -154,7 +158,7 @@ def test_the_hospitals_converge_from_a_bad_start(seed: int) -> None:
 def test_too_few_rounds_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="the rounds ended while climbing"):
         fit(
-            fedlaplace(CENTERED.sampled, start=bad_start(CENTERED, 4), corrections=0),
+            fedlaplace(CENTERED.sampled, start=bad_start(CENTERED, 4), weighting_rounds=0),
             CENTERED.data(),
             rounds=3,
         )

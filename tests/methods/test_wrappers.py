@@ -294,7 +294,7 @@ def test_a_client_not_yet_trained_gets_the_methods_own_params() -> None:
     "make",
     [
         lambda: fedsvi(personal()),
-        lambda: pvi(regression, points=2),
+        lambda: pvi(regression, draws=2),
         lambda: bfi(regression),
         lambda: fedlaplace(regression),
         lambda: fedmap(mapped()),

@@ -128,7 +128,7 @@ def test_every_engine_makes_the_same_draws(engine: str, data: ClientData) -> Non
     method = hierfl.methods.fedsvi(
         models.bayesian_network(mlp(3, 4, 2), local_reparameterization=True),
         guides.mean_field,
-        num_particles=2,
+        draws=2,
     )
     how: Any = {"compile": True} if engine == "compiled" else {"engine": engine}
     one, other = (

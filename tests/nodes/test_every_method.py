@@ -31,7 +31,7 @@ from tests.programs import federation, fit, logistic, regression
 EACH: dict[str, Callable[[], Method]] = {
     **METHODS,
     "fedsvi": lambda: methods.fedsvi(regression),
-    "clustered_fl": lambda: methods.clustered_fl(_shared(), wait=0, batch_size=2),
+    "clustered_fl": lambda: methods.clustered_fl(_shared(), warmup_rounds=0, batch_size=2),
     "ditto": lambda: methods.ditto(_shared(), batch_size=2),
     "local_only": lambda: methods.local_only(_shared(), batch_size=2),
     "fedmap": lambda: methods.fedmap(

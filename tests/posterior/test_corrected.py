@@ -85,7 +85,7 @@ def planted(
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_weights_of_an_exact_guide_are_equal(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
-    fitted = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4)
+    fitted = fit(fedlaplace(model, weighting_rounds=0, radius=10.0, settle_draws=4), data, rounds=4)
     found = corrected(fitted, 200, proposals=200)
     assert found.log_evidence == pytest.approx(exact(data, name).log_evidence, abs=1e-8)
     assert found.k_hat == 0.0 and found.effective == pytest.approx(200.0)
@@ -345,7 +345,7 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="places site 'spread' at points"):
         corrected(fit(fedsvi(regression, beside_a_point), data, rounds=1), 100)
     with pytest.raises(ValueError, match="fedlaplace has weighted its draws already"):
-        corrected(fit(fedlaplace(means, weighed=64, corrections=1), three(), rounds=6), 100)
+        corrected(fit(fedlaplace(means, draws=64, weighting_rounds=1), three(), rounds=6), 100)
     wide = hierfl.models.bayesian_network(torch.nn.Linear(2, 700))
     classes = data.with_fields(y=data.fields["visits"].long())
     with pytest.raises(

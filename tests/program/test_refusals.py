@@ -226,7 +226,7 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no steps": (lambda: hierfl.methods.fedsvi(regression, global_steps=0), r"global_steps \(0\)"),
     "no particles": (
-        lambda: hierfl.methods.fedsvi(regression, num_particles=0),
+        lambda: hierfl.methods.fedsvi(regression, draws=0),
         r"num_particles \(0\)",
     ),
     "no rows a batch": (

@@ -78,7 +78,7 @@ def fitted(kind: str) -> tuple[Fit, ClientData]:
                 guides.structured,
                 optimizer=Adam(0.05),
                 local_optimizer=Adam(0.05),
-                num_particles=8,  # with one, means are 0.3 sd off
+                draws=8,  # with one, means are 0.3 sd off
             ),
             train,
             rounds=120,
@@ -199,7 +199,7 @@ def on_a_line(model: Callable[..., Any]) -> Any:
 
 OTHERS: dict[str, Callable[[ClientData], Fit]] = {
     "a prior that is a penalty": lambda d: fit(
-        methods.fedmap(on_a_line(map_network), omega="mean-likelihood"), d, rounds=1
+        methods.fedmap(on_a_line(map_network), weights="mean-likelihood"), d, rounds=1
     ),
     "no latent site": lambda d: fit(methods.ditto(on_a_line(network)), d, rounds=1),
     "the pooled engine": lambda d: fit(fedsvi(regression), d, rounds=2, engine="pooled"),
@@ -263,7 +263,7 @@ def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
 def test_a_method_that_stops_by_itself_has_no_warning_of_its_run(tmp_path: Path) -> None:
     """Its own weights answer whether it has converged; no number of rounds is too few for that."""
     data = labeled((30, 25, 20))
-    done = fit(methods.fedlaplace(logistic, weighed=512, enough=200), data, rounds=40)
+    done = fit(methods.fedlaplace(logistic, draws=512, target_ess=200), data, rounds=40)
     report = done.report(tmp_path / "r.html", draws=60)
     found = next(check for check in report.checks if check.question == "Has the run converged?")
     assert found.verdict == "good" and "by the weights of 'fedlaplace' itself" in found.answer

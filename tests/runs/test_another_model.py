@@ -67,7 +67,7 @@ def bregman(factor: float) -> Any:
 
 
 def bred(model: Any, how: Any = "none") -> hierfl.Method:
-    return pfedbred(model, how, steps=1, prox_steps=1)
+    return pfedbred(model, how, steps=1, inner_steps=1)
 
 
 def changed(method: hierfl.Method, by: float) -> hierfl.Method:

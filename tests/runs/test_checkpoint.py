@@ -43,7 +43,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "conditional": lambda: hierfl.methods.fedsvi(
         regression, guides.conditional, optimizer=TorchOptimizer(torch.optim.NAdam, {"lr": 0.05})
     ),
-    "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, prox_steps=2, batch_size=2),
+    "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, inner_steps=2, batch_size=2),
     "fedavg": lambda: hierfl.methods.fedavg(
         common(),
         optimizer=SGD(0.01, 0.9),
@@ -60,7 +60,9 @@ METHODS: dict[str, Callable[[], Method]] = {
         epochs=2,
         batch_size=2,
     ),
-    "fedpop": lambda: hierfl.methods.fedpop(personal(), lr=1e-3, steps=3, burn_in=1, kept=4),
+    "fedpop": lambda: hierfl.methods.fedpop(
+        personal(), step_size=1e-3, steps=3, burn_in=1, kept_draws=4
+    ),
     "quantized": lambda: hierfl.methods.quantized(
         hierfl.methods.ditto(common(), steps=2, batch_size=2)
     ),

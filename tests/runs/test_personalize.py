@@ -162,7 +162,7 @@ def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
     Its posterior equals the closed form given those params and rows.
     """
     method = fedsvi(
-        means, guides.structured, optimizer=Adam(0.1), local_optimizer=Adam(0.1), num_particles=64
+        means, guides.structured, optimizer=Adam(0.1), local_optimizer=Adam(0.1), draws=64
     )
     fitted = fit(method, three().select(["a", "b"]), rounds=10)
     new = fitted.personalize(three().select(["c"]), rounds=150)
@@ -181,7 +181,15 @@ def test_pfedme_personalizes_by_its_prox() -> None:
         net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
     )
     fitted = fit(
-        pfedme(model, lam=1.0, lr=0.05, eta=0.0, prox_steps=60, steps=1, batch_size=None),
+        pfedme(
+            model,
+            prox=1.0,
+            optimizer=SGD(0.05),
+            global_optimizer=SGD(0.0),
+            inner_steps=60,
+            steps=1,
+            batch_size=None,
+        ),
         federation(),
         rounds=2,
     )

@@ -66,7 +66,7 @@ def test_hardly_any_noise_gives_the_factors_of_two_stage() -> None:
 
 def test_the_sums_of_a_run_spend_the_budget() -> None:
     """All sums together are one Gaussian mechanism, whose delta has a closed form."""
-    how = RowNoise(epsilon=1.0, delta=1e-5, longest=2.0, rounds=2, steps=3)
+    how = RowNoise(epsilon=1.0, delta=1e-5, max_row_norm=2.0, rounds=2, steps=3)
     mu = math.sqrt(2 * 2 * 3) / how.noise  # as one Gaussian mechanism
     at = stats.norm.cdf
     delta = at(mu / 2 - 1.0 / mu) - math.e * at(-mu / 2 - 1.0 / mu)
@@ -155,7 +155,7 @@ def unknown_noise(batch: Any) -> None:
 
 
 def test_what_has_other_unknowns_than_a_linear_predictor_is_refused() -> None:
-    how = RowNoise(epsilon=1.0, delta=1e-4, longest=2.0)
+    how = RowNoise(epsilon=1.0, delta=1e-4, max_row_norm=2.0)
     with pytest.raises(ProgramError, match="fix the other parameters of the likelihood"):
         fit(two_stage(unknown_noise, draws=DRAWS, row_noise=how), federation())
 
@@ -175,6 +175,6 @@ def test_a_smaller_cohort_is_refused() -> None:
     ],
 )
 def test_numbers_out_of_range(options: dict[str, Any], says: str) -> None:
-    how = RowNoise(epsilon=1.0, delta=1e-4, longest=2.0)
+    how = RowNoise(epsilon=1.0, delta=1e-4, max_row_norm=2.0)
     with pytest.raises(ValueError, match=says):
         replace(how, **options)
