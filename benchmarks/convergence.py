@@ -1,12 +1,14 @@
 """Is `hierfl.diagnostics.convergence` right? `python -m benchmarks.convergence [--fits 200] [--seed 2] [--write]`.
 
-Fits random models to small random data of known posterior by fedsvi with several guides, for random numbers
-of rounds and step sizes, many of them too few or too small, and by fedlaplace, bfi and pvi. It asks
-`convergence` of each, and compares each fit's means and standard deviations with the posterior's.
+Fits random models to small random data of known posterior by fedsvi with several guides, for random
+numbers of rounds and step sizes, many of them too few or too small, and by fedlaplace, bfi and pvi.
+It asks `convergence` of each, and compares each fit's means and standard deviations with the
+posterior's.
 
-Each fit is appended to a file of --out as it ends, and a run that was stopped goes on there; `--part 0/2` and
-`--part 1/2` can run beside each other. Prints a table; `--write` also writes it to benchmarks/CONVERGENCE.md.
-The limits of `convergence` were set by 44 fits of seeds 0 and 1, of an earlier form of the weights.
+Each fit is appended to a file of --out as it ends, and a run that was stopped goes on there;
+`--part 0/2` and `--part 1/2` can run beside each other. Prints a table; `--write` also writes it to
+benchmarks/CONVERGENCE.md. The limits of `convergence` were set by 44 fits of seeds 0 and 1, of an
+earlier form of the weights.
 """
 
 from __future__ import annotations
@@ -177,15 +179,19 @@ def page(records: pd.DataFrame, seed: int) -> str:
         "limits were set by 44 fits of seeds 0 and 1.",
         f"{len(records)} random fits of small hierarchies whose posterior is known; "
         f"{len(records) - len(done)} had no answer to judge (the method raised).",
-        "A fit is off if the sd of any number is off by more than 20 %, or its mean by more than 0.2 sd.",
+        "A fit is off if the sd of any number is off by more than 20 %, or its mean by more than "
+        "0.2 sd.",
         "",
         f"* Called good: {good.sum()}. Of these, an sd is off by more than 20 % in "
-        f"{_part(done['sd off'] & good, good)}, an sd or a mean in {_part(done['off'] & good, good)}.",
-        f"* Fits within 20 %: {right.sum()}. Of these, {_part(right & ~good, right)} are not called good.",
-        f"* Seconds to judge a fit: median {done['seconds'].median():.1f}, largest {done['seconds'].max():.1f}.",
+        f"{_part(done['sd off'] & good, good)}, an sd or a mean in "
+        f"{_part(done['off'] & good, good)}.",
+        f"* Fits within 20 %: {right.sum()}. Of these, {_part(right & ~good, right)} are not "
+        "called good.",
+        f"* Seconds to judge a fit: median {done['seconds'].median():.1f}, largest "
+        f"{done['seconds'].max():.1f}.",
         "",
-        "| way | fits | good and right | good, but off | refused, off | refused, but right | worst sd ratio "
-        "of those called good | worst mean, sd |",
+        "| way | fits | good and right | good, but off | refused, off | refused, but right | "
+        "worst sd ratio of those called good | worst mean, sd |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for way in dict.fromkeys(WAYS):

@@ -1,18 +1,20 @@
 """Rows read off a round, and rows recognized in it: `python -m benchmarks.privacy_attacks [--write]`.
 
-What the attacker sees of one round of FedAvg (one step of gradient descent on all rows, from weights that he knows) is
-a client's update; or the mean over all clients, as with secure aggregation; or that mean with the noise of
-differential privacy. He knows the method and the model.
+What the attacker sees of one round of FedAvg (one step of gradient descent on all rows, from
+weights that he knows) is a client's update; or the mean over all clients, as with secure
+aggregation; or that mean with the noise of differential privacy. He knows the method and the model.
 
-Reading: clients of one row each. The change of the weights over the change of the intercept is read as the row; the
-table gives the largest error of a feature, in its standard deviations, from the nearest client's row, as the median
-over 20 federations. 0 is the row itself; a random row is as far from the nearest as the last line says.
+Reading: clients of one row each. The change of the weights over the change of the intercept is read
+as the row; the table gives the largest error of a feature, in its standard deviations, from the
+nearest client's row, as the median over 20 federations. 0 is the row itself; a random row is as far
+from the nearest as the last line says.
 
-Recognizing: a third of each hospital's patients (heart disease) train. The attacker has the records of another third,
-from which he knows how gradients of a record are distributed there, and a record of which he asks whether it trained:
-of those that did, or of the last third. He scores it by the inner product of its gradient with the hospital's (or all
-hospitals') mean gradient, both less their expectation, in the metric of their covariance. The table gives the AUC of
-that score, mean and sd over 20 splits and noises; 0.5 is a guess. With --write both tables go to docs/privacy.md.
+Recognizing: a third of each hospital's patients (heart disease) train. The attacker has the records
+of another third, from which he knows how gradients of a record are distributed there, and a record
+of which he asks whether it trained: of those that did, or of the last third. He scores it by the
+inner product of its gradient with the hospital's (or all hospitals') mean gradient, both less their
+expectation, in the metric of their covariance. The table gives the AUC of that score, mean and sd
+over 20 splits and noises; 0.5 is a guess. With --write both tables go to docs/privacy.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What client-level differential privacy costs in accuracy: `python -m benchmarks.privacy_budgets [--write]`.
 
-Fashion-MNIST, dealt at random to 2,000 clients of 30 rows; multinomial logistic regression by FedAvg (10 steps of 30
-rows at step size 0.1, 40 rounds with 500 clients each); accuracy on the 10,000 test rows, three seeds, of which each
-has its own deal and its own noise. The clip is the same for all budgets: it was chosen from 0.3, 1 and 3, at epsilon
-8 on another deal of the same images (--clips), which is not counted in the budget. With --write the table goes to
+Fashion-MNIST, dealt at random to 2,000 clients of 30 rows; multinomial logistic regression by
+FedAvg (10 steps of 30 rows at step size 0.1, 40 rounds with 500 clients each); accuracy on the
+10,000 test rows, three seeds, of which each has its own deal and its own noise. The clip is the
+same for all budgets: it was chosen from 0.3, 1 and 3, at epsilon 8 on another deal of the same
+images (--clips), which is not counted in the budget. With --write the table goes to
 docs/privacy.md.
 """
 

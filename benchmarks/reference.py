@@ -1,8 +1,8 @@
 """Errors of federated posteriors against reference ones: `python -m benchmarks.reference NAME`, or `--all`.
 
-Prints a table, and as the last line one JSON object. Two of the references are read from HIERFL_DATA. Where
-they are missing, pooled NUTS of the same program is run once instead, and its result is saved in the user's
-cache folder.
+Prints a table, and as the last line one JSON object. Two of the references are read from
+HIERFL_DATA. Where they are missing, pooled NUTS of the same program is run once instead, and its
+result is saved in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Errors:
             if values.min() < bar.low or values.max() > bar.high:
                 which = f"{'median ' if bar.median else ''}{bar.what} of {', '.join(bar.sites or ('all sites',))}"
                 out.append(
-                    f"{which}: {values.min():.3f} to {values.max():.3f}, allowed {bar.low} to {bar.high}"
+                    f"{which}: {values.min():.3f} to {values.max():.3f}, allowed {bar.low} to "
+                    f"{bar.high}"
                 )
         return out
 
@@ -145,15 +146,16 @@ def measure(
 ) -> Result:
     """Fit a problem one way and compare the posterior with the reference.
 
-    Steps are not compiled: for programs this small, compiling takes longer (40 to 100 s) than running the
-    rounds.
+    Steps are not compiled: for programs this small, compiling takes longer (40 to 100 s) than
+    running the rounds.
 
     Args:
         way: the way to fit it.
         problem: the problem.
         truth: the reference, site -> mean and standard deviation.
         seed: seed of the fit and the draws.
-        correct: whether to correct the draws by Pareto-smoothed importance weights before they are compared.
+        correct: whether to correct the draws by Pareto-smoothed importance weights before they are
+            compared.
 
     Returns:
         The errors, the time, and the bars that do not hold.

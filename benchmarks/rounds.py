@@ -1,13 +1,15 @@
 """Rounds and bytes until a posterior is accurate: `python -m benchmarks.rounds [NAME] [--write]`.
 
-NAME is one of the problems of `benchmarks.rounds_models`; without it, all of them are measured. A posterior
-is accurate once the mean of every entry of every global site is within 0.1 reference standard deviations of
-the reference mean, and stays so. For each method the benchmark counts the rounds until then and the bytes
-sent to and from all clients, and then measures the errors of the last round's posterior, local sites
-included. Beside them stand the seconds of NUTS on all rows together (`benchmarks.pooled_nuts`).
+NAME is one of the problems of `benchmarks.rounds_models`; without it, all of them are measured. A
+posterior is accurate once the mean of every entry of every global site is within 0.1 reference
+standard deviations of the reference mean, and stays so. For each method the benchmark counts the
+rounds until then and the bytes sent to and from all clients, and then measures the errors of the
+last round's posterior, local sites included. Beside them stand the seconds of NUTS on all rows
+together (`benchmarks.pooled_nuts`).
 
-Prints a table, and if NAME is given, as the last line a JSON object of two_stage's numbers. Results are
-saved in the user's cache folder, and `--write` makes benchmarks/ROUNDS.md from the saved results.
+Prints a table, and if NAME is given, as the last line a JSON object of two_stage's numbers. Results
+are saved in the user's cache folder, and `--write` makes benchmarks/ROUNDS.md from the saved
+results.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from hierfl.program.sites import Model
 BEST = {
     "eight_schools": "conditional_flow"
 }  # the best of fedsvi's ways; "conditional" if not listed
-# Damping of PVI's factors. The default, 1 / N, would take 400 rounds with 85 clients. On radon, 0.5 leads to
-# a product of factors that is not a distribution.
+# Damping of PVI's factors. The default, 1 / N, would take 400 rounds with 85 clients. On radon, 0.5
+# leads to a product of factors that is not a distribution.
 DAMPING = {"radon": 0.1, "ilea": 0.5, "election88": 0.5}
 NAMES = ("two_stage", "fedlaplace", "pvi", "bfi", "fedsvi")
 SELF_STOPPING = {"two_stage": 20, "fedlaplace": 12}  # methods that end by themselves -> most rounds

@@ -1,11 +1,13 @@
 """What a budget for each patient costs in posterior sd: `python -m benchmarks.row_noise [--write]`.
 
-Heart disease, 920 patients of four hospitals: a logistic regression on age, sex and six measurements whose intercept
-and slopes vary between hospitals, by `two_stage`. With `row_noise` clients send factors from clipped rows with noise;
-delta is 1e-4. The table gives, over the means and the hospitals' own intercepts and slopes: the posterior sd in sds of
-the posterior without noise; how far posterior means are from those without noise, as a root mean square in sds of the
-posterior with noise; and how far they should be, if the noise is what the posterior takes it for: the root of 1 minus
-the squared ratio of the sds. Means over five noises. With --write the table goes to docs/privacy.md.
+Heart disease, 920 patients of four hospitals: a logistic regression on age, sex and six
+measurements whose intercept and slopes vary between hospitals, by `two_stage`. With `row_noise`
+clients send factors from clipped rows with noise; delta is 1e-4. The table gives, over the means
+and the hospitals' own intercepts and slopes: the posterior sd in sds of the posterior without
+noise; how far posterior means are from those without noise, as a root mean square in sds of the
+posterior with noise; and how far they should be, if the noise is what the posterior takes it for:
+the root of 1 minus the squared ratio of the sds. Means over five noises. With --write the table
+goes to docs/privacy.md.
 """
 
 from __future__ import annotations

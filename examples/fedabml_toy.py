@@ -1,8 +1,10 @@
 """FedABML and FedAvg on two clients with few rows: distance of the global mean to least squares on all rows.
 
-Usage: `python examples/fedabml_toy.py [--smoke] [--figure FILE]`, which draws the left panel of the paper's Figure 2.
+Usage: `python examples/fedabml_toy.py [--smoke] [--figure FILE]`, which draws the left panel of the
+paper's Figure 2.
 
-`hierfl compare examples/studies/fedabml-figure-2.toml` is the full study, over seeds and beside other methods.
+`hierfl compare examples/studies/fedabml-figure-2.toml` is the full study, over seeds and beside
+other methods.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """FedMAP's toy problem: a prior learned from five clients on parallel lines, three of them with 1 to 3 rows.
 
-Usage: `python examples/fedmap_lines.py [--smoke] [--figure FILE]`, which draws the paper's Figures 2 and 3.
+Usage: `python examples/fedmap_lines.py [--smoke] [--figure FILE]`, which draws the paper's Figures
+2 and 3.
 
 `hierfl compare examples/studies/fedmap-figures-2-3.toml` compares methods on these clients.
 """

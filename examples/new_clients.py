@@ -2,8 +2,8 @@
 
 Usage: `python examples/new_clients.py [--smoke]`.
 
-`hierfl compare examples/studies/fedabml-tables-1-2.toml --variant table-2-fashion` is the full study, on Fashion-MNIST
-with 160 new clients and several seeds.
+`hierfl compare examples/studies/fedabml-tables-1-2.toml --variant table-2-fashion` is the full
+study, on Fashion-MNIST with 160 new clients and several seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def digits() -> hierfl.ClientData:
 def main(rounds: int = 12, adapted: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
     """Train on six clients; the other fourteen start from the result and take rounds of steps of their own.
 
-    In a round every method takes 20 local steps: FedAvg on 20 mini-batches, the others five on each of four.
+    In a round every method takes 20 local steps: FedAvg on 20 mini-batches, the others five on each
+    of four.
     """
     train, test = digits().split(0.7, seed=0)
     ours, theirs = list(train.names[:6]), list(train.names[6:])

@@ -2,8 +2,8 @@
 
 Usage: `python examples/ood_entropy.py [--smoke]`.
 
-`hierfl compare examples/studies/fedabml-figures-5-6.toml` is the full study, on Fashion-MNIST against letters and
-digits, with densities of entropy.
+`hierfl compare examples/studies/fedabml-figures-5-6.toml` is the full study, on Fashion-MNIST
+against letters and digits, with densities of entropy.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def main(rounds: int = 12) -> None:
         auroc = roc_auc_score(is_unknown, torch.cat([known, unknown]))
         right = 100.0 * fit.predict(test, draws=20).scores().accuracy.mean()
         print(
-            f"{name}: accuracy {right:.1f} %; entropy {known.mean():.2f} nats on the client's own digits, "
-            f"{unknown.mean():.2f} on unknown ones; AUROC {auroc:.3f}"
+            f"{name}: accuracy {right:.1f} %; entropy {known.mean():.2f} nats on the client's own "
+            f"digits, {unknown.mean():.2f} on unknown ones; AUROC {auroc:.3f}"
         )
 
 

@@ -20,8 +20,8 @@ from hierfl.optimizers import SGD
 def main(rounds: int = 30) -> None:
     """Fit four hospitals under four priors, each defined by its log-normalizer g.
 
-    The last prior is our own: g = cosh, with its gradient, the inverse of the gradient, and the convex
-    conjugate.
+    The last prior is our own: g = cosh, with its gradient, the inverse of the gradient, and the
+    convex conjugate.
     """
     train, test = hierfl.datasets.heart_disease().split(0.7, seed=0)
     priors = {
@@ -50,7 +50,8 @@ def main(rounds: int = 30) -> None:
             .scores()
         )
         print(
-            f"{name}: log score {scores.log_score.mean():.3f}, accuracy {scores.accuracy.mean():.3f}"
+            f"{name}: log score {scores.log_score.mean():.3f}, accuracy "
+            f"{scores.accuracy.mean():.3f}"
         )
 
 

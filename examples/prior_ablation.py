@@ -3,7 +3,8 @@
 Usage: `python examples/prior_ablation.py [--smoke]`.
 
 "none" leaves the prior mean at the client's copy of the global model. `hierfl compare
-examples/studies/prior-strategies.toml` is the full study: PRIOR's Table 2 on MNIST and Fashion-MNIST.
+examples/studies/prior-strategies.toml` is the full study: PRIOR's Table 2 on MNIST and
+Fashion-MNIST.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The contract of a method, and the few functions that methods are written with.
 
-A client's functions are written for *one* client, in plain shapes: `start(message, own) -> work`, phases of
-`step(work, message, batch) -> work`, `finish(work, message, own, rows) -> (up, own)`. `message` is what the
-server sends, `own` the client state, kept from round to round, `work` the working state of one round, and
-`up` the update that the client sends. The engine runs these functions one client after another, or for a
-chunk of clients at once under `torch.vmap`; a node of a real federation runs them as they are. They are pure:
-tensors in, tensors out.
+A client's functions are written for *one* client, in plain shapes: `start(message, own) -> work`,
+phases of `step(work, message, batch) -> work`, `finish(work, message, own, rows) -> (up, own)`.
+`message` is what the server sends, `own` the client state, kept from round to round, `work` the
+working state of one round, and `up` the update that the client sends. The engine runs these
+functions one client after another, or for a chunk of clients at once under `torch.vmap`; a node of
+a real federation runs them as they are. They are pure: tensors in, tensors out.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Share(NamedTuple):
 class LogShare(NamedTuple):
     """A share with the logarithm of its weight.
 
-    Only ratios of weights count, so that weights as small as exp(-1e6) do not underflow.
-    A cohort's sum of such shares holds the weighted mean, the log of the sum of weights, and the log of the
-    sum of squared weights. The effective number of clients, (sum of weights)^2 / sum of squares, is logged.
-    Summing requires the largest log weight.
+    Only ratios of weights count, so that weights as small as exp(-1e6) do not underflow. A cohort's
+    sum of such shares holds the weighted mean, the log of the sum of weights, and the log of the
+    sum of squared weights. The effective number of clients, (sum of weights)^2 / sum of squares, is
+    logged. Summing requires the largest log weight.
     """
 
     value: Tree
@@ -87,7 +87,8 @@ class Reports(NamedTuple):
 class Surprise(NamedTuple):
     """How each of N clients' updates compares with what the others' predict of it.
 
-    p: (N,) the probability of an update as far out, if the client is like the others; NaN: not judged.
+    p: (N,) the probability of an update as far out, if the client is like the others; NaN: not
+    judged.
     away: (N,) how far out it is, 1 as far as updates lie on average; NaN: not judged.
     """
 
@@ -108,18 +109,20 @@ class Phase:
     Args:
         step: (work, message, batch) -> work, on one mini-batch or on all rows.
         count: number of steps, or of epochs (`unit`), 0 or more.
-        unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes, whose last
-            mini-batch may be smaller.
+        unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes,
+            whose last mini-batch may be smaller.
         batch_size: rows of a mini-batch; None: all rows at each step.
-        rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two halves of a
-            split that is drawn anew in each round. Of an odd number the support has one row more, and a single
-            row is in both. To the phase they are the rows that the client has in all.
-        scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so that any
-            row will do.
-        nested: the step takes derivatives of derivatives, in graphs that differ from round to round: compiling
-            them takes minutes, so `Settings(compile="auto")` leaves the method eager.
-        eager: the step is of operations that inductor does not lower: `Settings(compile=True)` leaves the method
-            eager as well, and says so.
+        rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two
+            halves of a split that is drawn anew in each round. Of an odd number the support has one
+            row more, and a single row is in both. To the phase they are the rows that the client
+            has in all.
+        scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so
+            that any row will do.
+        nested: the step takes derivatives of derivatives, in graphs that differ from round to
+            round: compiling them takes minutes, so `Settings(compile="auto")` leaves the method
+            eager.
+        eager: the step is of operations that inductor does not lower: `Settings(compile=True)`
+            leaves the method eager as well, and says so.
 
     Raises:
         TypeError: `count` is no integer.
@@ -167,20 +170,21 @@ class Client:
         own: client state before the first round (`{}`: the client is stateless).
         start: (message, own) -> work, the working state.
         phases: the local steps of a round.
-        finish: (work, message, own, number of rows) -> (up, own): the update, all that leaves the client, and
-            the new client state. A share that is a single number is logged.
+        finish: (work, message, own, number of rows) -> (up, own): the update, all that leaves the
+            client, and the new client state. A share that is a single number is logged.
         params: (message, own) -> the program's params, for the posterior and predictions.
         adapt: phases of a new client, with the global params fixed; None: the same as `phases`.
         most_adapting: rounds of `adapt` after which another one changes nothing; None: each counts.
-        like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at the price
-            of more chunks: for steps that go through the rows so often that padded rows cost more than
-            another chunk.
-        seen: own -> (), above 0 once the client has been through a round; None: the client state does not
-            tell.
+        like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at
+            the price of more chunks: for steps that go through the rows so often that padded rows
+            cost more than another chunk.
+        seen: own -> (), above 0 once the client has been through a round; None: the client state
+            does not tell.
         new: message -> client state of a client that joins after the last round; None: `own`.
-        settle: (last message, own, batch of all its rows) -> client state with what predictions need of the
-            client's rows, and no later round does. Run for every client when the run ends, before a score or a
-            checkpoint, and after a new client's last round; nothing leaves the client. None: nothing to do.
+        settle: (last message, own, batch of all its rows) -> client state with what predictions
+            need of the client's rows, and no later round does. Run for every client when the run
+            ends, before a score or a checkpoint, and after a new client's last round; nothing
+            leaves the client. None: nothing to do.
     """
 
     own: Tree
@@ -219,21 +223,25 @@ class Server:
 
     Args:
         state: before the first round.
-        update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each
-            share, and the `Reports` of each `Each`.
+        update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean
+            of each share, and the `Reports` of each `Each`.
         down: (state, clock) -> message, sent to every client of the cohort.
-        final: (state, clock) -> message for the posterior, for predictions and for new clients; None: `down`.
+        final: (state, clock) -> message for the posterior, for predictions and for new clients;
+            None: `down`.
         finished: state -> whether to stop before the last round.
         logged: state after a round -> numbers for its row of the history.
-        relaxed: beta -> the same server with its step multiplied by beta; None: `methods.over_relaxed`
-            multiplies it if the state is a dict of the global params, and refuses the method otherwise.
-        mail: state -> what each client gets for itself, a tree with N clients in front, in the order of the
-            data. It replaces the entry `mail` of the client states, before the first round and after each.
-            None: clients get the message alone. A method with mail declares `discloses="summaries"`.
-        cohort_seed: clock -> the seed that the cohort of a round is drawn from, where nodes must not know who is in
-            it; None: the run's seed.
-        surprise: state after a round -> how surprising each client's update is given the others'; None: it is
-            too early to say, or the method does not tell. The history and a warning name clients that conflict.
+        relaxed: beta -> the same server with its step multiplied by beta; None:
+            `methods.over_relaxed` multiplies it if the state is a dict of the global params, and
+            refuses the method otherwise.
+        mail: state -> what each client gets for itself, a tree with N clients in front, in the
+            order of the data. It replaces the entry `mail` of the client states, before the first
+            round and after each. None: clients get the message alone. A method with mail declares
+            `discloses="summaries"`.
+        cohort_seed: clock -> the seed that the cohort of a round is drawn from, where nodes must
+            not know who is in it; None: the run's seed.
+        surprise: state after a round -> how surprising each client's update is given the others';
+            None: it is too early to say, or the method does not tell. The history and a warning
+            name clients that conflict.
     """
 
     state: Tree
@@ -275,15 +283,18 @@ class Method:
         guide: a guide function, or a family from `hierfl.guides`.
         client: program -> Client; what it draws is a function of the run's seed, `program.seed`.
         server: program -> Server; likewise.
-        everyone: whether every client must take part in every round; a smaller cohort is then refused.
-        discloses: what the server has to see. "sums": only sums over clients, so that secure aggregation will
-            do. "summaries": each client's own estimate and information matrix, as in a meta-analysis.
-        most_rounds: the most rounds it takes before it has stopped by itself (`Server.finished`), 1 or more:
-            `fit(..., rounds=None)` allows so many. None: it does not stop by itself.
-        traits: what a wrapper around it must know; wrappers add their own. "gradients": clients send gradients,
-            not copies. "by rows": its posterior needs a likelihood that is a product over rows. "leaves out":
-            clients are left out of means by a draw that nodes know. "rounded": clients send rounded numbers.
-            "own statistics": each client predicts with its own statistics of batch norm.
+        everyone: whether every client must take part in every round; a smaller cohort is then
+            refused.
+        discloses: what the server has to see. "sums": only sums over clients, so that secure
+            aggregation will do. "summaries": each client's own estimate and information matrix, as
+            in a meta-analysis.
+        most_rounds: the most rounds it takes before it has stopped by itself (`Server.finished`), 1
+            or more: `fit(..., rounds=None)` allows so many. None: it does not stop by itself.
+        traits: what a wrapper around it must know; wrappers add their own. "gradients": clients
+            send gradients, not copies. "by rows": its posterior needs a likelihood that is a
+            product over rows. "leaves out": clients are left out of means by a draw that nodes
+            know. "rounded": clients send rounded numbers. "own statistics": each client predicts
+            with its own statistics of batch norm.
 
     Raises:
         ValueError: `most_rounds` is below 1.
@@ -303,8 +314,8 @@ class Method:
         """Refuse a number of rounds that is out of range."""
         if self.most_rounds is not None and self.most_rounds < 1:
             raise ValueError(
-                f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method that "
-                f"does not stop by itself"
+                f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method "
+                "that does not stop by itself"
             )
 
     def __repr__(self) -> str:
@@ -317,8 +328,8 @@ class Method:
 def step_sizes(method: Method) -> tuple[str, ...]:
     """Return the options that set a method's step sizes, as it was built: "optimizer", "step_size", ...
 
-    A wrapper's own come before those of the method in it. A method that no recorded builder made has none that
-    are known.
+    A wrapper's own come before those of the method in it. A method that no recorded builder made
+    has none that are known.
     """
     recipe = recipe_of(method)
     options = {} if recipe is None else recipe.options
@@ -337,8 +348,8 @@ def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> 
     Args:
         phases: phases of the wrapped method.
         entry: key of its working state in the larger one.
-        after: (work, message, batch) -> work, follows each step of the last phase that has steps, on the
-            larger working state.
+        after: (work, message, batch) -> work, follows each step of the last phase that has steps,
+            on the larger working state.
     """
     last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
     return tuple(
@@ -358,7 +369,8 @@ def _inside(step: Step, entry: str, after: Step | None) -> Step:
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
     """Return the gradient and the value of a loss.
 
-    A loss with one entry per client, (C,), is summed: clients share no params, so their gradients stay apart.
+    A loss with one entry per client, (C,), is summed: clients share no params, so their gradients
+    stay apart.
     """
     answer: tuple[Tree, Tensor] = grad_and_value(lambda p: loss(p).sum())(params)
     return answer
@@ -379,8 +391,8 @@ def over_draws(
         loss: batch -> loss.
         batch: the mini-batch; each draw gets a key of its own.
         draws: S, number of draws.
-        keyed: whether every draw is a function of its key. Then the draws are one vmapped dimension,
-            otherwise a loop.
+        keyed: whether every draw is a function of its key. Then the draws are one vmapped
+            dimension, otherwise a loop.
     """
     if draws == 1:
         return loss(batch)

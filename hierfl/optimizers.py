@@ -1,8 +1,8 @@
 """Optimizers as pure functions of trees, for the clients' steps and for the server.
 
-They run under `torch.vmap` and inside a graph. The transformations of `torchopt` have the same two functions
-and can be used wherever an optimizer is expected. SGD and Adam are provided here because torchopt's update in
-place (`addcmul_`), which vmap can only run one client at a time.
+They run under `torch.vmap` and inside a graph. The transformations of `torchopt` have the same two
+functions and can be used wherever an optimizer is expected. SGD and Adam are provided here because
+torchopt's update in place (`addcmul_`), which vmap can only run one client at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ["SGD", "Adam", "Optimizer", "Stepped", "TorchOptimizer", "step"]
 class Optimizer(Protocol):
     """The two functions of an optimizer.
 
-    `init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params, state)`.
+    `init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params,
+    state)`.
     """
 
     def init(self, params: Tree) -> Tree:
@@ -118,8 +119,8 @@ class Adam:
 class TorchOptimizer:
     """Any `torch.optim` optimizer as a pure function: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.01})`.
 
-    It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the optimizers
-    of torch.optim count their steps on the host, which vmap does not allow.
+    It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the
+    optimizers of torch.optim count their steps on the host, which vmap does not allow.
 
     Args:
         kind: class of the optimizer.
@@ -154,7 +155,8 @@ class TorchOptimizer:
         """Take one step of a new torch optimizer from the saved state, or from the beginning if it is None.
 
         Returns:
-            What to add to the params, and the state to save: for each leaf, the optimizer's tensors by name.
+            What to add to the params, and the state to save: for each leaf, the optimizer's tensors
+                by name.
         """
         names, leaves = zip(*named_leaves(params).items(), strict=True)
         moving = [torch.nn.Parameter(leaf.detach().clone()) for leaf in leaves]
@@ -216,7 +218,7 @@ def step(optimizer: Optimizer, gradient: Tree, at: Stepped, rate: float | Tensor
     if not at.params:
         return at
     move, state = optimizer.update(gradient, at.state, params=at.params, inplace=False)
-    # A rate of 1 is not multiplied in: the compiler then sees params + number * gradient, and fuses the step
-    # into the product.
+    # A rate of 1 is not multiplied in: the compiler then sees params + number * gradient, and fuses
+    # the step into the product.
     full = isinstance(rate, float) and rate == 1.0
     return Stepped(tree_map(lambda p, u: p + (u if full else rate * u), at.params, move), state)

@@ -4,10 +4,10 @@
     python tests/same_numbers.py write after.npz        in a checkout of the new code, on the same machine
     python tests/same_numbers.py compare before.npz after.npz
 
-The file uses public names only, so one copy runs in both checkouts (put the checkout first on PYTHONPATH).
-Fits are in float64, seeded, and eager unless their name ends in "compiled". For each fit these are compared:
-the server's state, every client's state, the history (without seconds), draws of the posterior, predictions,
-and clients that join afterwards.
+The file uses public names only, so one copy runs in both checkouts (put the checkout first on
+PYTHONPATH). Fits are in float64, seeded, and eager unless their name ends in "compiled". For each
+fit these are compared: the server's state, every client's state, the history (without seconds),
+draws of the posterior, predictions, and clients that join afterwards.
 """
 
 from __future__ import annotations

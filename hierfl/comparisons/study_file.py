@@ -17,9 +17,10 @@
     name = "pfedbred"
     settings = { strategy = "lg" }
 
-Every table has a class here, in `study_data` or in `study_evaluation`, whose docstring says what its keys mean.
-`[quick]` holds what `--quick` changes, table by table, and `[variants.NAME]` what is changed in a study of that name: a
-file with variants is as many studies. Unknown keys and values are errors that name the key and the nearest known one.
+Every table has a class here, in `study_data` or in `study_evaluation`, whose docstring says what
+its keys mean. `[quick]` holds what `--quick` changes, table by table, and `[variants.NAME]` what is
+changed in a study of that name: a file with variants is as many studies. Unknown keys and values
+are errors that name the key and the nearest known one.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class Net(Table):
     """The network of every method.
 
     Args:
-        conv: channels of convolutions on the image, each followed by the activation and 2 x 2 maximum pooling.
+        conv: channels of convolutions on the image, each followed by the activation and 2 x 2
+            maximum pooling.
         kernel: pixels along a side of each convolution's kernel.
-        hidden: units of each hidden layer; none, and no convolution: multinomial logistic regression.
+        hidden: units of each hidden layer; none, and no convolution: multinomial logistic
+            regression.
         activation: between layers; "leaky_relu" has the slope 0.1.
         bias: of dense layers.
     """
@@ -66,17 +69,19 @@ class Run(Table):
     Args:
         rounds: of training.
         cohort: clients of a round; None: all.
-        everyone_trains: all clients train in each round, and a share of cohort / N of them is averaged.
+        everyone_trains: all clients train in each round, and a share of cohort / N of them is
+            averaged.
         evaluations: gradient evaluations of a client in a round, on one mini-batch each.
-        counts_steps: `evaluations` are steps in place of gradient evaluations, of which some methods take several in
-            a step.
+        counts_steps: `evaluations` are steps in place of gradient evaluations, of which some
+            methods take several in a step.
         batch: rows of a mini-batch.
         scale: standard deviation at which learned prior scales start.
         lr: step size of gradient descent, where it is not tuned.
         adam: step size of Adam, where it is not tuned.
         seeds: one run of each; a seed fixes partition, initial weights and noise.
         start: seed of the initial weights of all runs; None: that of the run.
-        compiled: whether steps are compiled. Runs of a method share its graphs, whatever their step sizes and seeds.
+        compiled: whether steps are compiled. Runs of a method share its graphs, whatever their step
+            sizes and seeds.
     """
 
     rounds: int = Field(default=100, gt=0)
@@ -98,13 +103,14 @@ class Tuning(Table):
 
     Args:
         rounds: of a trial, if it is not ended early; 0: nothing is tuned.
-        on: "rows": a share of each client's training rows; "clients": a share of the clients, who join at the end.
+        on: "rows": a share of each client's training rows; "clients": a share of the clients, who
+            join at the end.
         share: that share.
         lr: the grid of step sizes, of methods without a grid of their own.
         halving: end trials that are below the better half of the trials before them (optuna's
             SuccessiveHalvingPruner).
-        metric: by which options are chosen: that of `[evaluation]`, or "log_score". By accuracy a step size may be
-            chosen with which probabilities, and log scores, are far off.
+        metric: by which options are chosen: that of `[evaluation]`, or "log_score". By accuracy a
+            step size may be chosen with which probabilities, and log scores, are far off.
     """
 
     rounds: int = Field(default=0, ge=0)
@@ -119,19 +125,23 @@ class Entry(Table):
     """A method of the comparison.
 
     Args:
-        name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or not. Default: the
-            label.
+        name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or
+            not. Default: the label.
         label: in tables. In a file it is the name of the entry's table.
-        settings: options of the method in `hierfl.methods`, by name. An option that ends in `optimizer` is "sgd" or
-            "adam" with the step size that is chosen, or a step size of SGD; of any other option "lr" stands for the
-            step size that is chosen. FedMAP has `variance` besides, of its prior.
+        settings: options of the method in `hierfl.methods`, by name. An option that ends in
+            `optimizer` is "sgd" or "adam" with the step size that is chosen, or a step size of SGD;
+            of any other option "lr" stands for the step size that is chosen. FedMAP has `variance`
+            besides, of its prior.
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
-        averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more than average.
-        fine_tune: clients are scored after fine-tuning as well, "P+FT", of what the last round left; training does not
-            depend on it. Behind a name, "+FT" lets clients that adapt take the method's own steps first.
+        averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more
+            than average.
+        fine_tune: clients are scored after fine-tuning as well, "P+FT", of what the last round
+            left; training does not depend on it. Behind a name, "+FT" lets clients that adapt take
+            the method's own steps first.
         cohort: in place of the run's.
-        published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers that stand beside it,
-            or (method, variant, metric) where the metric is not that of `[published]`.
+        published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers
+            that stand beside it, or (method, variant, metric) where the metric is not that of
+            `[published]`.
     """
 
     name: str
@@ -154,7 +164,8 @@ class Entry(Table):
             raise ValueError(f"{error.args[0]}{nearest(plain, BASELINES)}") from error
         if self.fine_tune and baseline(self.name).tunes:
             raise ValueError(
-                f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with '{plain}+FT' in its place"
+                f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with "
+                f"'{plain}+FT' in its place"
             )
         known = options_of(plain)
         for option in (*self.settings, *self.grid):
@@ -165,7 +176,8 @@ class Entry(Table):
                 continue
             if not isinstance(value, (int, float)):
                 raise ValueError(
-                    f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of SGD"
+                    f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of "
+                    "SGD"
                 )
         return self
 
@@ -180,7 +192,8 @@ class Published(Table):
         model: as the paper calls it; of several, the first that has the method's number.
         classes: of a client, where the paper has several splits of a data set; None: it has one.
         metric: of the paper's.
-        new_metric: of the paper's for new clients, after the last of `join_rounds`; "": there is none.
+        new_metric: of the paper's for new clients, after the last of `join_rounds`; "": there is
+            none.
     """
 
     paper: str
@@ -253,7 +266,8 @@ class Study(Table):
         if real != (self.evaluation.metric == "explained"):
             kind = "real labels: take 'explained'" if real else "classes: take another one"
             raise ValueError(
-                f"evaluation.metric is '{self.evaluation.metric}', and '{self.data.name}' has {kind}"
+                f"evaluation.metric is '{self.evaluation.metric}', and '{self.data.name}' has "
+                f"{kind}"
             )
         for entry in self.methods:
             if real and entry.name.split("+")[0] in CLASSIFIERS:

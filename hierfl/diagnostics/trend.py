@@ -33,12 +33,14 @@ class Course:
     """How a run's ELBO or loss went, and whether it still goes anywhere.
 
     Args:
-        state: "unknown": there is no trend to see. "not finite". "rising": it still improves. "falling": it
-            gets worse. "hidden": noise hides the trend. "steep": it is level, but single draws of the
-            gradient point downhill. "moving": it is level, but the mean gradient is above its noise. "level".
+        state: "unknown": there is no trend to see. "not finite". "rising": it still improves.
+            "falling": it gets worse. "hidden": noise hides the trend. "steep": it is level, but
+            single draws of the gradient point downhill. "moving": it is level, but the mean
+            gradient is above its noise. "level".
         words: the same in words, the beginning of a sentence.
         mend: one sentence on what to do; empty where there is nothing to do.
-        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last; NaN if unknown.
+        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last;
+            NaN if unknown.
         error: standard error of the rise; NaN if unknown.
         noise: standard deviation of one round's estimate about the trend; NaN if unknown.
         gradient: as `hierfl.diagnostics.Convergence.gradient`.
@@ -127,7 +129,7 @@ def _mend(state: State, *, rates: bool) -> str:
         "not finite": lower,
         "falling": lower,
         "rising": "Take more rounds.",
-        "hidden": "Take more draws (num_particles) or more rounds.",
+        "hidden": "Take more draws (`draws`) or more rounds.",
         "steep": "Take a larger step size, or more rounds." if rates else "Take more rounds.",
         "moving": "More rounds will move it further.",
     }
@@ -137,8 +139,9 @@ def _mend(state: State, *, rates: bool) -> str:
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
 
-    Neighboring rounds may be correlated, so the standard error comes from means of batches whose size is
-    about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
+    Neighboring rounds may be correlated, so the standard error comes from means of batches whose
+    size is about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics
+    38).
     """
     half = series[len(series) // 2 :]
     quarters = np.array_split(half, 2)

@@ -68,8 +68,8 @@ def differentially_private(
     """
     if not (clipping_norm > 0.0 and noise_multiplier > 0.0):
         raise ValueError(
-            f"clipping_norm is {clipping_norm} and noise_multiplier is {noise_multiplier}: both must be "
-            f"above 0"
+            f"clipping_norm is {clipping_norm} and noise_multiplier is {noise_multiplier}: both "
+            "must be above 0"
         )
 
     def client(program: Program) -> Client:

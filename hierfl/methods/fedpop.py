@@ -34,6 +34,7 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree, chosen, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS
+from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.handlers import unchecked
@@ -116,7 +117,7 @@ def fedpop(
     return Method(
         "fedpop",
         model,
-        kept_draws(size=kept_draws),
+        guide_of_draws(size=kept_draws),
         chain.client,
         server,
         traits=frozenset({"by rows"}),

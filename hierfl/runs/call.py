@@ -148,15 +148,16 @@ def _no_method(method: Any) -> str | None:
         )
     if isinstance(method, Family):
         return (
-            f"model is the guide family '{name}': hand it to a method, hierfl.methods.fedsvi(model, "
-            f"guide=hierfl.guides.{name})"
+            f"model is the guide family '{name}': hand it to a method, "
+            f"hierfl.methods.fedsvi(model, guide=hierfl.guides.{name})"
         )
     if isinstance(method, str):
         made = method if method in methods.__all__ else "fedsvi"
         return f"model is the string '{method}': hand over hierfl.methods.{made}(model)"
     if isinstance(method, Program):
         return "model is a Program, which is read already: hand over hierfl.methods.fedsvi(model), of its model"
-    # a Fit takes half a second to import, and nodes check methods too; where there is one, it is imported
+    # a Fit takes half a second to import, and nodes check methods too; where there is one, it is
+    # imported
     result = sys.modules.get("hierfl.runs.result")
     if result is not None and isinstance(method, result.Fit):
         return "model is a Fit: hand over the method that it was fitted by, fit.method"
@@ -165,8 +166,8 @@ def _no_method(method: Any) -> str | None:
     if callable(method) and not isinstance(method, type):
         return None
     return (
-        f"model is '{name}', neither a Method nor a model: hand over hierfl.methods.fedsvi(model), or a "
-        f"model, a function of a batch"
+        f"model is '{name}', neither a Method nor a model: hand over hierfl.methods.fedsvi(model), "
+        "or a model, a function of a batch"
     )
 
 
@@ -180,10 +181,11 @@ def _check_optimizers(method: Method) -> None:
             if isinstance(value, type) or not hasattr(value, "init"):
                 kind = getattr(value, "__name__", type(value).__name__)
                 raise TypeError(
-                    f"{name} is {kind}: give one of hierfl.optimizers with its step size, Adam(0.01)"
+                    f"{name} is {kind}: give one of hierfl.optimizers with its step size, "
+                    "Adam(0.01)"
                 )
             _check_rate(f"{name}.lr", getattr(value, "lr", 1.0))
-        elif name == "lr":
+        elif name == "step_size":
             _check_rate(name, value)
 
 

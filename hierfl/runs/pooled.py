@@ -43,9 +43,11 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
         The fit, whose history has no bytes: nothing is sent.
 
     Raises:
-        ValueError: the method is another one or takes other steps, `rounds` is below 1, the guide draws one client
-            at a time, or padding the clients to one length would take too much memory.
-        ProgramError: a model or guide that cannot be run as it is written, or whose clients depend on each other.
+        ValueError: the method is another one or takes other steps, `rounds` is below 1, the guide
+            draws one client at a time, or padding the clients to one length would take too much
+            memory.
+        ProgramError: a model or guide that cannot be run as it is written, or whose clients depend
+            on each other.
     """
     how = _setting(method)
     if rounds < 1:
@@ -75,8 +77,8 @@ def _setting(method: Method) -> Setting:
     how = Setting(**{k: v for k, v in recipe.options.items() if k not in ("model", "guide")})
     if (how.local_steps, how.global_steps) != (0, 1):
         raise ValueError(
-            f"fit_pooled takes one joint step a round: local_steps is {how.local_steps} and must be 0, "
-            f"global_steps is {how.global_steps} and must be 1"
+            f"fit_pooled takes one joint step a round: local_steps is {how.local_steps} and must "
+            f"be 0, global_steps is {how.global_steps} and must be 1"
         )
     return how
 
@@ -106,7 +108,7 @@ def _moved(
             terms = program.terms({**at["shared"], **stacked(program, at["mine"])}, b)
             return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
-        return over_draws(one, batch, how.num_particles, keyed=program.in_vmap)
+        return over_draws(one, batch, how.draws, keyed=program.in_vmap)
 
     gradient, value = slope(loss, {"shared": state["params"], "mine": table["params"]})
 

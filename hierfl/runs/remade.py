@@ -19,8 +19,8 @@ T = TypeVar("T")
 # Options whose number takes neither memory nor time before the next round.
 FREE = frozenset(
     (
-        "batch_size draws enough global_steps inner_steps limit local_steps num_particles personal_steps "
-        "prox_steps steps"
+        "batch_size global_steps inner_steps local_steps max_global_size personal_steps steps "
+        "target_ess"
     ).split()
 )
 # Up to here the numbers of a recipe cannot add up to memory that matters: about a gigabyte.

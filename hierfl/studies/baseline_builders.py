@@ -1,7 +1,7 @@
 """Builders of the methods of `baseline_methods`, but for those of hierarchies, which `hierarchy_builders` has.
 
-Each is (network, step size, budget, **settings) -> method. Settings are options of the method by name; they stand
-in the place of what the builder would give.
+Each is (network, step size, budget, **settings) -> method. Settings are options of the method by
+name; they stand in the place of what the builder would give.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Budget:
         rounds: in all.
         clients: how many there are.
         client_rows: a client's rows, on average.
-        passes: over a client's rows that come nearest to `evaluations`, for methods that count in these.
+        passes: over a client's rows that come nearest to `evaluations`, for methods that count in
+            these.
         scale: standard deviation at which learned prior scales start.
         tune_steps: steps of "+FT"; 0: as many as a round has.
         counts_steps: `evaluations` are steps, whatever a step takes.

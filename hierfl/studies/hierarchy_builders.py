@@ -35,8 +35,8 @@ from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
 def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPop of a common body and heads about a common mean.
 
-    The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the step size, as it
-    moves once a round.
+    The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the
+    step size, as it moves once a round.
     """
     hierarchy = bayesian_network(
         net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
@@ -95,7 +95,8 @@ def a_fedmap(
         net: the network.
         lr: step size of Adam.
         b: the budget.
-        prior: "isotropic", one variance for all weights; "variance", `LearnedVariance`; or "convex", `InputConvex`.
+        prior: "isotropic", one variance for all weights; "variance", `LearnedVariance`; or
+            "convex", `InputConvex`.
         variance: of the isotropic prior.
         first_variance: above 0: that of the first layer's weights, in its place.
         hidden: widths of the convex penalty's layers.

@@ -8,9 +8,10 @@
                that of H times (v - m) under q:  Lambda = H~ (H~ + t^2)^-1 H~,  eta = H~ (H~ + t^2)^-1 g~ + Lambda m
     q          Normal(v; what the server believes) times that factor, and again
 
-The rows are read through g~ and H~ alone, so that the budget is that of two Gaussian mechanisms a step. Sources:
-perturbed sufficient statistics, Foulds et al. 2016 (UAI), applied to the steps of Khan and Lin 2017, arXiv:1703.04265;
-that the noise is part of the likelihood, Bernstein and Sheldon 2019 (NeurIPS).
+The rows are read through g~ and H~ alone, so that the budget is that of two Gaussian mechanisms a
+step. Sources: perturbed sufficient statistics, Foulds et al. 2016 (UAI), applied to the steps of
+Khan and Lin 2017, arXiv:1703.04265; that the noise is part of the likelihood, Bernstein and Sheldon
+2019 (NeurIPS).
 """
 
 from __future__ import annotations
@@ -38,22 +39,23 @@ NEEDED = (
 class RowNoise:
     """A budget of differential privacy for each row, such as a patient, and how it is spent.
 
-    Two sets of rows are neighbors if one row of one client is replaced by any other. The budget is of everything that
-    a client sends in a run, and of the factor that it keeps. It does not cover the number of rows, client
-    fields, or what is asked of the client after the run.
+    Two sets of rows are neighbors if one row of one client is replaced by any other. The budget is
+    of everything that a client sends in a run, and of the factor that it keeps. It does not cover
+    the number of rows, client fields, or what is asked of the client after the run.
 
     Args:
         epsilon: above 0.
         delta: in (0, 1), well below 1 over the number of rows of a client.
-        max_row_norm: R, the norm to which the coefficients of a row are shortened; of standardized covariates with an
-            intercept about the square root of their number.
-        rounds: how often the server asks for factors. Defaults of rounds and steps: hierfl's own choice.
+        max_row_norm: R, the norm to which the coefficients of a row are shortened; of standardized
+            covariates with an intercept about the square root of their number.
+        rounds: how often the server asks for factors. Defaults of rounds and steps: hierfl's own
+            choice.
         steps: of a client in each round.
-        max_slope: S. Defaults of max_slope and max_curvature: those of a logistic regression, which never reaches
-            beyond them.
+        max_slope: S. Defaults of max_slope and max_curvature: those of a logistic regression, which
+            never reaches beyond them.
         max_curvature: K.
-        secret: the noise is a function of it, so that a study can be repeated; who knows it can take the noise
-            away. Default None: from the operating system.
+        secret: the noise is a function of it, so that a study can be repeated; who knows it can
+            take the noise away. Default None: from the operating system.
 
     Raises:
         ValueError: a number is out of range.
@@ -76,8 +78,8 @@ class RowNoise:
             raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])}: it must be above 0")
         if not 0.0 < self.delta < 1.0 or min(self.rounds, self.steps) < 1:
             raise ValueError(
-                f"delta is {self.delta}, rounds is {self.rounds} and steps is {self.steps}: delta must lie in (0, 1), "
-                f"and the others must be 1 or more"
+                f"delta is {self.delta}, rounds is {self.rounds} and steps is {self.steps}: delta "
+                "must lie in (0, 1), and the others must be 1 or more"
             )
         key = secrets.token_hex(32) if self.secret is None else f"{self.secret & (2**64 - 1):064x}"
         object.__setattr__(self, "key", key)
@@ -86,7 +88,8 @@ class RowNoise:
     def noise(self) -> float:
         """z, the noise of one sum in units of how far one row moves it.
 
-        As many Gaussian mechanisms with noise z as there are sums are one with z over the root of their number.
+        As many Gaussian mechanisms with noise z as there are sums are one with z over the root of
+        their number.
 
         Raises:
             ImportError: dp-accounting is not installed.
@@ -107,8 +110,9 @@ def check_line(line: Line) -> None:
     """
     if len(line.rest) or not len(line.inside):
         raise ProgramError(
-            "row_noise needs a likelihood of one linear predictor a row and nothing else to infer, such as a "
-            "logistic or Poisson regression: fix the other parameters of the likelihood, or leave row_noise out"
+            "row_noise needs a likelihood of one linear predictor a row and nothing else to "
+            "infer, such as a logistic or Poisson regression: fix the other parameters of the "
+            "likelihood, or leave row_noise out"
         )
 
 
@@ -158,7 +162,8 @@ def _with_noise(
     """Return the factor of two sums with noise, of which it takes account."""
     size, z = len(slope), how.noise
     sd = z * 2.0 * how.max_slope * how.max_row_norm
-    # an entry off the diagonal counts twice in the norm of a symmetric matrix: its noise has half the variance
+    # an entry off the diagonal counts twice in the norm of a symmetric matrix: its noise has half
+    # the variance
     sd_entry = z * how.max_curvature * how.max_row_norm**2
     drawn = normals_at(key, size + size * size, how.key).to(slope)
     square = drawn[size:].reshape(size, size)

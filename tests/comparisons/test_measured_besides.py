@@ -209,7 +209,7 @@ def test_fedmap_learns_that_the_slopes_agree() -> None:
     """Of clients with one to three rows its lines are the best."""
     methods = {
         "local_only": {},
-        "ditto": {"settings": {"lam": 0.1}},
+        "ditto": {"settings": {"prox": 0.1}},
         "learned": {
             "name": "fedmap",
             "settings": {"prior": "variance", "server": "best", "newton_steps": 1},
@@ -260,7 +260,7 @@ def test_fedmaps_priors_are_chosen_by_name() -> None:
 
 def test_of_fedvi_without_own_heads_all_clients_are_served_the_same() -> None:
     def spread(*, own_heads: bool) -> float:
-        settings = {"own_heads": own_heads, "tau": 0.0}
+        settings = {"own_heads": own_heads, "kl_weight": 0.0}
         own = study(methods=[{"name": "fedvi", "settings": settings}], net={"hidden": [5]})
         rows = of_study(own, 0)
         fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0)

@@ -14,7 +14,7 @@ from hierfl.comparisons import cells
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.read_study import chosen, read
 from hierfl.comparisons.study_file import MOST_POINTS, SAME_METHOD, options_of
-from hierfl.optimizers import Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.recipes import recipe_of
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from tests.comparisons.small import GIVEN, study
@@ -159,11 +159,12 @@ def test_an_optimizer_is_built_with_the_step_size() -> None:
 
 
 def test_the_step_size_that_is_chosen_is_put_into_settings() -> None:
-    own = study(methods=[{"name": "pfedme", "settings": {"eta": "lr"}}])
+    own = study(methods=[{"name": "pfedme", "settings": {"global_optimizer": "sgd"}}])
     rows = of_study(own, 0)
     method = cells.method_of(own, own.methods[0], {"lr": 0.02}, rows.train, rows.classes, 3, 0)
     recipe = recipe_of(method)
-    assert recipe is not None and (recipe.options["eta"], recipe.options["lr"]) == (0.02, 0.02)
+    assert recipe is not None
+    assert recipe.options["global_optimizer"] == recipe.options["optimizer"] == SGD(0.02)
 
 
 @pytest.mark.parametrize(("counts_steps", "steps"), [(False, 4), (True, 20)])

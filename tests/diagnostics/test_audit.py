@@ -106,8 +106,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "precision" in shown.output and "client 'switzerland' sent" in shown.output
     assert "there is no method 'no_such'" in _said(runner.invoke(app, ["audit", "no_such"]).output)
     (tmp_path / "own_study.py").write_text(
-        "import torch\nfrom tests.programs import federation, regression\nfrom hierfl import methods\n"
-        "method, data = methods.fedsvi(regression), federation((4, 2))\n"
+        "import torch\nfrom tests.programs import federation, regression\nfrom hierfl import "
+        "methods\nmethod, data = methods.fedsvi(regression), federation((4, 2))\n"
     )
     monkeypatch.chdir(tmp_path)
     shown = runner.invoke(app, ["audit", "own_study:method", "own_study:data", "--client", "south"])

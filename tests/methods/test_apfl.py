@@ -165,7 +165,9 @@ def test_refusals() -> None:
             ValueError, match=r"alpha is .*: the weight of a client's own model must"
         ):
             apfl(network(), alpha=alpha)
-    with pytest.raises(ValueError, match=r"alpha_lr is -0\.1: a step size must be 0 or more"):
+    with pytest.raises(ValueError, match="its step size must be 0 or more"):
         apfl(network(), alpha_optimizer=SGD(-0.1))
+    with pytest.raises(ValueError, match="without momentum, as alpha takes one clipped step"):
+        apfl(network(), alpha_optimizer=SGD(0.1, 0.9))
     with pytest.raises(ProgramError, match="apfl fits global params only"):
         fit(apfl(regression), federation(), rounds=1)

@@ -364,8 +364,8 @@ def test_every_method_learns_planted_classes(name: str, kind: str) -> None:
 def test_a_regression_likelihood(make: Any) -> None:
     data = federation((40, 30, 50))
     data = data.with_fields(y=data.fields["x"].sum(-1))
-    rate = {"lr": 0.1} if make is methods.scaffold else {"optimizer": SGD(0.1)}
-    fitted = fit(batch_normed(make(regression(), steps=10, **rate)), data, rounds=10)
+    method = make(regression(), steps=10, optimizer=SGD(0.1))
+    fitted = fit(batch_normed(method), data, rounds=10)
     assert float(fitted.predict(data, draws=1).scores()["rmse"].mean()) < 0.5  # of sd 1.4
 
 

@@ -41,7 +41,7 @@ from tests.nodes.one_process import machines
 from tests.programs import federation, fit, regression
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
-FAINT: dict[str, Any] = {"clip": 1e3, "noise": 1e-30, "secret": 1}
+FAINT: dict[str, Any] = {"clipping_norm": 1e3, "noise_multiplier": 1e-30, "secret": 1}
 
 
 def plain() -> Method:
@@ -266,10 +266,10 @@ def test_what_has_no_budget_is_refused(made: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"clip": 0.0, "noise": 1.0}, "clip is 0.0"),
-        ({"clip": 1.0, "noise": -1.0}, "noise is -1.0"),
-        ({"clip": 1.0, "noise": 1.0, "delta": 0.25}, "below 1/4"),
-        ({"clip": 1.0, "noise": 1.0, "delta": 0.0}, "above 0"),
+        ({"clipping_norm": 0.0, "noise_multiplier": 1.0}, "clipping_norm is 0.0"),
+        ({"clipping_norm": 1.0, "noise_multiplier": -1.0}, "noise_multiplier is -1.0"),
+        ({"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.25}, "below 1/4"),
+        ({"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.0}, "above 0"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], says: str) -> None:

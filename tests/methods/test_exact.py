@@ -1,7 +1,7 @@
 """Linear-Gaussian hierarchies of known variances, whose posterior and evidence have closed forms.
 
-Under a Gaussian guide the loss is quadratic in the noise. Its expectation is therefore an exact average over
-a few points, and no random draws are needed.
+Under a Gaussian guide the loss is quadratic in the noise. Its expectation is therefore an exact
+average over a few points, and no random draws are needed.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ def test_a_federated_run_reaches_the_posterior(
 ) -> None:
     """A noisy federated fit by Adam reaches the exact posterior.
 
-    Means lie within 1e-2 posterior standard deviations (more, where there are fewer draws), and standard
-    deviations within 3 %.
+    Means lie within 1e-2 posterior standard deviations (more, where there are fewer draws), and
+    standard deviations within 3 %.
     """
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)

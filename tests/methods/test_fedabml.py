@@ -62,9 +62,9 @@ def test_with_a_fixed_prior_and_exact_local_solves_the_fixed_point_is_gls() -> N
     """
     gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + I2))
     options: dict[str, Any] = {
-        "lam": 1.0,
-        "lr": 0.4,
-        "eta": 1.5,
+        "kl_weight": 1.0,
+        "optimizer": SGD(0.4),
+        "global_optimizer": SGD(1.5),
         "inner_steps": 70,
         "steps": 1,
         "unit": "step",
@@ -75,7 +75,7 @@ def test_with_a_fixed_prior_and_exact_local_solves_the_fixed_point_is_gls() -> N
     assert torch.allclose(
         fit(method, clients(), rounds=1).message["theta"], gls, atol=1e-6, rtol=0.0
     )
-    slower = {**options, "eta": 4.0, "inner_steps": 20}
+    slower = {**options, "global_optimizer": SGD(4.0), "inner_steps": 20}
     method = by_rows(fedabml(at(START, personal=True), guides.delta, **slower))
     assert torch.allclose(
         fit(method, clients(), rounds=12).message["theta"], gls, atol=1e-2, rtol=0.0
@@ -149,7 +149,8 @@ def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
 ) -> None:
     """One round by hand, and MAML's fixed point.
 
-    With J = I - lr H, the fixed point is S(p J H J) with second derivatives and S(p H J) without them.
+    With J = I - lr H, the fixed point is S(p J H J) with second derivatives and S(p H J) without
+    them.
     """
     lr, eta = 0.1, 0.2
     j = I2 - lr * H
@@ -157,9 +158,9 @@ def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
     fixed = stationary(P[:, None, None] * outer)
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
     options: dict[str, Any] = {
-        "lam": 0.0,
-        "lr": lr,
-        "eta": eta,
+        "kl_weight": 0.0,
+        "optimizer": SGD(lr),
+        "global_optimizer": SGD(eta),
         "steps": 1,
         "unit": "step",
         "batch_size": None,
@@ -188,7 +189,7 @@ def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
 def test_a4_without_the_kl_clients_train_independently(way: str) -> None:
     data, options = (
         federation((5, 3, 7)),
-        dict[str, Any](lam=0.0, lr=0.05, steps=3, batch_size=2, draws=2),
+        dict[str, Any](kl_weight=0.0, optimizer=SGD(0.05), steps=3, batch_size=2, draws=2),
     )
     fitted = fit(fedabml(net(), **options), data, rounds=2, seed=1, **WAYS[way])
     start = fitted.program.start()[0]
@@ -282,8 +283,8 @@ def test_unsupported_guides_and_programs_are_refused() -> None:
 def test_scale_link_exp_as_in_the_paper() -> None:
     """With scale_link='exp', FedABML follows the paper's formulas.
 
-    A client that has not moved equals its prior, the server averages log scales, and one step is the printed
-    one.
+    A client that has not moved equals its prior, the server averages log scales, and one step is
+    the printed one.
     """
     lam, eta = 0.7, 0.05
     options: dict[str, Any] = {
@@ -291,9 +292,9 @@ def test_scale_link_exp_as_in_the_paper() -> None:
         "unit": "step",
         "batch_size": None,
         "draws": 2,
-        "lam": lam,
-        "lr": 0.1,
-        "eta": eta,
+        "kl_weight": lam,
+        "optimizer": SGD(0.1),
+        "global_optimizer": SGD(eta),
     }
     method = fedabml(
         net(scale_link="exp", scale_start=0.3), guides.mean_field(scale_link="exp"), **options

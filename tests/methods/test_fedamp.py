@@ -78,7 +78,7 @@ def test_alike_clients_attend_to_each_other(make: Any) -> None:
     net = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
     how = {"alpha": 0.3, "sigma": 2.0} if make is fedamp else {"sigma": 5.0}
-    method = make(network(net, likelihood=normal(1.0)), lam=0.3, **how, **EXACT)
+    method = make(network(net, likelihood=normal(1.0)), prox=0.3, **how, **EXACT)
     fitted = fit(method, ClientData.from_clients(rows), rounds=10)
     server = fitted.progress.server
     name = next(iter(server["w"]))
@@ -94,7 +94,7 @@ def test_a_client_outside_the_cohort_keeps_its_model() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="lam is -1"):
+    with pytest.raises(ValueError, match="prox is -1"):
         fedamp(at(START), prox=-1.0)
     with pytest.raises(ValueError, match=r"self_weight 1\.5"):
         heur_fedamp(at(START), self_weight=1.5)

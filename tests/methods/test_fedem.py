@@ -137,7 +137,7 @@ def test_a_mixture_is_a_distribution() -> None:
 def test_latent_sites_are_refused() -> None:
     with pytest.raises(ValueError, match="latent site 'loc'"):
         fit(fedem(regression), federation(), rounds=1)
-    with pytest.raises(ValueError, match="fits is 0"):
+    with pytest.raises(ValueError, match="personalize_steps is 0"):
         fedem(center, personalize_steps=0)
 
 

@@ -161,7 +161,7 @@ def test_points_have_the_moments_of_a_standard_normal(count: int, size: int) -> 
 def test_refused() -> None:
     for wrong, text in (
         ({"damping": 1.5}, r"damping is 1\.5"),
-        ({"points": 3}, "even"),
+        ({"draws": 3}, "even"),
         ({"steps": 0}, "1 or more"),
         ({"lost_prior": True}, "shared_factor False"),
     ):

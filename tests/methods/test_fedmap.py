@@ -625,7 +625,7 @@ def test_a_prior_for_each_layer() -> None:
     ("options", "match"),
     [
         (
-            {"omega": "rows"},
+            {"weights": "size"},
             "omega is 'rows'; it must be one of size, uniform, mean-likelihood, likelihood",
         ),
         ({"server": "mean"}, "server is 'mean'; it must be one of average, gradient"),

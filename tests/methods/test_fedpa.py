@@ -174,7 +174,7 @@ def test_refused() -> None:
     for wrong, text in (
         ({"posterior": "exact"}, "posterior is 'exact'"),
         ({"burn_in": 5}, "burn_in is 5: it must be 0 or more, and below epochs, 5"),
-        ({"rho": -0.1}, "rho is -0.1"),
+        ({"shrinkage": -0.1}, "shrinkage is -0.1"),
         ({"newton_steps": 0}, "newton_steps is 0"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -70,7 +70,12 @@ def kinds(n: int, seed: int = 0) -> ClientData:
 def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
     """In the second round, by autograd at the first round's params, with the means of all clients."""
     lr, lam, data = 0.1, 0.7, kinds(12)
-    how: dict[str, Any] = {"lam": lam, "optimizer": SGD(lr), "head_steps": 0, "body_steps": 1}
+    how: dict[str, Any] = {
+        "feature_weight": lam,
+        "optimizer": SGD(lr),
+        "head_steps": 0,
+        "body_steps": 1,
+    }
     method = fedpac(HeadedNetwork(net(), head="2"), mix=False, **how, **FULL)
     one, two = (fit(method, data, rounds=r).message for r in (1, 2))
     body = {k: v.clone().requires_grad_() for k, v in one["body"].items()}
@@ -142,5 +147,5 @@ def test_wrong_arguments() -> None:
         HeadedNetwork(net(), head="last")
     with pytest.raises(TypeError, match="HeadedNetwork"):
         fedpac(network(net()))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"lam is -1\.0"):
+    with pytest.raises(ValueError, match=r"feature_weight is -1\.0"):
         fedpac(HeadedNetwork(net(), head="2"), feature_weight=-1.0)

@@ -193,7 +193,7 @@ def test_predictions_are_of_the_kept_draws() -> None:
 
 
 def test_the_kept_draws_are_the_last_ones() -> None:
-    options: dict[str, Any] = {"lr": 0.05, "steps": 5, "burn_in": 2, "kept": 7}
+    options: dict[str, Any] = {"step_size": 0.05, "steps": 5, "burn_in": 2, "kept_draws": 7}
     one, two = (
         fit(fedpop(hierarchy, **options), three(), rounds=r).progress.table["points"][..., 0]
         for r in (1, 2)
@@ -291,15 +291,15 @@ def flat(batch: ClientBatch) -> None:
 
 def test_refused() -> None:
     for wrong, text in (
-        ({"lr": 0.0}, r"lr is 0\.0"),
+        ({"step_size": 0.0}, r"step_size is 0\.0"),
         ({"temperature": -1.0}, r"temperature -1\.0"),
-        ({"kept": 0}, "kept 0"),
+        ({"kept_draws": 0}, "kept_draws 0"),
         ({"burn_in": 10}, "burn_in is 10: it must be 0 or more, and below steps, 10"),
     ):
         with pytest.raises(ValueError, match=text):
             fedpop(hierarchy, **wrong)
     for short in ({"batch_size": 2}, {"steps": 1, "burn_in": 0}, {"temperature": 0.0}):
-        with pytest.raises(ValueError, match="corrected is True with"):
+        with pytest.raises(ValueError, match="metropolis is True with"):
             fedpop(hierarchy, metropolis=True, **short)
     with pytest.raises(ProgramError, match="fedpop needs local sites"):
         fit(fedpop(flat), federation(), rounds=1)

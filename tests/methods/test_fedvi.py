@@ -56,7 +56,7 @@ def heads(**options: Any) -> PersonalHeads:
 
 def method(model: PersonalHeads | None = None, **options: Any) -> Method:
     settings: dict[str, Any] = {
-        "tau": 0.1,
+        "kl_weight": 0.1,
         "batch_size": 4,
         "steps": 2,
         "hidden": 5,
@@ -251,8 +251,8 @@ def test_a_step_descends_the_summed_loss_with_tau_and_gamma(way: str) -> None:
     model = heads(global_scale=0.8)
     options: dict[str, Any] = {
         "loss": "sum",
-        "tau": 0.7,
-        "gamma": 0.3,
+        "kl_weight": 0.7,
+        "prior_weight": 0.3,
         "steps": 1,
         "batch_size": None,
         "optimizer": SGD(lr),

@@ -146,8 +146,8 @@ def test_v5_a_round_descends_pyros_negative_elbo(way: str) -> None:
     model, data, lr = heads(global_scale=0.8), federation((4, 4)), 0.01
     options: dict[str, Any] = {
         "loss": "sum",
-        "tau": 1.0,
-        "gamma": 1.0,
+        "kl_weight": 1.0,
+        "prior_weight": 1.0,
         "steps": 1,
         "batch_size": None,
         "optimizer": SGD(lr),
@@ -333,7 +333,7 @@ def test_o10_the_amortized_elbo_is_below_the_optimum(way: str) -> None:
     data = wide((6, 9))
     settings: dict[str, Any] = {
         "loss": "sum",
-        "tau": 1.0,
+        "kl_weight": 1.0,
         "steps": 20,
         "unit": "step",
         "batch_size": None,

@@ -1,8 +1,8 @@
 """Where a new client of each method starts, `personalize(rows, rounds=0)`: where the server says.
 
-Two properties, of every method and wrapper. A new client's params are a function of what the server sends:
-module weights that no client trained do not reach it. And its model is the server's: the slope that the
-clients' rows have, far from the module's own.
+Two properties, of every method and wrapper. A new client's params are a function of what the server
+sends: module weights that no client trained do not reach it. And its model is the server's: the
+slope that the clients' rows have, far from the module's own.
 """
 
 from __future__ import annotations
@@ -89,8 +89,20 @@ def hierarchy(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(batch.x[..., 0] * slope, 1.0), obs=batch.y)
 
 
-FAST: dict[str, Any] = {"lr": 0.3, "eta": 0.3, "lam": 1.0, "prox_steps": 2, "steps": 4}
-BAYES: dict[str, Any] = {"zeta": 0.1, "lr": 0.3, "eta": 0.3, "inner_steps": 1, "steps": 4}
+FAST: dict[str, Any] = {
+    "optimizer": SGD(0.3),
+    "global_optimizer": SGD(0.3),
+    "prox": 1.0,
+    "inner_steps": 2,
+    "steps": 4,
+}
+BAYES: dict[str, Any] = {
+    "kl_weight": 0.1,
+    "optimizer": Adam(0.3),
+    "global_optimizer": Adam(0.3),
+    "inner_steps": 1,
+    "steps": 4,
+}
 SVI: dict[str, Any] = {
     "optimizer": Adam(0.4),
     "local_optimizer": Adam(0.4),
@@ -99,7 +111,7 @@ SVI: dict[str, Any] = {
 }
 FEW: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 4}
 STEPS: dict[str, Any] = {**FEW, "unit": "step", "batch_size": 10}
-ABML: dict[str, Any] = {"lr": 0.3, "steps": 3, "draws": 1}
+ABML: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 3, "draws": 1}
 MAP: dict[str, Any] = {"optimizer": Adam(0.3), "steps": 3}
 LAST: dict[str, Any] = {"head": "1.", "batch_size": 20, "unit": "step"}
 METHODS: dict[str, Make] = {
@@ -175,9 +187,10 @@ METHODS: dict[str, Make] = {
         methods.fedsvi(personal(s), guides.delta, **SVI)
     ),
 }
-# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalization; of two_stage
-# a new client's factor is made from its rows, and draws without one come from the prior (test_two_stage.py); of
-# knn_per and fedpac, which fit classes, see test_knn_per.py, test_fedpac.py; of batch_normed, test_batch_normed.py.
+# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of
+# normalization; of two_stage a new client's factor is made from its rows, and draws without one
+# come from the prior (test_two_stage.py); of knn_per and fedpac, which fit classes, see
+# test_knn_per.py, test_fedpac.py; of batch_normed, test_batch_normed.py.
 ELSEWHERE = {"batch_normed", "fedvi", "fedbn", "fedpac", "knn_per", "two_stage"}
 
 

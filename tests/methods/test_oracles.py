@@ -151,7 +151,7 @@ def test_gradient_steps_reach_the_mode_within_monte_carlo_error() -> None:
         "unit": "step",
         "batch_size": None,
         "draws": 24,
-        "lr": 0.2,
+        "optimizer": SGD(0.2),
     }
     found = fit(fedabml(learned_prior, server="exact", **options), diagonal(), rounds=20).message
     m, s = torch.tensor([0.5, -0.5]), torch.tensor([0.7, 0.4])
@@ -167,7 +167,7 @@ def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> No
         "unit": "step",
         "batch_size": None,
         "server": "exact",
-        "lr": 0.05,
+        "optimizer": SGD(0.05),
     }
     fitted = fit(fedabml(at(START, personal=True), guides.delta, **options), clients(), rounds=1)
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
@@ -223,9 +223,16 @@ def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(
         gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + sd**2 * I2))
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
-            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, optimizer=SGD(lr), global_optimizer=SGD(0.5 * sd**2),
-            inner_steps=70, steps=1, unit="step", batch_size=None, draws=1,
-        )  # fmt: skip
+            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}),
+            guides.delta,
+            optimizer=SGD(lr),
+            global_optimizer=SGD(0.5 * sd**2),
+            inner_steps=70,
+            steps=1,
+            unit="step",
+            batch_size=None,
+            draws=1,
+        )
         after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
         assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
         distances.append(float((gls - pooled).norm()))

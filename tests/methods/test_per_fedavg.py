@@ -20,7 +20,7 @@ from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit, read, regression
 
 A = 0.1
-FULL: dict[str, Any] = {"inner_lr": A, "lr": 0.1, "batch_size": None}
+FULL: dict[str, Any] = {"inner_optimizer": SGD(A), "optimizer": SGD(0.1), "batch_size": None}
 
 
 def theta(fitted: hierfl.Fit) -> Tensor:
@@ -157,9 +157,9 @@ def test_predictions_are_one_step_from_theta(rounds: int) -> None:
 def test_refused() -> None:
     for wrong, text in (
         ({"meta": "second"}, "meta is 'second'"),
-        ({"inner_lr": -1.0}, "inner_lr is -1.0"),
-        ({"lr": 0.0}, "others above 0"),
-        ({"difference": 0.0}, "others above 0"),
+        ({"inner_optimizer": SGD(-1.0)}, "inner_optimizer is SGD"),
+        ({"inner_optimizer": SGD(0.1, 0.9)}, "without momentum, as a client is fitted by one"),
+        ({"difference": 0.0}, "must be above 0"),
     ):
         with pytest.raises(ValueError, match=text):
             per_fedavg(at(START), **wrong)

@@ -63,10 +63,10 @@ def assert_alike(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24"])
 def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any, way: str) -> None:
     common: dict[str, Any] = {
-        "lam": 2.0,
-        "lr": 0.02,
-        "eta": 0.03,
-        "prox_steps": 2,
+        "prox": 2.0,
+        "optimizer": SGD(0.02),
+        "global_optimizer": SGD(0.03),
+        "inner_steps": 2,
         "steps": 3,
         "batch_size": 2,
     }
@@ -161,12 +161,12 @@ def test_r4_mh_code_without_prior_and_memory_equals_per_fedavg_on_two_batches(wa
 def test_r5_a_gaussian_bregman_prior_equals_the_squared_distance(strategy: Any, way: str) -> None:
     """Mirror steps and Bregman's kernel give the same fit as a Normal of unit scale."""
     common: dict[str, Any] = {
-        "lam": 2.0,
+        "prox": 2.0,
         "steps": 3,
         "batch_size": 2,
-        "prox_steps": 2,
-        "lr": 0.02,
-        "eta": 0.02,
+        "inner_steps": 2,
+        "optimizer": SGD(0.02),
+        "global_optimizer": SGD(0.02),
     }
     data, run = federation((5, 3, 7)), dict[str, Any](rounds=2, seed=4, cohort=2)
     plain = learned(fit(pfedbred(gaussian_net(), strategy, **common), data, **run))
@@ -202,7 +202,8 @@ def line(batch: ClientBatch) -> None:
 def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
     """Against a loop over clients, of which one has fewer rows than two mini-batches and one fewer than one.
 
-    The first mini-batch is for the gradient ahead; the second for the gradient there, the inner steps and w.
+    The first mini-batch is for the gradient ahead; the second for the gradient there, the inner
+    steps and w.
     """
     lam, lr, eta, a, m, size, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 3
     data = federation((9, 3, 1))
@@ -366,8 +367,8 @@ def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
 def test_prox_of_a_linear_loss(name: str, way: str) -> None:
     """Oracle O7: prox = grad g(s - c / lam).
 
-    In the order of the priors: mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 / mu + c /
-    lam).
+    In the order of the priors: mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 /
+    mu + c / lam).
     """
     lam, mean = 4.0, MEANS[name].double()
     prior: BregmanPrior = getattr(bregman, name)()
@@ -452,7 +453,7 @@ def test_values_stay_in_their_domain(name: str) -> None:
 
 # ------------------------------------------------------------ client state and served models
 def test_fine_tuning_changes_only_the_served_model() -> None:
-    data, common = federation((5, 3, 7)), dict[str, Any](steps=2, batch_size=2, lam=2.0)
+    data, common = federation((5, 3, 7)), dict[str, Any](steps=2, batch_size=2, prox=2.0)
     method = pfedbred(gaussian_net(), **common)
     last = fine_tuned(method, unit="step", batch_size=2, when="every round", mirror=True)
     plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, last))
@@ -469,7 +470,13 @@ def test_all_train_and_some_are_averaged() -> None:
     Which clients are drawn changes from round to round.
     """
     data = federation((5, 3, 7, 2, 4))
-    common: dict[str, Any] = {"lam": 2.0, "lr": 0.05, "eta": 0.1, "steps": 2, "batch_size": None}
+    common: dict[str, Any] = {
+        "prox": 2.0,
+        "optimizer": SGD(0.05),
+        "global_optimizer": SGD(0.1),
+        "steps": 2,
+        "batch_size": None,
+    }
     method = pfedbred(gaussian_net(), "none", **common)
     whole = fit(method, data, rounds=1, seed=5)
     some = fit(averaging_some(method, share=0.5), data, rounds=1, seed=5)
@@ -498,7 +505,7 @@ def test_all_train_and_some_are_averaged() -> None:
 def test_a_client_not_yet_trained_gets_the_global_model_and_adapts() -> None:
     data, common = (
         federation((20, 30)),
-        dict[str, Any](lam=1.0, lr=0.05, steps=5, prox_steps=3, batch_size=None),
+        dict[str, Any](prox=1.0, optimizer=SGD(0.05), steps=5, inner_steps=3, batch_size=None),
     )
     fitted = fit(pfedbred(gaussian_net(), "mh", **common), data, rounds=2, cohort=1)
     new = federation((40, 40), seed=5)

@@ -164,7 +164,7 @@ def test_embeddings_follow_clients_names() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="embedding is 0"):
+    with pytest.raises(ValueError, match="embedding_size is 0"):
         pfedhn(at(START), embedding_size=0)
-    with pytest.raises(ValueError, match=r"clip is 0\.0"):
+    with pytest.raises(ValueError, match=r"clipping_norm is 0\.0"):
         pfedhn(at(START), clipping_norm=0.0)

@@ -31,12 +31,12 @@ def network() -> Any:
 
 METHODS: dict[str, Any] = {
     "fedem": lambda: methods.fedem(network(), components=2, batch_size=2),
-    "fedep": lambda: methods.fedep(spread, steps=1, points=8),
+    "fedep": lambda: methods.fedep(spread, steps=1, draws=8),
     "fedfomo": lambda: methods.fedfomo(network(), models=1, batch_size=2),
-    "fedlaplace": lambda: methods.fedlaplace(spread, points=8, corrections=1),
+    "fedlaplace": lambda: methods.fedlaplace(spread, settle_draws=8, weighting_rounds=1),
     "ifca": lambda: methods.ifca(network(), clusters=2, steps=1),
     "pfedhn": lambda: methods.pfedhn(network(), steps=1),
-    "pvi": lambda: methods.pvi(spread, points=8, steps=1),
+    "pvi": lambda: methods.pvi(spread, draws=8, steps=1),
     "two_stage": lambda: methods.two_stage(spread, draws=100),
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.methods import by_rows, fedavg, over_relaxed, scaffold
-from hierfl.optimizers import SGD
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import federation, fit, regression
@@ -27,7 +27,7 @@ def theta(fitted: hierfl.Fit) -> Tensor:
 
 def run(rounds: int, start: Tensor = START, **options: Any) -> hierfl.Fit:
     cohort, seed = options.pop("cohort", None), options.pop("seed", 0)
-    method = scaffold(at(start), **{"lr": LR, **FULL, **options})
+    method = scaffold(at(start), **{"optimizer": SGD(LR), **FULL, **options})
     return fit(method, clients(), rounds=rounds, cohort=cohort, seed=seed)
 
 
@@ -121,12 +121,14 @@ def test_with_equal_rows_the_first_round_is_fedavg_with_minibatches_too() -> Non
 
 
 def test_the_servers_step_size() -> None:
-    whole, half = (theta(run(1, server_lr=by)) - START for by in (1.0, 0.5))
+    whole, half = (theta(run(1, server_optimizer=SGD(by))) - START for by in (1.0, 0.5))
     assert torch.allclose(half, 0.5 * whole, atol=1e-14)
     method = over_relaxed(
         scaffold(at(START), optimizer=SGD(LR), server_optimizer=SGD(0.25), **FULL), 2.0
     )
-    assert torch.allclose(theta(fit(method, clients(), rounds=3)), theta(run(3, server_lr=0.5)))
+    assert torch.allclose(
+        theta(fit(method, clients(), rounds=3)), theta(run(3, server_optimizer=SGD(0.5)))
+    )
 
 
 def test_new_clients_are_served_theta() -> None:
@@ -140,8 +142,11 @@ def test_refused() -> None:
     for wrong, text in (
         ({"option": "III"}, "option is 'III': it must be 'I' or 'II'"),
         ({"weights": "n"}, "weights is 'n': it must be 'uniform' or 'rows'"),
-        ({"lr": 0.0}, "lr must be above 0"),
-        ({"server_lr": -1.0}, "server_lr 0 or more"),
+        ({"optimizer": SGD(0.0)}, "step size must be above 0"),
+        ({"optimizer": SGD(0.1, 0.9)}, "without momentum, as its corrections are gradients"),
+        ({"optimizer": Adam(0.1)}, "optimizer is Adam"),
+        ({"server_optimizer": SGD(1.0, 0.9)}, "server_optimizer is SGD"),
+        ({"server_optimizer": SGD(-1.0)}, "step size must be 0 or more"),
     ):
         with pytest.raises(ValueError, match=text):
             scaffold(at(START), **wrong)

@@ -25,7 +25,7 @@ from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
 
-SMALL: dict[str, Any] = {"points": 4, "weighed": 128, "enough": 30, "corrections": 2}
+SMALL: dict[str, Any] = {"settle_draws": 4, "draws": 128, "target_ess": 30, "weighting_rounds": 2}
 
 
 def visits(batch: ClientBatch) -> None:
@@ -192,9 +192,9 @@ def weighing_rounds(fitted: hierfl.Fit) -> list[int]:
     ("options", "sizes"),
     [
         ({}, [512]),
-        ({"enough": 10**9, "weighed": 1024, "corrections": 3}, [512, 1024, 1024]),
-        ({"enough": 10**9, "corrections": 1}, [512]),
-        ({"weighed": 128, "corrections": 2}, [128, 128]),
+        ({"target_ess": 10**9, "draws": 1024, "weighting_rounds": 3}, [512, 1024, 1024]),
+        ({"target_ess": 10**9, "weighting_rounds": 1}, [512]),
+        ({"draws": 128, "weighting_rounds": 2}, [128, 128]),
     ],
 )
 def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) -> None:
@@ -203,7 +203,7 @@ def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) 
     assert weighing_rounds(fitted) == sizes
     state = fitted.progress.server
     assert 0.75 * sum(sizes) < float(state["effective"]) <= sum(sizes)
-    assert fitted.message["params"]["_shared.points"].shape == (options.get("weighed", 4096), 1)
+    assert fitted.message["params"]["_shared.points"].shape == (options.get("draws", 4096), 1)
     close(state["draws"].mean(0), [1.8461538], 0.05)
     close(state["draws"].std(0), [0.46153846**0.5], 0.05)
 
@@ -300,7 +300,7 @@ def test_an_odd_number_of_points_is_refused() -> None:
 
 def test_a_poor_fit_gives_a_warning() -> None:
     server = fit(
-        fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12
+        fedlaplace(means, **{**SMALL, "weighting_rounds": 1}), three(), rounds=12
     ).federation.server
     state = {**server.state, "stage": torch.tensor(2)}
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 128), "lost": torch.zeros(())}

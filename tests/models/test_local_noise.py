@@ -144,8 +144,8 @@ def test_every_engine_makes_the_same_draws(engine: str, data: ClientData) -> Non
 def test_weights_are_not_sampled_where_outputs_are(data: ClientData) -> None:
     """Sampling the weights would be most of the work.
 
-    A graph in which draws are made has one cosine for every two normal numbers, so their sizes count the
-    draws.
+    A graph in which draws are made has one cosine for every two normal numbers, so their sizes
+    count the draws.
     """
     counts = []
     for local in (False, True):

@@ -436,7 +436,7 @@ def test_what_is_no_feature_far_from_unit_scale_is_not_warned_of() -> None:
 # ------------------------------------------------------------------ step sizes
 def test_step_sizes_are_those_of_the_method() -> None:
     assert step_sizes(methods.fedlaplace(right)) == ()
-    assert step_sizes(methods.fedsvi(right)) == ("optimizer", "local_optimizer", "client_lr")
+    assert step_sizes(methods.fedsvi(right)) == ("optimizer", "local_optimizer", "global_optimizer")
     net = models.network(torch.nn.Linear(2, 1), y="y")
     assert step_sizes(methods.fedavg(net)) == ("optimizer",)
     assert step_sizes(methods.over_relaxed(methods.fedavg(net))) == ("optimizer",)

@@ -227,7 +227,7 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     "no steps": (lambda: hierfl.methods.fedsvi(regression, global_steps=0), r"global_steps \(0\)"),
     "no particles": (
         lambda: hierfl.methods.fedsvi(regression, draws=0),
-        r"num_particles \(0\)",
+        r"draws \(0\)",
     ),
     "no rows a batch": (
         lambda: hierfl.methods.fedsvi(regression, batch_size=0),

@@ -206,8 +206,8 @@ REMADE: dict[str, Callable[[], Any]] = {
     "a model of one's own": lambda: fedsvi(regression, optimizer=Adam(0.1, betas=(0.5, 0.6))),
     "one under another name": lambda: fedsvi(scaled, own_guide),
     "fedavg": lambda: fedavg(regression, steps=3, prox=0.5, unit="epoch"),
-    "pfedme": lambda: pfedme(regression, lam=3.0),
-    "pfedbayes": lambda: pfedbayes(regression, zeta=3.0),
+    "pfedme": lambda: pfedme(regression, prox=3.0),
+    "pfedbayes": lambda: pfedbayes(regression, kl_weight=3.0),
     "a prior": lambda: fedsvi(models.regression("gaussian", prior_scale=dist.HalfNormal(2.0))),
     "tensors": lambda: fedsvi(models.regression("gaussian", prior_scale=torch.tensor([0.5, 2.0]))),
 }
@@ -266,17 +266,13 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
 def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import pyro, pyro.distributions as dist, hierfl\n"
-        "@hierfl.model\n"
-        "def my_model(batch):\n"
-        "    with batch.clients():\n"
-        "        w = pyro.sample('w', dist.Normal(0., 1.))\n"
-        "        with batch.data():\n"
-        "            pyro.sample('y', dist.Normal(w, 1.), obs=batch.y)\n"
-        "data = hierfl.ClientData.from_clients({'a': {'y': [1., 2.]}})\n"
-        "fit = hierfl.fit(hierfl.methods.fedsvi(my_model), data, rounds=1, settings=hierfl.Settings(compile=False))\n"
-        f"fit.save({str(tmp_path / 'run')!r})\n"
-        f"assert hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
+        "import pyro, pyro.distributions as dist, hierfl\n@hierfl.model\ndef my_model(batch):\n   "
+        " with batch.clients():\n        w = pyro.sample('w', dist.Normal(0., 1.))\n        with "
+        "batch.data():\n            pyro.sample('y', dist.Normal(w, 1.), obs=batch.y)\ndata = "
+        "hierfl.ClientData.from_clients({'a': {'y': [1., 2.]}})\nfit = "
+        "hierfl.fit(hierfl.methods.fedsvi(my_model), data, rounds=1, "
+        f"settings=hierfl.Settings(compile=False))\nfit.save({str(tmp_path / 'run')!r})\nassert "
+        f"hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
     )
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
     with pytest.raises(

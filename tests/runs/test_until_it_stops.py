@@ -29,7 +29,12 @@ from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, three
 
 # two weighing rounds, of 512 and of 1,024 points
-SMALL: dict[str, Any] = {"points": 4, "weighed": 1024, "enough": 10**9, "corrections": 2}
+SMALL: dict[str, Any] = {
+    "settle_draws": 4,
+    "draws": 1024,
+    "target_ess": 10**9,
+    "weighting_rounds": 2,
+}
 
 
 def same(one: hierfl.Fit, other: hierfl.Fit) -> None:

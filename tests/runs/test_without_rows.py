@@ -29,7 +29,7 @@ def personal() -> Method:
     model = models.bayesian_network(
         net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
     )
-    return pfedme(model, steps=1, prox_steps=2)
+    return pfedme(model, steps=1, inner_steps=2)
 
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -38,10 +38,10 @@ METHODS: dict[str, Callable[[], Method]] = {
     "not centered": lambda: fedsvi(models.regression("poisson", y="visits")),
     "fedlaplace": lambda: fedlaplace(
         models.regression("bernoulli", y="ill", intercept=None),
-        points=8,
-        weighed=64,
-        enough=8,
-        corrections=1,
+        settle_draws=8,
+        draws=64,
+        target_ess=8,
+        weighting_rounds=1,
     ),
     "pfedme": personal,
 }
