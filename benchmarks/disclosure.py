@@ -1,18 +1,18 @@
 """What one update discloses of its client's rows: `python -m benchmarks.disclosure [--search] [method ...]`.
 
-For each method and number of rows, an attacker sees the server's message and one client's update of the first
-round, knows the method and the model, and tries to read the client's features off them.
+For each method and number of rows, an attacker sees the server's message and one client's update of
+the first round, knows the method and the model, and tries to read the client's features off them.
 
-Reading needs no computation. In a model that is linear in its features, the change of the slopes over the change of
-the intercept is the features of a row, if there is only one; the leading eigenvector of a precision or Hessian is
-the same. The table gives the distance of the nearest reading from the nearest row: the largest error of a feature,
-in its standard deviations, as the median over three clients. 0 is the row itself. Rows drawn at random are
-about 1.5 away.
+Reading needs no computation. In a model that is linear in its features, the change of the slopes
+over the change of the intercept is the features of a row, if there is only one; the leading
+eigenvector of a precision or Hessian is the same. The table gives the distance of the nearest
+reading from the nearest row: the largest error of a feature, in its standard deviations, as the
+median over three clients. 0 is the row itself. Rows drawn at random are about 1.5 away.
 
-With `--search` the attacker also knows the seed, the client's name and its labels. He looks by least squares for
-rows whose update, computed as the client computes it, is the one that he saw, as Zhu, Liu and Han 2019
-(arXiv:1906.08935) do for gradients. The table then gives the share of rows recovered to within 0.05. Zero means
-that this attack failed, not that no attack succeeds.
+With `--search` the attacker also knows the seed, the client's name and its labels. He looks by
+least squares for rows whose update, computed as the client computes it, is the one that he saw, as
+Zhu, Liu and Han 2019 (arXiv:1906.08935) do for gradients. The table then gives the share of rows
+recovered to within 0.05. Zero means that this attack failed, not that no attack succeeds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _personal(scale: Literal["learned"] | float = 1.0) -> Model:
 
 
 def _mapped() -> Model:
-    return models.map_network(_network(), likelihood=models.likelihood.bernoulli())
+    return models.learned_prior_network(_network(), likelihood=models.likelihood.bernoulli())
 
 
 METHODS: dict[str, Callable[[], Method]] = {

@@ -2,11 +2,11 @@
 
     python -m benchmarks.speed [W1 ...] [--quick] [--way WAY] [--peers DIR] [--write]
 
-Every way runs in its own process. The ways take turns (A B C A B C ...), running a block of rounds each, so
-that a busy minute of the machine affects all of them. A ratio compares blocks of the same turn; the median
-over turns is shown. Ratios "to loop" are to the better of the plain PyTorch loops with one thread and with
-two. The last line printed is one JSON object: way -> ratio_to_loop, ratio_to_vmap_compile, seconds, rss_mb,
-compile_s.
+Every way runs in its own process. The ways take turns (A B C A B C ...), running a block of rounds
+each, so that a busy minute of the machine affects all of them. A ratio compares blocks of the same
+turn; the median over turns is shown. Ratios "to loop" are to the better of the plain PyTorch loops
+with one thread and with two. The last line printed is one JSON object: way -> ratio_to_loop,
+ratio_to_vmap_compile, seconds, rss_mb, compile_s.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def fedavg(work: Workload) -> Method:
 
 def fedmap(work: Workload) -> Method:
     """Return MAP with a Gaussian prior on every weight, whose mean is the server's."""
-    model = models.map_network(work.module(), prior=models.map_priors.Isotropic(1.0))
+    model = models.learned_prior_network(work.module(), prior=models.learned_priors.Isotropic(1.0))
     return methods.fedmap(
         model, optimizer=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch
     )
@@ -70,8 +70,8 @@ def fedmap(work: Workload) -> Method:
 def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> Method:
     """Return FedABML: a mean-field posterior of every weight, one draw, and the KL in closed form.
 
-    Each mini-batch also takes a step on the prior. With the default link, scales are exponentials as in the
-    paper.
+    Each mini-batch also takes a step on the prior. With the default link, scales are exponentials
+    as in the paper.
     """
     model = models.bayesian_network(
         work.module(), prior_scale="learned", scale_link=link, local_reparameterization=local
@@ -161,7 +161,8 @@ def serve(workload: str, way: str) -> None:
 def respond(run: Iterator[None]) -> None:
     """Print the seconds of the first round; then answer requests for more rounds, one per line of the input.
 
-    A line is a number of rounds to run. The answer is one line of JSON: seconds per round, and memory in MB.
+    A line is a number of rounds to run. The answer is one line of JSON: seconds per round, and
+    memory in MB.
     """
     began = time.perf_counter()
     next(run)
@@ -213,7 +214,8 @@ def start(workload: str, way: str, cache: str) -> Worker:
     command = [sys.executable, "-m", "benchmarks.speed", "--serve", workload, way]
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     if way in BY_HAND:
-        # The value is glibc's default. If any tunable is set, hierfl leaves the C library's allocator alone.
+        # The value is glibc's default. If any tunable is set, hierfl leaves the C library's
+        # allocator alone.
         env["GLIBC_TUNABLES"] = "glibc.malloc.arena_test=8"
     else:
         env.setdefault("GOMP_SPINCOUNT", "1000")  # as the `hierfl` command does
@@ -397,11 +399,13 @@ def written(all_found: Sequence[Measured], load: float) -> str:
     lines = [
         "# Speed",
         "",
-        f"Written by `python -m benchmarks.speed --write` on {machine()}; load before the run: {load:.1f}.",
+        f"Written by `python -m benchmarks.speed --write` on {machine()}; load before the run: "
+        f"{load:.1f}.",
         "",
     ]
     lines += [
-        "Ratios are medians over turns, of blocks of rounds that ran one after another. The loop is the",
+        "Ratios are medians over turns, of blocks of rounds that ran one after another. The loop "
+        "is the",
         "better of the two loops in the same turn.",
     ]
     for found in all_found:

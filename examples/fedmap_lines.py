@@ -17,7 +17,7 @@ from torch import nn
 
 import hierfl
 from hierfl.methods import ditto, fedmap
-from hierfl.models.map_priors import LearnedVariance
+from hierfl.models.learned_priors import LearnedVariance
 from hierfl.optimizers import SGD
 from hierfl.studies.lines import fedmap_lines, least_squares
 
@@ -31,7 +31,7 @@ def main(rounds: int = 30, figure: str | None = None) -> None:
     prior = LearnedVariance()
     # The negative log density is (y - f)^2 plus a constant: the paper's loss.
     squared = hierfl.models.likelihood.normal(math.sqrt(0.5))
-    model = hierfl.models.map_network(nn.Linear(1, 1), prior=prior, likelihood=squared)
+    model = hierfl.models.learned_prior_network(nn.Linear(1, 1), prior=prior, likelihood=squared)
     methods = {
         "10 gradient steps": fedmap(model, newton_steps=1, server="gradient"),
         "exact": fedmap(model, newton_steps=1, server=prior.best),

@@ -2,7 +2,8 @@
 
 Usage: `python examples/fedmap_synthetic.py [--smoke]`.
 
-`hierfl compare examples/studies/fedmap-tables.toml` is the full study, with tuned step sizes and more methods.
+`hierfl compare examples/studies/fedmap-tables.toml` is the full study, with tuned step sizes and
+more methods.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 import hierfl
 from hierfl.comparisons.scores import balanced
-from hierfl.models.map_priors import Isotropic
+from hierfl.models.learned_priors import Isotropic
 from hierfl.optimizers import Adam
 from hierfl.studies.synthetic_clients import synthetic_clients
 
@@ -30,7 +31,9 @@ def main(rounds: int = 20, rows: int = 2000) -> None:
     common = hierfl.models.network(net, likelihood=likelihood)
     # Clients differ most in the first layer, so its prior is the wider one.
     loose_then_tight = {"0.": Isotropic(120.0), "": Isotropic(5.0)}
-    personal = hierfl.models.map_network(net, prior=loose_then_tight, likelihood=likelihood)
+    personal = hierfl.models.learned_prior_network(
+        net, prior=loose_then_tight, likelihood=likelihood
+    )
     methods = {
         "Individual": hierfl.methods.local_only(
             common, optimizer=adam, steps=5, unit="epoch", batch_size=64

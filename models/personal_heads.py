@@ -14,8 +14,8 @@ from hierfl.core import noise
 from hierfl.core.misspelled import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
+from hierfl.models.learned_priors import Penalized
 from hierfl.models.likelihood import Likelihood, as_likelihood
-from hierfl.models.map_priors import Penalized
 from hierfl.models.observe import field, observe
 
 Merge = Callable[[Tensor, Tensor], Tensor]
@@ -33,23 +33,23 @@ class PersonalHeads:
     Sites and params:
 
     * `embedding.<tensor>` (*shape), global params: the weights of E.
-    * `head.weight` (features - local_features, outputs) and `head.bias` (outputs,), global params: the dense
-      layer G.
+    * `head.weight` (features - local_features, outputs) and `head.bias` (outputs,), global params:
+      the dense layer G.
     * `beta` (C, 1, local_features, outputs), a local site.
     * `bias` (C, 1, outputs), a local site under a flat prior, to be inferred as a point.
     * `global_prior`, a global factor, where `global_scale` is given.
     * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        embedding: maps rows (B, ...) to (B, features). Dropout must be off: the posterior is already a source
-            of noise.
+        embedding: maps rows (B, ...) to (B, features). Dropout must be off: the posterior is
+            already a source of noise.
         outputs: number of outputs: classes, or whatever the likelihood takes.
         features: number of features of the embedding. Default: the paper's.
         local_features: how many of them, the last ones, the local heads read. Default: the paper's.
         prior_scale: standard deviation of beta, > 0. Default None: Glorot's
             sqrt(2 / (local_features + outputs)), which the paper calls the initializer's.
-        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
-            of batch shape (C, B). Default `categorical()`.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) ->
+            distribution` of batch shape (C, B). Default `categorical()`.
         merge: combines the outputs of G and of the local head. Default: their sum, as in the paper.
         global_scale: standard deviation of a Normal prior of the global params, for `gamma` > 0 in
             `hierfl.methods.fedvi`. Default None: a flat prior.
@@ -57,8 +57,8 @@ class PersonalHeads:
         y: name of the field of labels.
 
     Raises:
-        ValueError: `local_features` leaves no feature to G or to the local heads; or `bayesian_network` does
-            not accept the embedding.
+        ValueError: `local_features` leaves no feature to G or to the local heads; or
+            `bayesian_network` does not accept the embedding.
 
     Reference: Section 5 of Vedadi et al. 2023, arXiv:2305.13672.
     """

@@ -96,7 +96,7 @@ def personal(scale: Any = 1.0) -> Any:
 def mapped(prior: Any = None) -> Any:
     """Return FedMAP's network."""
     options = {} if prior is None else {"prior": prior}
-    return models.map_network(net(), likelihood=models.likelihood.normal(1.0), **options)
+    return models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0), **options)
 
 
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 2}
@@ -185,7 +185,7 @@ CASES: dict[str, Callable[[], Method]] = {
     ),
     "fedmap": lambda: methods.fedmap(mapped(), steps=2, batch_size=2),
     "fedmap gradient": lambda: methods.fedmap(
-        mapped(models.map_priors.LearnedVariance()), server="gradient", steps=2
+        mapped(models.learned_priors.LearnedVariance()), server="gradient", steps=2
     ),
     "fedmap likelihood": lambda: methods.fedmap(
         mapped(), weights="mean-likelihood", init="client", restart="global", steps=2

@@ -27,7 +27,8 @@ def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
 
     Args:
         fit: whose rows the bound is taken on.
-        prior: the fit that everything above the clients was learned in; None: it is that of the model.
+        prior: the fit that everything above the clients was learned in; None: it is that of the
+            model.
 
     Raises:
         ValueError: as above.
@@ -35,13 +36,14 @@ def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
     learned = [spec.name for spec in learned_params(fit) if prior is None or spec.is_local]
     if learned and prior is None:
         raise ValueError(
-            f"the model learns '{learned[0]}' from the same rows, so that its prior is not fixed before "
-            f"them and no bound holds: learn it from some rows and take the bound on others, {SPLIT}"
+            f"the model learns '{learned[0]}' from the same rows, so that its prior is not fixed "
+            "before them and no bound holds: learn it from some rows and take the bound on "
+            f"others, {SPLIT}"
         )
     if learned:
         raise ValueError(
-            f"the model learns '{learned[0]}' of each client from the rows of the bound, a point whose KL "
-            f"is infinite: make it a latent site (pyro.sample)"
+            f"the model learns '{learned[0]}' of each client from the rows of the bound, a point "
+            "whose KL is infinite: make it a latent site (pyro.sample)"
         )
     if prior is not None:
         expect_fit(prior, "prior")
@@ -58,13 +60,13 @@ def _check_split(fit: Snapshot, prior: Snapshot) -> None:
     )
     if not same:
         raise ValueError(
-            f"the fit has learned since the prior was fixed: only clients' own sites may be inferred "
-            f"from the rows of the bound, {SPLIT}"
+            "the fit has learned since the prior was fixed: only clients' own sites may be "
+            f"inferred from the rows of the bound, {SPLIT}"
         )
     if _within(fit.federation.data, prior.federation.data):
         raise ValueError(
-            f"all rows of the bound are among those that the prior was learned from: keep some apart, "
-            f"data.split(0.5, seed=0), and {SPLIT}"
+            "all rows of the bound are among those that the prior was learned from: keep some "
+            f"apart, data.split(0.5, seed=0), and {SPLIT}"
         )
 
 
@@ -101,8 +103,8 @@ def _check_factors(fit: Snapshot) -> None:
     for name, site in samples(trace):
         if name not in latent and not is_likelihood(site):
             raise ValueError(
-                f"site '{name}' is a factor or an observation of the prior, which then has no normalized "
-                f"density to take a KL from: write it as a latent site (pyro.sample)"
+                f"site '{name}' is a factor or an observation of the prior, which then has no "
+                "normalized density to take a KL from: write it as a latent site (pyro.sample)"
             )
 
 
@@ -122,12 +124,12 @@ def _check_spread(fit: Snapshot, *, shared: bool) -> None:
         values = (drawn.own if site.is_local else drawn.shared)[site.name]
         if (site.is_local or shared) and bool((values == values[:1]).all()):
             raise ValueError(
-                f"the guide of '{fit.method.name}' places site '{site.name}' at a point, whose KL from any "
-                f"prior with a density is infinite: fit with a guide that spreads (guides.conditional, "
-                f"structured, mean_field)"
+                f"the guide of '{fit.method.name}' places site '{site.name}' at a point, whose KL "
+                "from any prior with a density is infinite: fit with a guide that spreads "
+                "(guides.conditional, structured, mean_field)"
             )
     if shared and already_weighted(fit):
         raise ValueError(
-            f"{fit.method.name} has resampled its draws, and the points have no density to take a KL from: fit "
-            f"with fedlaplace(..., corrections=0)"
+            f"{fit.method.name} has resampled its draws, and the points have no density to take a "
+            "KL from: fit with fedlaplace(..., weighting_rounds=0)"
         )

@@ -48,9 +48,9 @@ def fedmap(
     """Return FedMAP of a hierarchical program, by point estimates.
 
     Args:
-        model: `hierfl.models.map_network(module, prior=...)`, or any program of local sites whose
-            prior's mean is a global param. The `best` of a prior needs a param `theta.<name>` for
-            each site `w.<name>`.
+        model: `hierfl.models.learned_prior_network(module, prior=...)`, or any program of local
+            sites whose prior's mean is a global param. The `best` of a prior needs a param
+            `theta.<name>` for each site `w.<name>`.
         optimizer: of the client, started anew in each round. Step size and batch_size: as in the
             authors' code.
         steps: passes over the rows of a round, or mini-batches (`unit`).

@@ -1,11 +1,12 @@
 """Names that a saved recipe may hold, and what each of them stands for.
 
-A recipe records a public name, such as "hierfl.models.regression" or "pyro.distributions.Normal", never the
-module that happens to define it: modules may move, and runs saved before can still be loaded.
+A recipe records a public name, such as "hierfl.models.regression" or "pyro.distributions.Normal",
+never the module that happens to define it: modules may move, and runs saved before can still be
+loaded.
 
-The list is explicit. What it names makes a value and does nothing else, whatever the arguments are: it reads
-and writes no file, starts no process and runs no code that it is given. A user's own function has no public
-name (`hierfl.program.marked`).
+The list is explicit. What it names makes a value and does nothing else, whatever the arguments are:
+it reads and writes no file, starts no process and runs no code that it is given. A user's own
+function has no public name (`hierfl.program.marked`).
 """
 
 from __future__ import annotations
@@ -20,49 +21,52 @@ NAMES = {
     "hierfl.formulas": ("Column", "Constants", "Grouping", "Margin"),
     "hierfl.guides": tuple(
         (
-            "amortized conditional constructed delta diagonal_normal full_normal low_rank low_rank_normal "
-            "mean_field spline_flow structured unrolled"
+            "amortized conditional constructed delta diagonal_normal full_normal low_rank "
+            "low_rank_normal mean_field spline_flow structured unrolled"
         ).split()
     ),
     "hierfl.methods": tuple(
         (
-            "apfl averaging_some batch_normed bfi by_rows clustered_fl differentially_private ditto fedabml fedamp "
-            "fedavg fedbabu fedbn fedem fedep fedfomo fedlaplace fedmap fedpa fedpac fedpop fedrecon fedrep fedsvi "
-            "fedvi fine_tuned heur_fedamp ifca local_only knn_per over_relaxed per_fedavg pfedbayes pfedbred pfedhn "
-            "pfedme pvi quantized robust scaffold server_optimized two_stage"
+            "apfl averaging_some batch_normed bfi by_rows clustered_fl differentially_private "
+            "ditto fedabml fedamp fedavg fedbabu fedbn fedem fedep fedfomo fedlaplace fedmap "
+            "fedpa fedpac fedpop fedrecon fedrep fedsvi fedvi fine_tuned heur_fedamp ifca "
+            "local_only knn_per over_relaxed per_fedavg pfedbayes pfedbred pfedhn pfedme pvi "
+            "quantized robust scaffold server_optimized two_stage"
         ).split()
     ),
     "hierfl.methods.hypernetworks": ("Mlp",),
     "hierfl.models": tuple(
         (
-            "HeadedNetwork MemoryNetwork PersonalHeads batch_norm_network bayesian_network bregman_network "
-            "map_network mixture network regression"
+            "HeadedNetwork MemoryNetwork PersonalHeads batch_norm_network bayesian_network "
+            "bregman_network learned_prior_network mixture network regression"
         ).split()
     ),
     "hierfl.models.families": tuple(
         (
-            "bernoulli beta beta_binomial binomial categorical cumulative exponential gamma gaussian lognormal "
-            "negative_binomial piecewise_exponential poisson student weibull zero_inflated_poisson"
+            "bernoulli beta beta_binomial binomial categorical cumulative exponential gamma "
+            "gaussian lognormal negative_binomial piecewise_exponential poisson student weibull "
+            "zero_inflated_poisson"
         ).split()
     ),
     "hierfl.models.bregman": tuple("BregmanPrior bernoulli exponential gaussian poisson".split()),
     "hierfl.models.likelihood": tuple(
         "Bernoulli Likelihood bernoulli categorical normal poisson".split()
     ),
-    "hierfl.models.map_priors": tuple(
+    "hierfl.models.learned_priors": tuple(
         "InputConvex Isotropic LearnedNormal LearnedVariance Penalized".split()
     ),
     "hierfl.optimizers": tuple("SGD Adam TorchOptimizer".split()),
     # distributions of numbers alone; not those that take functions, search trees or compile code
     "pyro.distributions": tuple(
         (
-            "AffineBeta AsymmetricLaplace Bernoulli Beta BetaBinomial Binomial Categorical Cauchy Chi2 "
-            "ContinuousBernoulli Delta Dirichlet DirichletMultinomial Exponential FisherSnedecor Gamma "
-            "GammaPoisson GeneralizedPareto Geometric Gumbel HalfCauchy HalfNormal InverseGamma Kumaraswamy "
-            "LKJ LKJCholesky LKJCorrCholesky Laplace LogNormal Logistic LogisticNormal "
-            "LowRankMultivariateNormal Multinomial MultivariateNormal MultivariateStudentT NegativeBinomial "
-            "Normal OneHotCategorical OrderedLogistic Pareto Poisson SkewLogistic SoftAsymmetricLaplace "
-            "SoftLaplace Stable StudentT Uniform VonMises Weibull Wishart ZeroInflatedNegativeBinomial "
+            "AffineBeta AsymmetricLaplace Bernoulli Beta BetaBinomial Binomial Categorical Cauchy "
+            "Chi2 ContinuousBernoulli Delta Dirichlet DirichletMultinomial Exponential "
+            "FisherSnedecor Gamma GammaPoisson GeneralizedPareto Geometric Gumbel HalfCauchy "
+            "HalfNormal InverseGamma Kumaraswamy LKJ LKJCholesky LKJCorrCholesky Laplace "
+            "LogNormal Logistic LogisticNormal LowRankMultivariateNormal Multinomial "
+            "MultivariateNormal MultivariateStudentT NegativeBinomial Normal OneHotCategorical "
+            "OrderedLogistic Pareto Poisson SkewLogistic SoftAsymmetricLaplace SoftLaplace Stable "
+            "StudentT Uniform VonMises Weibull Wishart ZeroInflatedNegativeBinomial "
             "ZeroInflatedPoisson"
         ).split()
     ),

@@ -22,20 +22,22 @@ from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 
-# The numbers that a likelihood reads, v, for which two_stage is taken: a client's factor is a matrix of v x v, and it
-# is the mean of one such matrix for each of its rows, 80 KB at 100.
+# The numbers that a likelihood reads, v, for which two_stage is taken: a client's factor is a
+# matrix of v x v, and it is the mean of one such matrix for each of its rows, 80 KB at 100.
 MOST_READ = 100
-# The global numbers for which two_stage is taken: the server decomposes K x K matrices at each of its draws, and
-# 300 is also the limit of fedlaplace and pvi.
+# The global numbers for which two_stage is taken: the server decomposes K x K matrices at each of
+# its draws, and 300 is also the limit of fedlaplace and pvi.
 MOST_SHARED = 300
-# The unknowns of one client and the global level together, above which a guide is mean_field: `structured` keeps a
-# D x (K + D) matrix at each client, a million numbers here.
+# The unknowns of one client and the global level together, above which a guide is mean_field:
+# `structured` keeps a D x (K + D) matrix at each client, a million numbers here.
 MANY = 1000
-# Global times local numbers up to which fedlaplace takes seconds a round; above, it warns that it takes minutes.
+# Global times local numbers up to which fedlaplace takes seconds a round; above, it warns that it
+# takes minutes.
 SLOW = 1000
-# what a program may raise that two_stage or fedlaplace cannot differentiate; a ProgramError is a ValueError
+# what a program may raise that two_stage or fedlaplace cannot differentiate; a ProgramError is a
+# ValueError
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
-NETWORKS = frozenset({"bayesian_network", "network", "batch_norm_network", "map_network"})
+NETWORKS = frozenset({"bayesian_network", "network", "batch_norm_network", "learned_prior_network"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,8 @@ def choose(
     Args:
         model: a function of a `ClientBatch`.
         data: the clients' training rows.
-        settings: of the fit: what the server may see, and whether clients may be missing from a round.
+        settings: of the fit: what the server may see, and whether clients may be missing from a
+            round.
         cohort: clients a round, as in `hierfl.fit`.
         seed: of the run.
 
@@ -106,8 +109,8 @@ def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> Non
     if disclose == "sums" and method.discloses == "summaries":
         other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
         raise ValueError(
-            f"disclose is 'sums', and method '{method.name}' shows the server a summary of each client: take "
-            f"hierfl.methods.{other}(model)"
+            f"disclose is 'sums', and method '{method.name}' shows the server a summary of each "
+            f"client: take hierfl.methods.{other}(model)"
         )
 
 
@@ -118,8 +121,10 @@ def _of_params(model: Model, program: Program, learned: list[str]) -> Choice:
     made = _made_by(model)
     if isinstance(model, PersonalHeads):
         return _chosen(methods.fedvi(model), "the model is PersonalHeads, whose params are learned")
-    if made == "map_network":
-        return _chosen(methods.fedmap(model), "the model is map_network, whose prior is learned")
+    if made == "learned_prior_network":
+        return _chosen(
+            methods.fedmap(model), "the model is learned_prior_network, whose prior is learned"
+        )
     if made == "bregman_network":
         return _chosen(
             methods.pfedbred(model), "the model is bregman_network, whose prior is learned"

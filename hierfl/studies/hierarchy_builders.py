@@ -25,8 +25,8 @@ from hierfl.methods import (
     pfedme,
 )
 from hierfl.methods.fedmap_server import Best
-from hierfl.models import PersonalHeads, bayesian_network, map_network
-from hierfl.models.map_priors import InputConvex, Isotropic, LearnedVariance, MapPrior
+from hierfl.models import PersonalHeads, bayesian_network, learned_prior_network
+from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedPrior, LearnedVariance
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import Model
 from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
@@ -102,23 +102,23 @@ def a_fedmap(
         hidden: widths of the convex penalty's layers.
         **settings: of the method; the server "best" is the prior's exact minimizer.
     """
-    priors: dict[str, MapPrior] = {
+    priors: dict[str, LearnedPrior] = {
         "isotropic": Isotropic(variance),
         "variance": LearnedVariance(),
         "convex": InputConvex(tuple(hidden)),
     }
     if prior not in priors:
         raise ValueError(f"prior is {prior!r}; it must be one of {', '.join(priors)}")
-    chosen: MapPrior | dict[str, MapPrior] = priors[prior]
+    chosen: LearnedPrior | dict[str, LearnedPrior] = priors[prior]
     if first_variance:
         chosen = {f"{first_of(net)}.": Isotropic(first_variance), "": priors[prior]}
     if settings.get("server") == "best":
         settings["server"] = _best(prior, priors[prior])
-    model = map_network(net, prior=chosen, likelihood=b.likelihood)
+    model = learned_prior_network(net, prior=chosen, likelihood=b.likelihood)
     return fedmap(model, **local(b, optimizer=Adam(lr)) | settings)
 
 
-def _best(name: str, prior: MapPrior) -> Best:
+def _best(name: str, prior: LearnedPrior) -> Best:
     """Return the exact minimizer of a prior, as FedMAP's server takes it."""
     best: Best | None = getattr(prior, "best", None)
     if best is None:

@@ -268,7 +268,7 @@ def test_what_has_no_bound_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="places site 'slope' at a point"):
         pac_bayes(point.personalize(federation(seed=1), rounds=1), prior=point)
     resampled = fit(fedlaplace(means, draws=64, weighting_rounds=1), three(), rounds=6)
-    with pytest.raises(ValueError, match=r"fedlaplace\(..., corrections=0\)"):
+    with pytest.raises(ValueError, match=r"fedlaplace\(..., weighting_rounds=0\)"):
         pac_bayes(resampled, clip=(0.0, 5.0))
     with pytest.raises(ValueError, match="site 'pull' is a factor"):
         pac_bayes(fit(fedsvi(penalized, guides.mean_field), data, rounds=1))

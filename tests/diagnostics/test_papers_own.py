@@ -24,7 +24,7 @@ from hierfl.diagnostics import (
 from hierfl.engine.client_store import taken
 from hierfl.guides import delta
 from hierfl.methods import fedavg, fedmap, fedsvi, pfedme
-from hierfl.models import bayesian_network, map_network, network
+from hierfl.models import bayesian_network, learned_prior_network, network
 from hierfl.models.likelihood import normal
 from hierfl.posterior.new_clients import predict_from_prior
 from hierfl.posterior.prediction import Prediction
@@ -130,7 +130,9 @@ def test_effective_clients_of_equal_and_of_dominant_weights() -> None:
 def test_the_history_of_fedmap_has_effective_clients() -> None:
     data = federation()
     fitted = fit(
-        fedmap(map_network(line(), likelihood=normal(1.0)), weights="rows"), data, rounds=1
+        fedmap(learned_prior_network(line(), likelihood=normal(1.0)), weights="rows"),
+        data,
+        rounds=1,
     )
     assert fitted.history["effective_clients"][0] == pytest.approx(
         effective_clients(data.counts.log())

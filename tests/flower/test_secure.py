@@ -146,10 +146,10 @@ def test_what_it_refuses(tmp_path: Path) -> None:
 
 
 def _map() -> Any:
-    from hierfl.models import map_network
+    from hierfl.models import learned_prior_network
     from hierfl.models.likelihood import normal
 
-    return map_network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    return learned_prior_network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
 
 
 def message(**configs: Any) -> Message:

@@ -145,7 +145,7 @@ METHODS: dict[str, Callable[[Any], Method]] = {
         personal(net), optimizer=SGD(0.05), global_optimizer=SGD(0.05), inner_steps=3, **FEW
     ),
     "fedmap": lambda net: methods.fedmap(
-        models.map_network(net), optimizer=Adam(0.02), steps=2, batch_size=12
+        models.learned_prior_network(net), optimizer=Adam(0.02), steps=2, batch_size=12
     ),
     "pfedbayes": lambda net: methods.pfedbayes(
         personal(net, "learned"),

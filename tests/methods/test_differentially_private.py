@@ -33,7 +33,7 @@ from hierfl.methods import (
 )
 from hierfl.methods.differentially_private import _shortened
 from hierfl.methods.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
-from hierfl.models import likelihood, map_network, network
+from hierfl.models import learned_prior_network, likelihood, network
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.engine.test_engines import _shared
@@ -247,7 +247,9 @@ def test_the_history_states_the_budget() -> None:
         (lambda: two_stage(regression), "uses what each client sends by itself"),
         (lambda: quantized(plain()), "leave quantized out"),
         (
-            lambda: fedmap(map_network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))),
+            lambda: fedmap(
+                learned_prior_network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))
+            ),
             "differentially_private",
         ),
         (lambda: averaging_some(plain(), share=0.5), "draw clients with fit"),

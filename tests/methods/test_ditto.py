@@ -14,9 +14,9 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import ditto, fedavg, fedmap, local_only
-from hierfl.models import map_network, network
+from hierfl.models import learned_prior_network, network
+from hierfl.models.learned_priors import Isotropic
 from hierfl.models.likelihood import normal
-from hierfl.models.map_priors import Isotropic
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
@@ -82,7 +82,7 @@ def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> No
     ^2 / (2 sigma^2).
     """
     data, line = federation(), torch.nn.Linear(2, 1)
-    prior = map_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
+    prior = learned_prior_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
     ours = fit(
         fedmap(prior, optimizer=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimizer=SGD(0.0)),
         data, rounds=2, **WAYS[way],

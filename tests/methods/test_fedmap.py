@@ -21,9 +21,9 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, LogShare
 from hierfl.methods import fedavg, fedmap, pfedme
-from hierfl.models import bayesian_network, map_network, network
+from hierfl.models import bayesian_network, learned_prior_network, network
+from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.models.likelihood import normal
-from hierfl.models.map_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import ProgramError, federation, fit
@@ -49,7 +49,7 @@ def net() -> nn.Module:
 
 
 def personal(prior: Any = Isotropic(0.5)) -> Any:  # noqa: B008 (frozen)
-    return map_network(net(), prior=prior, likelihood=normal(1.0))
+    return learned_prior_network(net(), prior=prior, likelihood=normal(1.0))
 
 
 # ------------------------------------------------------------ example A.4
@@ -120,7 +120,9 @@ def toy_method(**options: Any) -> hierfl.Method:
     with torch.no_grad():
         line.weight.fill_(0.3), line.bias.fill_(-0.2)
     return fedmap(
-        map_network(line, prior=LearnedVariance(), likelihood=SQUARED), newton_steps=1, **options
+        learned_prior_network(line, prior=LearnedVariance(), likelihood=SQUARED),
+        newton_steps=1,
+        **options,
     )
 
 
@@ -465,7 +467,7 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
     }
     line = nn.Linear(1, 1)
     method = fedmap(
-        map_network(line, likelihood=normal(0.5)),
+        learned_prior_network(line, likelihood=normal(0.5)),
         optimizer=SGD(0.01),
         steps=1,
         batch_size=None,
@@ -487,7 +489,7 @@ def test_a_warning_when_one_client_has_nearly_all_the_weight(
 ) -> None:
     line = nn.Linear(2, 1)
     method = fedmap(
-        map_network(line, likelihood=normal(0.05)),
+        learned_prior_network(line, likelihood=normal(0.05)),
         optimizer=SGD(1e-4),
         steps=1,
         weights="likelihood",
@@ -643,7 +645,7 @@ def test_unsupported_programs_are_refused() -> None:
     with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
         fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)
     with pytest.raises(
-        ProgramError, match=r"'w.at' has no such name: use hierfl.models.map_network"
+        ProgramError, match=r"'w.at' has no such name: use hierfl.models.learned_prior_network"
     ):
         fit(fedmap(at(START, personal=True), server=Isotropic().best), clients(), rounds=1)
     fixed = bayesian_network(

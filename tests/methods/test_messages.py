@@ -90,7 +90,7 @@ OTHERS: dict[
     ),
     "fedmap": (
         lambda: hierfl.methods.fedmap(
-            models.map_network(net(), likelihood=models.likelihood.normal(1.0))
+            models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0))
         ),
         {"clients": THETA},
     ),

@@ -71,7 +71,7 @@ def sampled(slope: float) -> Any:
 
 
 def mapped(slope: float) -> Any:
-    return models.map_network(net(slope), likelihood=normal(1.0))
+    return models.learned_prior_network(net(slope), likelihood=normal(1.0))
 
 
 def embedded(slope: float) -> Any:

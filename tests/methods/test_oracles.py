@@ -37,7 +37,7 @@ from hierfl.methods import (
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
-from hierfl.models.map_priors import LearnedVariance
+from hierfl.models.learned_priors import LearnedVariance
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients, stationary

@@ -67,7 +67,7 @@ def personal(scale: Any = 1.0) -> Any:
 
 
 def mapped() -> Any:
-    return models.map_network(net(), likelihood=models.likelihood.normal(1.0))
+    return models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0))
 
 
 def normed() -> Any:

@@ -54,7 +54,7 @@ MODELS: dict[str, Any] = {
     "counts": lambda: counts,
     "network": lambda: models.network(linear(), likelihood=NORMAL),
     "bayesian_network": lambda: models.bayesian_network(linear(), likelihood=NORMAL),
-    "map_network": lambda: models.map_network(linear(), likelihood=NORMAL),
+    "learned_prior_network": lambda: models.learned_prior_network(linear(), likelihood=NORMAL),
     "batch_norm_network": normed,
 }
 

@@ -35,7 +35,9 @@ EACH: dict[str, Callable[[], Method]] = {
     "ditto": lambda: methods.ditto(_shared(), batch_size=2),
     "local_only": lambda: methods.local_only(_shared(), batch_size=2),
     "fedmap": lambda: methods.fedmap(
-        models.map_network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
+        models.learned_prior_network(
+            torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)
+        ),
         batch_size=2,
     ),
     **{name: OTHERS[name][0] for name in ("fedbn", "fedvi")},

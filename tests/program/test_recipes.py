@@ -13,7 +13,7 @@ import torch
 
 import hierfl
 from hierfl import guides, methods, models, optimizers
-from hierfl.models import bregman, likelihood, map_priors
+from hierfl.models import bregman, learned_priors, likelihood
 from hierfl.program.public_names import NAMES, exported
 from hierfl.program.recipes import describe, remake
 from hierfl.program.sites import Family
@@ -77,7 +77,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "torch's optimizer": lambda: optimizers.TorchOptimizer(torch.optim.NAdam, {"lr": 0.01}),
     "likelihoods": lambda: (likelihood.categorical(), likelihood.normal(dist.HalfNormal(2.0))),
     "a likelihood of one's own": lambda: likelihood.Likelihood(dist.Poisson),
-    "priors of MAP": lambda: (map_priors.Isotropic(2.0), map_priors.LearnedVariance()),
+    "priors of MAP": lambda: (learned_priors.Isotropic(2.0), learned_priors.LearnedVariance()),
     "guides": lambda: (
         guides.mean_field,
         guides.structured(shared=guides.spline_flow, full=False),

@@ -17,7 +17,7 @@ import torch
 from hierfl import guides, methods
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
-from hierfl.models import map_network, network
+from hierfl.models import learned_prior_network, network
 from hierfl.models import regression as regression_of
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
@@ -199,7 +199,7 @@ def on_a_line(model: Callable[..., Any]) -> Any:
 
 OTHERS: dict[str, Callable[[ClientData], Fit]] = {
     "a prior that is a penalty": lambda d: fit(
-        methods.fedmap(on_a_line(map_network), weights="mean-likelihood"), d, rounds=1
+        methods.fedmap(on_a_line(learned_prior_network), weights="mean-likelihood"), d, rounds=1
     ),
     "no latent site": lambda d: fit(methods.ditto(on_a_line(network)), d, rounds=1),
     "the pooled engine": lambda d: fit(fedsvi(regression), d, rounds=2, engine="pooled"),

@@ -134,11 +134,11 @@ ROWS: dict[
         None,
         "some at each client",
     ),
-    "map_network": (
-        lambda: models.map_network(net(), likelihood=normal()),
+    "learned_prior_network": (
+        lambda: models.learned_prior_network(net(), likelihood=normal()),
         "fedmap",
         None,
-        "map_network",
+        "learned_prior_network",
     ),
     "bregman_network": (
         lambda: models.bregman_network(net(), models.bregman.gaussian(), likelihood=normal()),

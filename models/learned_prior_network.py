@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
+from hierfl.models.learned_priors import Isotropic, LearnedPrior
 from hierfl.models.likelihood import Likelihood, as_likelihood
-from hierfl.models.map_priors import Isotropic, MapPrior
 from hierfl.models.observe import field, observe
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
 @recorded
-def map_network(
+def learned_prior_network(
     module: nn.Module,
     *,
-    prior: MapPrior | Mapping[str, MapPrior] = Isotropic(),  # noqa: B008 (frozen)
+    prior: LearnedPrior | Mapping[str, LearnedPrior] = Isotropic(),  # noqa: B008 (frozen)
     likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None = None,
     x: str = "x",
     y: str = "y",
@@ -33,33 +33,35 @@ def map_network(
 
     Sites and params, for a tensor `0.weight` of the module:
 
-    * `theta.0.weight` (*shape), a global param, and the other global params that its prior declares.
+    * `theta.0.weight` (*shape), a global param, and the other global params that its prior
+      declares.
     * `w.0.weight` (C, 1, *shape), a local site.
     * `hyper`, a global factor: minus the priors' penalties on their own params.
     * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
         module: as for `bayesian_network`.
-        prior: `Isotropic`, `LearnedVariance`, `LearnedNormal` or `InputConvex` of `hierfl.models.map_priors`,
-            or another `MapPrior`. Or a mapping from prefixes of tensor names to priors: the first prefix that
-            fits applies, and "" fits every name. Default `Isotropic()`.
-        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
-            of batch shape (C, B). Default `categorical()`.
+        prior: `Isotropic`, `LearnedVariance`, `LearnedNormal` or `InputConvex` of
+            `hierfl.models.learned_priors`, or another `LearnedPrior`. Or a mapping from prefixes of
+            tensor names to priors: the first prefix that fits applies, and "" fits every name.
+            Default `Isotropic()`.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) ->
+            distribution` of batch shape (C, B). Default `categorical()`.
         x: name of the field of inputs.
         y: name of the field of labels.
 
     Raises:
         ValueError: `bayesian_network` does not accept the module, or a tensor has no prior.
 
-    >>> map_network(nn.Linear(2, 3)).__name__
-    'map_network'
+    >>> learned_prior_network(nn.Linear(2, 3)).__name__
+    'learned_prior_network'
     """
     net = frozen_copy(module)
     tensors = weights(net)
     priors = {name: _prior_of(prior, name) for name in tensors}
     given_output = as_likelihood(likelihood)
 
-    def map_network(batch: ClientBatch) -> None:
+    def learned_prior_network(batch: ClientBatch) -> None:
         label = given_output()
         above = {name: priors[name].above(name, start) for name, start in tensors.items()}
         pyro.factor(
@@ -73,10 +75,10 @@ def map_network(
             with batch.data():
                 observe(y, label(output), batch)
 
-    return map_network
+    return learned_prior_network
 
 
-def _prior_of(prior: MapPrior | Mapping[str, MapPrior], name: str) -> MapPrior:
+def _prior_of(prior: LearnedPrior | Mapping[str, LearnedPrior], name: str) -> LearnedPrior:
     """Return the prior of the tensor `name`."""
     if not isinstance(prior, Mapping):
         return prior

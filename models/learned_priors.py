@@ -1,10 +1,10 @@
 """Learned priors of local weights, as in FedMAP; some of them are penalties and not densities.
 
-Each is a frozen dataclass with three functions of one tensor: `above(name, start)` declares the global
-params, `given(above)` returns the prior of a client's local tensor, and `hyper(above)` is a penalty on the
-global params themselves. Where there is a closed form, `best(gamma, mean, spread)` returns the global params
-that minimize the weighted mean of -log prior over clients, given the mean of the clients' tensors and their
-variance about it.
+Each is a frozen dataclass with three functions of one tensor: `above(name, start)` declares the
+global params, `given(above)` returns the prior of a client's local tensor, and `hyper(above)` is a
+penalty on the global params themselves. Where there is a closed form, `best(gamma, mean, spread)`
+returns the global params that minimize the weighted mean of -log prior over clients, given the mean
+of the clients' tensors and their variance about it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ from hierfl.core.misspelled import spelled
 from hierfl.models.input_convex import InputConvex
 from hierfl.models.penalized import Above, Penalized, center_param
 
-__all__ = ["InputConvex", "Isotropic", "LearnedNormal", "LearnedVariance", "MapPrior", "Penalized"]
+__all__ = [
+    "InputConvex",
+    "Isotropic",
+    "LearnedNormal",
+    "LearnedPrior",
+    "LearnedVariance",
+    "Penalized",
+]
 
 
-class MapPrior(Protocol):
+class LearnedPrior(Protocol):
     """A prior of the clients' local tensors, with global params that are learned."""
 
     def above(self, name: str, start: Tensor) -> Above:
@@ -94,8 +101,8 @@ class LearnedVariance:
         R = sum_j alpha(s_j)/2 (w_j - theta_j)^2 + eps (s_j^2 + theta_j^2),    alpha(s) = 1 / (s + c),  s > -c
 
     R lacks the normalizer of a Normal, so it is no density and s is not a variance. At the optimum
-    s (s + c)^2 = V / (4 eps), with V the variance of the clients' weights about theta, so that eps determines
-    s. For a prior that learns a variance use `LearnedNormal`.
+    s (s + c)^2 = V / (4 eps), with V the variance of the clients' weights about theta, so that eps
+    determines s. For a prior that learns a variance use `LearnedNormal`.
 
     Args:
         c: > 0. Default: that of A.4 of the paper.
@@ -155,9 +162,10 @@ class LearnedNormal:
 
         w_k ~ Normal(theta, v)
 
-    The joint mode in (w, v) is degenerate: v is 0 and all clients are alike. Therefore v has a scaled inverse
-    chi-squared hyper-prior. It acts like additional clients at the distance `typical` from theta, with the
-    total weight `strength`, where the weights of the actual clients sum to 1.
+    The joint mode in (w, v) is degenerate: v is 0 and all clients are alike. Therefore v has a
+    scaled inverse chi-squared hyper-prior. It acts like additional clients at the distance
+    `typical` from theta, with the total weight `strength`, where the weights of the actual clients
+    sum to 1.
 
     Args:
         start: v before the first round, > 0.
