@@ -11,6 +11,7 @@ from hierfl.diagnostics.calibration import (
     equal_mass,
     interval_coverage,
 )
+from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.coherence import Coherence, client_slopes, coherence, loss_deviations
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.generalization import Gap, effective_clients, generalization_gap
@@ -35,6 +36,7 @@ __all__ = [
     "AgainstNuts",
     "Audit",
     "CalibrationError",
+    "Check",
     "Coherence",
     "Convergence",
     "Corrected",

@@ -16,6 +16,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.nuts import Reference, nuts
+from hierfl.diagnostics.thresholds import R_HAT
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot, expect_fit
@@ -23,7 +24,6 @@ from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite, Model
 
-R_HAT = 1.05  # above it NUTS itself has not converged
 LEAST_DRAWS = 50  # for a standard deviation
 
 

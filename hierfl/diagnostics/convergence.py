@@ -22,9 +22,9 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.local_integrals import unseen_error
+from hierfl.diagnostics.thresholds import LEAST_EFFECTIVE
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
-    LEAST_EFFECTIVE,
     Answer,
     Moments,
     by_site,
@@ -119,9 +119,7 @@ def convergence(
         )
     if proposals < LEAST_PROPOSALS:
         raise ValueError(f"proposals is {proposals}: it must be {LEAST_PROPOSALS} or more")
-    if fit.federation.server.stops_itself and not fit.federation.server.finished(
-        fit.progress.server
-    ):
+    if _ended_early(fit):
         verdict = (
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
             f"finished. Allow more rounds; it stops by itself."
@@ -177,6 +175,17 @@ def _found(
         k_hat,
         effective,
     )
+
+
+def judged_by_history(fit: Snapshot) -> bool:
+    """Return whether the history alone decides, so that `convergence` weights no draws."""
+    return _ended_early(fit) or _own_weights(fit) is not None
+
+
+def _ended_early(fit: Snapshot) -> bool:
+    """Return whether the rounds ended before a self-stopping method was done."""
+    server = fit.federation.server
+    return server.stops_itself and not server.finished(fit.progress.server)
 
 
 def _own_weights(fit: Snapshot) -> tuple[float, float] | None:

@@ -10,8 +10,10 @@ from hierfl.core.arguments import shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
+from hierfl.diagnostics.check import Check
+from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.formula_tables import formula_tables, titled
-from hierfl.diagnostics.verdict import of_history, verdict
+from hierfl.diagnostics.verdict import evidence, of_history, verdict
 from hierfl.engine.rounds import chosen_of, is_corrected, left_out_of
 from hierfl.formulas.formula import Formula
 from hierfl.posterior.site_table import SiteTable, site_table
@@ -43,11 +45,12 @@ class Summary:
             and 95 % quantiles), NaN at point estimates; `shrinkage` of local sites, 0 where the client's own
             rows decide alone, 1 where they say nothing (`hierfl.posterior.shrinkage`). Networks of many numbers
             have one row for each statistic of each layer.
-        verdict: trustworthy, or why not, with the mend.
+        verdict: trustworthy, or why not, with the fix; below it, a line for each other warning of the checks.
         trustworthy: the same as a bool; None where it cannot be told.
         remarks: what the table leaves out.
         tables: the same numbers of a formula as they are printed, in brms's order, each table with its heading; ()
             of other models.
+        checks: those of `fit.report()` that need no further rows, with their answers.
     """
 
     title: str
@@ -56,6 +59,7 @@ class Summary:
     trustworthy: bool | None
     remarks: tuple[str, ...] = ()
     tables: tuple[tuple[str, pd.DataFrame], ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 @one_at_a_time
@@ -77,7 +81,8 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
             f"draws is {shown(draws)}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
         )
     table = site_table(fit, draws=draws, seed=seed)
-    judged = verdict(fit, table, seed=seed)
+    checks = checks_of_fit(evidence(fit, table, draws=draws, seed=seed))
+    judged = verdict(checks)
     data = fit.federation.data
     title = (
         f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds, "
@@ -88,7 +93,9 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
     if isinstance(model, Formula):
         title = f"{titled(model)}\n{title}"
     remarks = _remarks(fit, table)
-    return Summary(title, table.frame, judged.words, judged.trustworthy, remarks, tables)
+    return Summary(
+        title, table.frame, judged.words, judged.trustworthy, remarks, tables, tuple(checks)
+    )
 
 
 def _affordable(fit: Snapshot) -> int:

@@ -14,15 +14,12 @@ from torch.func import grad
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
+from hierfl.diagnostics.thresholds import FAR, LEAST_ROUNDS, NATS, SHARE
 from hierfl.method import step_sizes
 from hierfl.posterior.client_loop import at_each_draw, each_client
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
 
-LEAST_ROUNDS = 40  # to estimate a trend; the second half of them is used
-SHARE = 0.01  # the relative change that matters in a loss of unknown units, or that noise may hide
-NATS = 1.0  # the rise of an ELBO that matters: a factor e in the evidence
-FAR = 3.0  # standard errors that count as significant
 COLUMNS = ["size", "error", "ratio", "still"]
 
 State = Literal["unknown", "not finite", "rising", "falling", "hidden", "steep", "moving", "level"]

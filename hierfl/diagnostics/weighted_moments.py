@@ -14,27 +14,20 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Weights
+from hierfl.diagnostics.thresholds import ERRORS, LEAST_EFFECTIVE, OFF
 from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import check_density, check_labeled, weigh
 
 Answer = Literal["good", "not good", "cannot be judged"]
-INNER, MORE = (
-    4,
-    2,
-)  # draws of the local sites at each of the global ones; how many times that in the second round
-STRETCHED = (
-    8  # draws of the local sites, of which one is kept, where they are judged given the global ones
-)
+INNER, MORE = 4, 2  # local draws at each global one; how many times as many in the second round
+STRETCHED = 8  # local draws, of which one is kept, where they are judged given the global ones
 CLIENT_DRAWS = 40_000  # clients x draws of a round, above which draws are fewer
 ROUNDS = 2  # the guide's own draws, and points of a t fitted to them
 FEWER = 250  # draws of a round, however many the clients
 MOST_NUMBERS = 5 * 10**7  # of all draws together
 SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, is rounding
-LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7 %
-OFF = 0.2  # of a standard deviation: a guide that is farther off is not good
-ERRORS = 1.0  # standard errors that count as well where a ratio is judged: what may be off is not called good
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +207,8 @@ def _compared(
     off = target - mean
     sd = (share @ off.square()).sqrt()
     varies = target.std(0) > SMALL * target.abs().amax(0)
-    unit = torch.maximum(sd, SMALL * target.std(0)).clamp(
-        min=1e-300
-    )  # 0 if one draw has all weight
+    # sd is 0 if one draw has all weight
+    unit = torch.maximum(sd, SMALL * target.std(0)).clamp(min=1e-300)
     z = off / unit
     shift_error = (square @ z.square() + _mean_error(guide, unit)).sqrt()
     ratio_error = ((square @ (z.square() - 1.0).square()) / 4.0 + _sd_error(guide)).sqrt()

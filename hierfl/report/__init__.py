@@ -1,6 +1,5 @@
 """A report on a fit, as one HTML page: what was run, what was found, and every reason to distrust it."""
 
-from hierfl.report.blocks import Check
 from hierfl.report.page import Report, write
 
-__all__ = ["Check", "Report", "write"]
+__all__ = ["Report", "write"]

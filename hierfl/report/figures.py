@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 
 from hierfl import plots
 from hierfl.diagnostics import confidence
-from hierfl.report.blocks import Picture, listed, number, picture, share, style
+from hierfl.diagnostics.information import same_for_all
+from hierfl.diagnostics.wording import listed, number, share
+from hierfl.report.blocks import Picture, picture, style
 from hierfl.report.measurements import Entry, Measured
 
 WIDE, NARROW = 5.6, 4.5  # inches
@@ -69,7 +71,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
     with style():
         figure, ax = _figure(NARROW, min(7.0, 1.1 + (0.3 if named else 0.075) * len(names)))
         expected = entry.expected
-        if expected is not None and found.alike:
+        if expected is not None and same_for_all(found.fit):
             expected = expected.ravel()  # the same for every client
         plots.client_forest(ax, entry.draws, names, rows=rows, alone=entry.alone, expected=expected)
         ax.set_xlabel(entry.label)
@@ -176,14 +178,14 @@ def clients(found: Measured) -> Picture | None:
 
 def calibration(found: Measured) -> Picture | None:
     """Draw the calibration of probabilities, or the coverage of intervals; None without predictions."""
-    prediction = found.prediction
-    if prediction is None or (prediction.kind == "numeric" and found.replicates is None):
+    prediction = found.scored.prediction
+    if prediction is None or (prediction.kind == "numeric" and found.scored.replicates is None):
         return None
     with style():
         figure, ax = _figure(NARROW, 4.3)
         if prediction.kind == "numeric":
-            assert found.replicates is not None
-            plots.coverage(ax, found.replicates, prediction.known()[0])
+            assert found.scored.replicates is not None
+            plots.coverage(ax, found.scored.replicates, prediction.known()[0])
             alt = (
                 "Line chart: share of rows inside central predictive intervals, by the "
                 "probability of the interval."
@@ -215,10 +217,14 @@ def calibration(found: Measured) -> Picture | None:
 
 def rates(found: Measured) -> Picture | None:
     """Draw each client's mean label over its predictive interval; None if there are no such intervals."""
-    table = found.rates
-    if table is None or found.prediction is None:
+    table = found.scored.rates
+    if table is None or found.scored.prediction is None:
         return None
-    what = "event rate" if found.prediction.kind == "binary" else f"mean {found.prediction.site}"
+    what = (
+        "event rate"
+        if found.scored.prediction.kind == "binary"
+        else f"mean {found.scored.prediction.site}"
+    )
     few = len(table) <= 40
     with style():
         figure, ax = _figure(NARROW, 1.1 + 0.3 * len(table)) if few else _figure(WIDE, 3.2)
@@ -238,13 +244,13 @@ def rates(found: Measured) -> Picture | None:
 
 def strangers(found: Measured) -> Picture | None:
     """Draw the predictive entropies of own and of foreign rows; None without foreign rows."""
-    if found.foreign is None:
+    if found.scored.foreign is None:
         return None
     with style():
         figure, ax = _figure(NARROW, 3.0)
-        plots.entropies(ax, *found.foreign.entropies)
+        plots.entropies(ax, *found.scored.foreign.entropies)
         _legend(figure, ax)
-        own, foreign = (number(float(v.mean())) for v in found.foreign.entropies)
+        own, foreign = (number(float(v.mean())) for v in found.scored.foreign.entropies)
         alt = f"Densities of predictive entropy: own rows, mean {own} nats; foreign rows, mean {foreign}."
         return picture(
             figure,

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics import (
-    Convergence,
-    Corrected,
-    convergence,
-    corrected,
-    out_of_distribution,
+from hierfl.diagnostics import out_of_distribution
+from hierfl.diagnostics.checks import Evidence
+from hierfl.diagnostics.checks_of_predictions import Scored
+from hierfl.diagnostics.information import information
+from hierfl.diagnostics.verdict import (
+    LEAST_DRAWS,
+    NOT_FINITE,
+    NUMBERS,
+    expected_of,
+    k_hats_of,
+    run_of,
 )
 from hierfl.posterior.draws import Draws, posterior_draws
-from hierfl.posterior.new_clients import expected_of_clients
+from hierfl.posterior.learned import learned_params
 from hierfl.posterior.prediction import Prediction, predict, predict_at
 from hierfl.posterior.rows import replicate, sampled
 from hierfl.posterior.snapshot import Snapshot, expect_fit, restricted
-from hierfl.program.program import ProgramError
 from hierfl.report.measurements import Measured
-
-NUMBERS = 20_000_000  # most scalars that the draws may hold together: 160 MB
-
-
-LEAST_DRAWS = 50  # with fewer draws, the report does not describe the posterior
 
 
 def measure(
@@ -68,18 +66,20 @@ def measure(
     if prediction is not None and prediction.label is None:
         prediction = None
     counted = prediction is not None and prediction.kind != "categorical"
-    can_weigh = drawn is not None and size
-    return Measured(
+    scored = Scored(
         fit=fit,
-        draws=drawn,
-        expected=_expected(fit, few, seed) if drawn is not None and drawn.own else None,
-        alone={} if alone is None else _alone(fit, alone, seed),
         prediction=prediction,
         replicates=asked.replicates(rows) if counted else None,
         held_out=held_out is not None,
         foreign=strange,
-        weighed=_weigh(fit, draws, seed) if can_weigh else "there are no posterior draws to weight",
-        run=_judge(fit, seed),
+    )
+    expected = None if drawn is None else expected_of(fit, drawn, seed)
+    return Measured(
+        evidence=_evidence(fit, drawn, expected, seed),
+        scored=scored,
+        draws=drawn,
+        expected=expected,
+        alone={} if alone is None else _alone(fit, alone, seed),
     )
 
 
@@ -116,30 +116,25 @@ def _of(draws: Draws, few: Snapshot, fit: Snapshot) -> Draws:
     return Draws(draws.shared, {name: value[:, ids] for name, value in draws.own.items()})
 
 
-def _expected(fit: Snapshot, draws: int, seed: int) -> Mapping[str, Tensor] | None:
-    """Return draws of the global prior; None if the clients' prior cannot be drawn from."""
-    try:
-        return expected_of_clients(fit, draws=draws, seed=seed)
-    except (NotImplementedError, ProgramError):
-        return None  # FedMAP's prior is a penalty, not a distribution
-
-
-def _weigh(fit: Snapshot, draws: int, seed: int) -> Corrected | str:
-    """Return the importance weights of the guide's draws, or the reason why there are none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the page has its own warning for a high k-hat
-        try:
-            return corrected(fit, draws, proposals=max(draws, 200), inner=4, rounds=1, seed=seed)
-        except ValueError as error:
-            return str(error)
-
-
-def _judge(fit: Snapshot, seed: int) -> Convergence | str:
-    """Return the verdict on convergence, or the reason why there is none."""
-    try:
-        return convergence(fit, draws=16, seed=seed)
-    except ValueError as error:
-        return str(error)
+def _evidence(
+    fit: Snapshot, drawn: Draws | None, expected: Mapping[str, Tensor] | None, seed: int
+) -> Evidence:
+    """Measure what the checks of the fit rest on, at draws that are held already."""
+    latents = [site.name for site in fit.program.latents.sites]
+    sites = {} if drawn is None else {**drawn.shared, **drawn.own}
+    not_finite = tuple(n for n, v in sites.items() if not bool(v.isfinite().all()))
+    points = [n for n in latents if n in sites and bool((sites[n] == sites[n][:1]).all())]
+    learned = [spec.name for spec in learned_params(fit)]
+    run = NOT_FINITE if not_finite else run_of(fit, seed)
+    return Evidence(
+        fit=fit,
+        run=run,
+        points=None if drawn is None else (*points, *learned),
+        spread=len(points) < len(latents),
+        not_finite=not_finite,
+        information=information(fit, drawn, expected) if drawn and expected else None,
+        k_hats=k_hats_of(fit, run, seed),
+    )
 
 
 def _alone(fit: Snapshot, alone: Snapshot, seed: int) -> dict[str, Tensor]:

@@ -16,9 +16,12 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.outputs import replace_text
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.check import Check
+from hierfl.diagnostics.checks import checks_of_fit
+from hierfl.diagnostics.checks_of_predictions import checks_of_predictions
+from hierfl.diagnostics.verdict import verdict
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.report.blocks import Check, Section
-from hierfl.report.checks import checks
+from hierfl.report.blocks import Section
 from hierfl.report.measure import measure
 from hierfl.report.sections import sections
 
@@ -40,10 +43,12 @@ class Report:
     Args:
         path: of the HTML file.
         checks: every check, with its answer.
+        trustworthy: whether the fit is, as `fit.summary()` says; None where it cannot be told.
     """
 
     path: Path
     checks: tuple[Check, ...]
+    trustworthy: bool | None
 
     @property
     def warnings(self) -> list[str]:
@@ -70,17 +75,19 @@ def write(
     found = measure(
         fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed
     )
-    asked = checks(found)
+    of_fit = checks_of_fit(found.evidence)
+    asked, judged = [*of_fit, *checks_of_predictions(found.scored)], verdict(of_fit)
     names = fit.federation.data.num_clients
     text = page(
         title or f"{fit.method.name}: {names} clients",
         f"{fit.method.name}, {names} clients, {fit.federation.data.num_rows} training rows, "
         f"{len(fit.history)} rounds",
+        judged.lead,
         sections(found),
         asked,
     )
     replace_text(where, text)
-    return Report(where, tuple(asked))
+    return Report(where, tuple(asked), judged.trustworthy)
 
 
 def _check_place(where: Path) -> None:
@@ -91,13 +98,14 @@ def _check_place(where: Path) -> None:
         )
 
 
-def page(title: str, subtitle: str, parts: list[Section], asked: list[Check]) -> str:
+def page(title: str, subtitle: str, lead: str, parts: list[Section], asked: list[Check]) -> str:
     """Return the page as HTML."""
     source = files("hierfl.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(source).render(
         title=title,
         subtitle=subtitle,
+        lead=lead,
         sections=parts,
         checks=asked,
         warnings=[check for check in asked if check.verdict == "warning"],

@@ -6,7 +6,8 @@ import math
 
 import pandas as pd
 
-from hierfl.report.blocks import Table, number
+from hierfl.diagnostics.wording import number
+from hierfl.report.blocks import Table
 
 COLUMNS = {
     "moved": "Means moved, SD",

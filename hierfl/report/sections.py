@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from hierfl.diagnostics import across_clients
+from hierfl.diagnostics.wording import number, share
 from hierfl.engine.rounds import chosen_of
 from hierfl.report import figures
-from hierfl.report.blocks import Picture, Section, Table, Text, number, share
+from hierfl.report.blocks import Picture, Section, Table, Text
 from hierfl.report.measurements import Entry, Measured
 from hierfl.report.rounds import table_of_rounds
 
@@ -104,7 +105,7 @@ def _size(count: float) -> str:
 def _convergence(found: Measured) -> Section | None:
     """Show the ELBO or loss by round, or else how far the posterior moved, with the verdict on convergence."""
     drawn = figures.run(found) or table_of_rounds(found.fit.history)
-    verdict = [] if isinstance(found.run, str) else [Text(found.run.verdict)]
+    verdict = [] if isinstance(found.evidence.run, str) else [Text(found.evidence.run.verdict)]
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
 
 
@@ -185,13 +186,13 @@ def _client_table(found: Measured, shown: list[Entry]) -> Table:
 
 def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
     """Return further columns of the table of clients: header, value of each client, explanation."""
-    k_hat = None if isinstance(found.weighed, str) else found.weighed.k_hat_clients
+    k_hat = found.evidence.k_hats
     extra: list[tuple[str, pd.Series, str]] = []
-    if found.told is not None:
+    if found.evidence.information is not None:
         extra.append(
             (
                 "Information, nats",
-                found.told["nats"],
+                found.evidence.information["nats"],
                 "Information: what the client's own rows add to the global prior "
                 "(Kullback-Leibler divergence).",
             )
@@ -199,7 +200,7 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
         extra.append(
             (
                 "Variance reduction",
-                found.told["narrower"],
+                found.evidence.information["narrower"],
                 "Variance reduction: from the global prior to the client's posterior, mean over "
                 "its parameters.",
             )
@@ -219,12 +220,12 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
 def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     """Show how much the own rows narrow the global prior, and how far local-only estimates are shrunk."""
     blocks: list[Text | Picture] = []
-    if found.told is not None:
-        told = found.told["narrower"].sort_values()
-        least, most = (f"{told.index[k]} ({share(float(told.iloc[k]))})" for k in (0, -1))
+    if found.evidence.information is not None:
+        narrower = found.evidence.information["narrower"].sort_values()
+        least, most = (f"{narrower.index[k]} ({share(float(narrower.iloc[k]))})" for k in (0, -1))
         words = (
             "On average, a client's own rows reduce the variance of its parameters by "
-            f"{share(float(told.mean()))}, compared with the global prior: least for {least}, "
+            f"{share(float(narrower.mean()))}, compared with the global prior: least for {least}, "
             f"most for {most}."
         )
         blocks.append(Text(words))
@@ -258,7 +259,7 @@ def _predictions(found: Measured) -> Section | None:
     """Show the calibration and the scores of predictions."""
     if found.scores is None:
         return None
-    rows = "held-out" if found.held_out else "training"
+    rows = "held-out" if found.scored.held_out else "training"
     drawn = [figure for figure in (figures.calibration(found), figures.rates(found)) if figure]
     tables = (_score_summary(found.scores), _score_table(found.scores, rows))
     return Section("predictions", "Predictions and calibration", (*drawn, *tables))
@@ -316,7 +317,7 @@ def _score_table(scores: pd.DataFrame, rows: str) -> Table:
 def _strangers(found: Measured) -> Section | None:
     """Show how well the uncertainty of predictions separates foreign rows from the clients' own rows."""
     drawn = figures.strangers(found)
-    if drawn is None or found.foreign is None:
+    if drawn is None or found.scored.foreign is None:
         return None
     names = {
         "auroc": "AUROC, entropy",
@@ -324,11 +325,11 @@ def _strangers(found: Measured) -> Section | None:
         "mi_auroc": "AUROC, mutual information",
         "mi_fpr95": "FPR95, mutual information",
     }
-    columns = [c for c in names if c in found.foreign.clients]
-    rows = [("All", *(number(float(found.foreign.overall[c])) for c in columns))]
+    columns = [c for c in names if c in found.scored.foreign.clients]
+    rows = [("All", *(number(float(found.scored.foreign.overall[c])) for c in columns))]
     rows += [
         (str(name), *(number(float(row[c])) for c in columns))
-        for name, row in found.foreign.clients.iterrows()
+        for name, row in found.scored.foreign.clients.iterrows()
     ]
     note = (
         "AUROC: the probability that a foreign row has a higher entropy (or mutual information), "

@@ -10,8 +10,8 @@ from pathlib import Path
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.convergence import Convergence, convergence
+from hierfl.diagnostics.thresholds import LEAST_EFFECTIVE
 from hierfl.diagnostics.trend import course_of
-from hierfl.diagnostics.weighted_moments import LEAST_EFFECTIVE
 from hierfl.engine.rounds import CORRECTED, JUDGED
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call

@@ -16,13 +16,13 @@ import torch
 
 from hierfl import guides, methods
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.wording import listed, number, share
 from hierfl.methods import fedsvi
 from hierfl.models import learned_prior_network, network
 from hierfl.models import regression as regression_of
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
 from hierfl.report import Report
-from hierfl.report.blocks import listed, number, share
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.runs.test_fit import kinds

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 
 from hierfl import guides, methods
+from hierfl.core.trees import tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics import Check
+from hierfl.diagnostics.checks import checks_of_fit
+from hierfl.diagnostics.checks_of_predictions import checks_of_predictions
+from hierfl.diagnostics.convergence import judged_by_history
+from hierfl.diagnostics.information import information
+from hierfl.diagnostics.verdict import run_of, verdict
 from hierfl.methods import fedsvi
 from hierfl.models import bayesian_network, network
-from hierfl.report.blocks import Check
-from hierfl.report.checks import checks
 from hierfl.report.measure import measure
 from hierfl.report.measurements import Measured
 from hierfl.report.rounds import table_of_rounds
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted
+
+
+def checks(found: Measured) -> list[Check]:
+    return [*checks_of_fit(found.evidence), *checks_of_predictions(found.scored)]
 
 
 def warned(found: list[Check]) -> set[str]:
@@ -66,7 +77,7 @@ def test_point_estimates_raise_a_warning() -> None:
         for c in checks(measured(learned))
         if c.question == "Does every parameter have an uncertainty?"
     ]
-    assert told[0].startswith("No: theta.weight and theta.bias are point estimates")
+    assert "no interval includes: theta.weight and theta.bias. For intervals fit" in told[0]
     kept = bayesian_network(
         net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0)
     )
@@ -90,10 +101,12 @@ def test_a_mean_field_guide_raises_a_warning_only_with_global_scales() -> None:
 
 def sharpened(found: Measured, by: float) -> Measured:
     """Return the same measurements with log odds `by` times as large."""
-    assert found.prediction is not None and found.prediction.label is not None
-    p, y = torch.sigmoid(by * torch.logit(found.prediction.mean)), found.prediction.label
+    prediction = found.scored.prediction
+    assert prediction is not None and prediction.label is not None
+    p, y = torch.sigmoid(by * torch.logit(prediction.mean)), prediction.label
     log_score = torch.where(y > 0.5, p, 1 - p).log()
-    return replace(found, prediction=replace(found.prediction, mean=p, log_score=log_score))
+    sharp = replace(prediction, mean=p, log_score=log_score)
+    return replace(found, scored=replace(found.scored, prediction=sharp))
 
 
 def test_miscalibrated_probabilities_raise_a_warning() -> None:
@@ -112,7 +125,9 @@ def test_event_rates_outside_their_intervals_raise_a_warning() -> None:
         "Do enough of the clients' event rates lie in their predictive intervals?",
     )
     assert question not in warned(checks(found))
-    off = replace(found, replicates=torch.ones_like(found.replicates))  # type: ignore[arg-type]
+    assert found.scored.replicates is not None
+    ones = torch.ones_like(found.scored.replicates)
+    off = replace(found, scored=replace(found.scored, replicates=ones))
     told = [c.answer for c in checks(off) if c.question == question and c.verdict == "warning"]
     assert told and told[0].startswith("0 of 4 clients' event rates")
 
@@ -160,12 +175,14 @@ def test_clients_with_uninformative_rows_raise_a_warning() -> None:
     data = ClientData.from_arrays(np.arange(75) % 3, y=torch.randn(75, generator=g), sd=sd)
     f = fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1)
     found = measured(f, draws=300)
-    assert found.told is not None
+    assert found.evidence.information is not None
     precision = 25.0 / np.array([1.0, 900.0, 1.0])
-    np.testing.assert_allclose(found.told["narrower"], 1.0 - 1.0 / (1.0 + precision), atol=0.2)
+    np.testing.assert_allclose(
+        found.evidence.information["narrower"], 1.0 - 1.0 / (1.0 + precision), atol=0.2
+    )
     means = f.draws(300).own["a"].mean(0).numpy()
     exact = 0.5 * (1.0 / (1.0 + precision) - 1.0 + np.log1p(precision) + means**2)
-    np.testing.assert_allclose(found.told["nats"], exact, atol=0.25)
+    np.testing.assert_allclose(found.evidence.information["nats"], exact, atol=0.25)
     told = [
         c.answer
         for c in checks(found)
@@ -185,10 +202,14 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
     found = measured(
         fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1), draws=300
     )
-    assert found.told is not None and found.draws is not None
-    assert (found.told["nats"] < 0.1).all() and (found.told["narrower"] < 0.2).all()
+    assert found.evidence.information is not None and found.draws is not None
+    assert (found.evidence.information["nats"] < 0.1).all() and (
+        found.evidence.information["narrower"] < 0.2
+    ).all()
     own = {"a": found.draws.own["a"] + torch.tensor([0.0, 2.0, 0.0])}
-    moved = replace(found, draws=replace(found.draws, own=own))
+    assert found.expected is not None
+    told = information(found.fit, replace(found.draws, own=own), found.expected)
+    moved = replace(found, evidence=replace(found.evidence, information=told))
     told = [
         c.answer
         for c in checks(moved)
@@ -244,17 +265,12 @@ def weighed(**last: float) -> Fit:
 
 
 def test_the_weights_and_chains_of_a_method_itself_are_checked() -> None:
-    weights = (
-        "Is the guide (the approximate posterior) close enough to the posterior for importance "
-    )
-    chains = "Have the server's chains mixed?"
+    chains, run = "Have the server's chains mixed?", "Has the run converged?"
     found = {c.question: c for c in checks(measured(weighed()))}
-    (of_weights,) = [c for q, c in found.items() if q.startswith(weights)]
-    assert of_weights.verdict == found[chains].verdict == "good"
-    assert "is 0.300" not in of_weights.answer and "is 0.30, and 900 draws" in of_weights.answer
-    assert found["Has the run converged?"].verdict == "good"
+    assert found[run].verdict == found[chains].verdict == "good"
+    assert "k-hat is 0.30, and 900 draws" in found[run].answer
     bad = warned(checks(measured(weighed(k_hat=0.9))))
-    assert of_weights.question in bad and chains not in bad and "Has the run converged?" in bad
+    assert run in bad and chains not in bad
     assert chains in warned(checks(measured(weighed(r_hat=1.2))))
 
 
@@ -270,3 +286,77 @@ def test_rounds_without_an_elbo_are_tabulated() -> None:
         ("3", "", "", "", "0.300", "900"),
     )
     assert table_of_rounds(fitted("binary")[0].history) is None
+
+
+# ------------------------------------------------------------------------------------------------ one judge
+def planted() -> Fit:
+    """Return a fit whose history reports every problem that a history can."""
+    f = fit(fedsvi(regression, guides.mean_field), federation((30, 4, 25)), rounds=1)
+    history = [{"round": r, "clients": 3, "validation_log_score": -0.5} for r in range(6)]
+    history[-1] |= {
+        "left_out": ({"client": "east", "reason": "it fails"},),
+        "far_out": ({"client": "east", "times": 60.0},),
+        "r_hat": 1.3,
+        "validation_log_score": -1.0,
+        "effective_clients": 1.1,
+        "compared": 3,
+        "conflicts": ({"client": "east", "p": 1e-3, "away": 7.0},),
+    }
+    return replace(f, progress=replace(f.progress, history=tuple(history)))
+
+
+def not_finite() -> Fit:
+    f = fit(fedsvi(regression, guides.structured), federation((30, 30, 30)), rounds=1)
+    nan = tree_map(lambda v: v * torch.nan if v.is_floating_point() else v, f.progress.server)
+    return replace(f, progress=replace(f.progress, server=nan))
+
+
+FITS: dict[str, Callable[[], Fit]] = {
+    "problems of the history": planted,
+    "points": lambda: fit(fedsvi(regression, guides.delta), federation((30, 4, 25)), rounds=1),
+    "rows that say nothing": lambda: fit(
+        fedsvi(vague, guides.conditional(newton_steps=1)),
+        ClientData.from_arrays(np.arange(75) % 3, y=torch.zeros(75), sd=torch.full((75,), 1e3)),
+        rounds=1,
+    ),
+    "a client that was never there": lambda: fit(
+        fedsvi(regression, guides.structured), federation(), rounds=1, cohort=3
+    ),
+    "draws that are not finite": not_finite,
+    "weights that are bad": lambda: weighed(k_hat=0.9),
+    "a method that was not done": lambda: fit(
+        methods.fedlaplace(regression), federation(), rounds=1
+    ),
+    "an approximation that weights do not see": lambda: fit(
+        methods.fedlaplace(logistic, weighed=512, enough=200), federation(), rounds=15
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each warning that needs no further rows is a reason of the verdict, and each reason is a warning."""
+
+    def judged(f: Fit, seed: int) -> Any:
+        return run_of(f, seed) if judged_by_history(f) else "a trend needs more rounds"
+
+    def k_hats(f: Fit, *_: object) -> pd.Series:
+        return pd.Series(0.9, index=pd.Index(f.clients))
+
+    for where in ("hierfl.diagnostics.verdict", "hierfl.report.measure"):
+        monkeypatch.setattr(f"{where}.run_of", judged)
+        monkeypatch.setattr(f"{where}.k_hats_of", k_hats)
+    asked, warned_of = set(), set()
+    for name, make in FITS.items():
+        f = make()
+        summary, page = f.summary(draws=60), checks_of_fit(measured(f).evidence)
+        assert {c.question: c.verdict for c in page} == {
+            c.question: c.verdict for c in summary.checks
+        }, name
+        reasons = [c for c in summary.checks if c.verdict == "warning"]
+        assert reasons and all(c.answer in summary.verdict for c in reasons), name
+        assert verdict(page).trustworthy is summary.trustworthy, name
+        assert (summary.trustworthy is False) == any(c.severity == "fatal" for c in reasons), name
+        asked |= {c.question for c in page}
+        warned_of |= {c.question for c in reasons}
+    assert asked == warned_of, asked - warned_of

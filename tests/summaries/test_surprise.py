@@ -17,13 +17,13 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.data.batch import ClientBatch
+from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.verdict import of_history
 from hierfl.engine.conflicts import said_of_conflicts
 from hierfl.engine.federation import federate
 from hierfl.method import Surprise
 from hierfl.methods import two_stage
 from hierfl.program.handlers import unchecked
-from hierfl.report.checks_of_rounds import clients_of_rounds
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import prior_draws
 from hierfl.summaries.reading import read_likelihood
@@ -145,7 +145,9 @@ def test_a_school_in_other_units_is_named_and_counted() -> None:
     assert one["client"] == "school A" and one["p"] < 1e-6 and one["away"] > 5.0
     assert fitted.history["clients"].iloc[-1] == 8  # it is counted
     verdict = of_history(fitted)
-    assert verdict is not None and "'school A' conflicts with all other clients" in verdict.words
+    assert (
+        verdict is not None and "conflict with what all others predict: school A (" in verdict.words
+    )
     (check,) = [one for one in clients_of_rounds(fitted) if "agree with the others" in one.question]
     assert check.verdict == "warning" and "1 of 8 clients" in check.answer
 

@@ -1,19 +1,69 @@
-"""Checks of a fit's predictions."""
+"""Checks of a fit's predictions, for which rows are needed: `fit.report()` alone asks them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 from scipy.stats import binomtest
+from torch import Tensor
 
-from hierfl.diagnostics import calibration_error, confidence, coverage_p_value, interval_coverage
-from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number, share
-from hierfl.report.measurements import Floats, Measured
+from hierfl.diagnostics.calibration import (
+    calibration_error,
+    client_rates,
+    confidence,
+    coverage_p_value,
+    interval_coverage,
+)
+from hierfl.diagnostics.check import Check, answered
+from hierfl.diagnostics.ood import OutOfDistribution
+from hierfl.diagnostics.thresholds import AUROC, COVERAGE, FEW_ROWS, SURE
+from hierfl.diagnostics.wording import listed, number, share
+from hierfl.posterior.prediction import Prediction
+from hierfl.posterior.snapshot import Snapshot
 
-SURE = 0.01  # significance level: each test warns falsely in one report of a hundred
+Floats = NDArray[np.float64]
+FOREIGN = "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?"
 
 
-def predictions(found: Measured) -> Iterator[Check]:
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Predictions that were scored.
+
+    Args:
+        fit: that predicts.
+        prediction: of the scored rows; None: no row can be scored.
+        replicates: (S, n) draws of the labels of the same rows; None: the labels are classes, or there are no
+            predictions.
+        held_out: whether the scored rows were held out of the fit.
+        foreign: comparison of own and foreign rows; None: no foreign rows.
+    """
+
+    fit: Snapshot
+    prediction: Prediction | None
+    replicates: Tensor | None
+    held_out: bool
+    foreign: OutOfDistribution | None
+
+    @cached_property
+    def rates(self) -> pd.DataFrame | None:
+        """Mean label and 90 % predictive interval of each client; None without replicates."""
+        if self.prediction is None or self.replicates is None:
+            return None
+        return client_rates(self.prediction, self.replicates, prob=0.9)
+
+
+def checks_of_predictions(found: Scored) -> Iterator[Check]:
+    """Check the scores of rows, and the certainty about foreign ones."""
+    yield from _scores(found)
+    yield _foreign(found)
+
+
+def _scores(found: Scored) -> Iterator[Check]:
     """Check calibration and coverage: over all rows, for the clients' mean labels, and client by client."""
     if found.prediction is None:
         yield Check(
@@ -64,12 +114,15 @@ def _too(p: Floats, came_true: Floats) -> str:
     )
 
 
-def _numeric_coverage(found: Measured) -> Check:
-    """Warn if the coverage of 90 % intervals of single rows is off by more than 0.03 and more than chance."""
+def _numeric_coverage(found: Scored) -> Check:
+    """Warn if the coverage of 90 % intervals of single rows is off by more than `COVERAGE` and chance."""
     assert found.prediction is not None and found.replicates is not None
     covered = interval_coverage(found.replicates, found.prediction.known()[0], prob=0.9)
     rate = float(covered.mean())
-    off = abs(rate - 0.9) > 0.03 and binomtest(int(covered.sum()), len(covered), 0.9).pvalue <= SURE
+    off = (
+        abs(rate - 0.9) > COVERAGE
+        and binomtest(int(covered.sum()), len(covered), 0.9).pvalue <= SURE
+    )
     side = "too narrow" if rate < 0.9 else "wider than necessary"
     return answered(
         "Do predictive intervals of single rows have the right coverage?",
@@ -79,7 +132,7 @@ def _numeric_coverage(found: Measured) -> Check:
     )
 
 
-def _rate_coverage(found: Measured) -> Check:
+def _rate_coverage(found: Scored) -> Check:
     """Warn if fewer clients' mean labels than chance explains lie in their 90 % intervals."""
     assert found.rates is not None and found.prediction is not None
     covered = found.rates["covered"]
@@ -99,7 +152,7 @@ def _rate_coverage(found: Measured) -> Check:
     )
 
 
-def _by_client(found: Measured) -> Iterator[Check]:
+def _by_client(found: Scored) -> Iterator[Check]:
     """Check the number of scored rows and, for binary labels, compare with each client's event rate."""
     assert found.prediction is not None
     prediction = found.prediction
@@ -127,7 +180,7 @@ def _by_client(found: Measured) -> Iterator[Check]:
     )
 
 
-def _worse_than_event_rate(found: Measured) -> list[str]:
+def _worse_than_event_rate(found: Scored) -> list[str]:
     """Return the clients, of those with enough rows, whose log score is worse than their event rate's.
 
     Worse means by more than two standard errors. The event rate is that of the training rows, smoothed:
@@ -154,30 +207,24 @@ def _worse_than_event_rate(found: Measured) -> list[str]:
     return worse
 
 
-def strangers(found: Measured) -> Iterator[Check]:
+def _foreign(found: Scored) -> Check:
     """Check that predictions of foreign rows are less certain than those of the clients' own rows."""
     if found.foreign is None:
-        yield Check(
-            "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?",
-            "not asked",
-            "No foreign rows were given.",
-        )
-        return
+        return Check(FOREIGN, "not asked", "No foreign rows were given.")
     overall = found.foreign.overall
     by = {"predictive entropy": float(overall["auroc"])}
     if "mi_auroc" in overall:
         by["mutual information"] = float(overall["mi_auroc"])
     best = max(by, key=by.__getitem__)
-    poor = by[best] < 0.75
-    told = ", ".join(f"{number(value)} by {name}" for name, value in by.items())
-    yield answered(
-        "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?",
+    poor = by[best] < AUROC
+    each = ", ".join(f"{number(value)} by {name}" for name, value in by.items())
+    more = (
+        f". A value below {AUROC} means that predictions are about as certain for foreign rows as for own rows, "
+        "or more certain."
+    )
+    return answered(
+        FOREIGN,
         poor,
-        f"AUROC for telling foreign rows from the clients' own rows: {told}"
-        + (
-            ". A value below 0.75 means that predictions are about as certain for foreign rows as "
-            "for own rows, or more certain."
-            if poor
-            else f". Use {best} to detect foreign rows."
-        ),
+        f"AUROC for telling foreign rows from the clients' own rows: {each}"
+        f"{more if poor else f'. Use {best} to detect foreign rows.'}",
     )

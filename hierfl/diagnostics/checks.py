@@ -1,0 +1,197 @@
+"""The checks of a fit that `fit.summary()` and `fit.report()` share: of its run, its posterior and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.diagnostics.check import Check, answered
+from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
+from hierfl.diagnostics.convergence import Convergence
+from hierfl.diagnostics.local_integrals import UNSEEN
+from hierfl.diagnostics.thresholds import FEW_ROWS, LITTLE
+from hierfl.diagnostics.wording import listed, number
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.sites import Family
+
+CONVERGED = "Has the run converged?"
+UNCERTAINTY = "Does every parameter have an uncertainty?"
+OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the checks of a fit rest on.
+
+    Args:
+        fit: a run at some round.
+        run: how `hierfl.diagnostics.convergence` judges it, or why it cannot.
+        points: latent sites and learned params without spread; None: there are no draws to see it from.
+        spread: whether some latent site varies.
+        not_finite: sites with draws that are not finite.
+        information: of each client's rows, as `hierfl.diagnostics.information` returns it; None: unknown.
+        k_hats: by client, k-hat of the guide of its local sites given the global ones; None: unknown.
+    """
+
+    fit: Snapshot
+    run: Convergence | str
+    points: tuple[str, ...] | None
+    spread: bool
+    not_finite: tuple[str, ...]
+    information: pd.DataFrame | None
+    k_hats: pd.Series | None
+
+
+def checks_of_fit(found: Evidence) -> list[Check]:
+    """Return the checks that need nothing but a fit, in the order of the report."""
+    return [
+        *checks_of_run(found.fit, found.run),
+        *checks_of_rounds(found.fit),
+        *clients_of_rounds(found.fit),
+        *_posterior(found),
+        *_rows(found),
+    ]
+
+
+def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
+    """Report the verdict of `convergence`, and the approximation that weights cannot see."""
+    if isinstance(run, str):
+        why = f"{run[0].upper()}{run[1:]}".removesuffix(".")
+        yield Check(
+            CONVERGED,
+            "not asked",
+            f"{why}. Fit for more rounds, or compare with NUTS, diagnostics.against_nuts(fit), where rows may "
+            "be pooled.",
+            "doubt",
+        )
+        return
+    words = run.verdict.removesuffix(UNSEEN).rstrip()
+    if run.answer == "cannot be judged":
+        yield Check(CONVERGED, "not asked", words, "doubt")
+        return
+    yield answered(CONVERGED, not run.converged, words, "fatal")
+    if run.converged and run.verdict.endswith(UNSEEN):
+        yield Check("Do the weights see every approximation?", "warning", UNSEEN, "doubt")
+
+
+def _posterior(found: Evidence) -> Iterator[Check]:
+    """Check the draws of the posterior."""
+    if found.not_finite:
+        fix = "Lower the step size" if found.fit.federation.rates else "Scale the rows"
+        yield Check(
+            "Are all draws finite?",
+            "warning",
+            f"Some draws of {listed(found.not_finite)} are not finite: no result that involves them can be "
+            f"trusted. {fix}, and fit again.",
+            "fatal",
+        )
+    if found.points is None:
+        size = found.fit.program.latents.local_block.size
+        yield Check(
+            UNCERTAINTY,
+            "not asked",
+            "There are no posterior draws to examine: too few were requested, or the model is "
+            f"too large to hold enough of them ({size:,} parameters per client).",
+        )
+        return
+    fix = (
+        "Give the model a prior there, and take a guide that spreads (guides.structured)"
+        if found.spread
+        else "For intervals fit methods.fedsvi(model)"
+    )
+    yield answered(
+        UNCERTAINTY,
+        bool(found.points),
+        f"Point estimates, whose uncertainty no interval includes: {listed(found.points)}. {fix}."
+        if found.points
+        else "Yes: no parameter of the model is a point estimate.",
+        "fatal",
+    )
+    yield from _scales(found.fit, found.points)
+    yield from _guides_of_clients(found.k_hats)
+
+
+def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
+    """Warn of a mean-field guide if global scales (positive sites without an upper bound) are inferred."""
+    scales = [
+        s.name
+        for s in fit.program.latents.global_block.sites
+        if not _reaches_below_0(s.support) and s.name not in points
+    ]
+    if not scales:
+        return
+    guide = fit.method.guide
+    family = guide.__name__ if isinstance(guide, Family) else None  # type: ignore[attr-defined]
+    question = "Does the guide let the global scales depend on the clients' parameters?"
+    if family is None:
+        words = "The guide is user-defined: what it treats as independent cannot be read from it."
+        yield Check(question, "not asked", words)
+        return
+    where = f"draws of {fit.method.name}" if family == OF_FACTORS else f"the guide ({family})"
+    yield answered(
+        question,
+        family == "mean_field",
+        "No: the mean-field guide treats all parameters as independent, so its intervals for "
+        f"{listed(scales)} are usually too narrow. guides.structured and guides.conditional do not assume "
+        "independence."
+        if family == "mean_field"
+        else f"Yes: in {where}, the clients' parameters depend on {listed(scales)}.",
+    )
+
+
+def _reaches_below_0(support: object) -> bool:
+    """Return False for a support with a lower bound of 0 or more and no upper bound, otherwise True."""
+    support = getattr(support, "base_constraint", support)
+    bound = getattr(support, "lower_bound", None)
+    if bound is None or hasattr(support, "upper_bound"):
+        return True
+    return float(np.min(np.asarray(bound))) < 0.0
+
+
+def _guides_of_clients(k_hats: pd.Series | None) -> Iterator[Check]:
+    """Check the k-hat of each client's own parameters."""
+    own = pd.Series(dtype=float) if k_hats is None else k_hats.dropna()
+    if own.empty:
+        return
+    bad = own[own >= K_HAT]
+    worst = listed([f"{name} {number(k, 2)}" for name, k in bad.items()]) if len(bad) else ""
+    yield answered(
+        "Is the guide close enough for every client's own parameters, given the global ones?",
+        bool(worst),
+        f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(own)} clients: {worst}."
+        if worst
+        else f"The largest Pareto k-hat of any client is {number(float(own.max()), 2)}, below {K_HAT}.",
+    )
+
+
+def _rows(found: Evidence) -> Iterator[Check]:
+    """Check the number of rows of each client, and how much those rows add to the global prior."""
+    names = found.fit.clients
+    counts = dict(zip(names, found.fit.federation.data.counts.tolist(), strict=True))
+    few = [f"{name}: {count}" for name, count in counts.items() if count < FEW_ROWS]
+    yield answered(
+        "Does every client have enough rows?",
+        bool(few),
+        f"{len(few)} of {len(names)} clients have fewer than {FEW_ROWS} rows ({listed(few)}): "
+        "these rows are too few to show how well the model fits those clients."
+        if few
+        else f"Yes: the smallest client has {min(counts.values())} rows.",
+    )
+    if found.information is None:
+        return
+    nats = found.information["nats"]
+    silent = list(nats.index[nats < LITTLE])
+    yield answered(
+        "Do the clients' own rows inform their estimates?",
+        bool(silent),
+        f"The own rows of {len(silent)} of {len(names)} clients ({listed(silent)}) "
+        f"add less than {LITTLE} nats of information: the posterior of such a client is nearly "
+        "the global prior, which is what would be predicted for any client."
+        if silent
+        else f"Yes: every client's own rows add at least {number(float(nats.min()), 2)} nats of "
+        "information to the global prior.",
+    )

@@ -1,0 +1,193 @@
+"""Checks of the rounds: who took part, who was left out, whose updates stand out, and the server's chains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from hierfl.core.trees import named_leaves
+from hierfl.diagnostics.check import Check, answered
+from hierfl.diagnostics.thresholds import DOMINATED, FALLEN, LEAST_CLIENTS, R_HAT, ROUNDS_EACH
+from hierfl.diagnostics.wording import listed, number
+from hierfl.engine.client_store import taken
+from hierfl.engine.conflicts import COMPARED, CONFLICTS, FEWEST
+from hierfl.engine.rounds import records_of
+from hierfl.posterior.snapshot import Snapshot
+
+AT_ONCE = 4096  # clients whose states are looked at together
+
+
+def checks_of_rounds(fit: Snapshot) -> Iterator[Check]:
+    """Check who took part, the held-out score, the clients' weights and the server's chains."""
+    yield _participation(fit)
+    yield from _validation_score(fit)
+    yield from _concentration(fit)
+    yield from _chains(fit)
+
+
+def clients_of_rounds(fit: Snapshot) -> Iterator[Check]:
+    """Say which clients were left out of rounds, and whose updates or summaries stand out."""
+    yield from _left_out(fit)
+    yield from _far_out(fit)
+    yield from _conflicting(fit)
+
+
+def _participation(fit: Snapshot) -> Check:
+    """Check that every client took part, and in how many rounds on average."""
+    question, history = "Did the clients take part in enough rounds?", fit.history
+    if unseen := _never_seen(fit):
+        return Check(
+            question,
+            "warning",
+            f"{len(unseen)} of {len(fit.clients)} clients ({listed(unseen)}) have never taken part, and their "
+            "local sites are as they began. Run more rounds, or let more clients take part in each (cohort=).",
+            "fatal",
+        )
+    each = float(len(history))
+    if "clients" in history:
+        each = float(history["clients"].sum()) / len(fit.clients)
+    needed = min(ROUNDS_EACH, len(history))
+    few = f", fewer than {needed}: some clients may never have taken part"
+    return answered(
+        question,
+        each < needed,
+        f"On average, a client took part in {number(each)} rounds{few if each < needed else ''}.",
+    )
+
+
+def _never_seen(fit: Snapshot) -> list[str]:
+    """Return the clients whose states are those before the first round, where others' are not."""
+    start = named_leaves(fit.federation.client.own)
+    if not start:
+        return []
+    same = torch.ones(len(fit.clients), dtype=torch.bool)
+    for ids in torch.arange(len(fit.clients)).split(AT_ONCE):
+        for name, leaf in named_leaves(taken(fit.progress.table, ids)).items():
+            same[ids] &= (leaf == start[name]).reshape(len(ids), -1).all(1)
+    return [] if bool(same.all()) else [fit.clients[i] for i in same.nonzero()[:, 0].tolist()]
+
+
+def _validation_score(fit: Snapshot) -> Iterator[Check]:
+    """Warn if the held-out score has fallen since its best round."""
+    if "validation_log_score" not in fit.history:
+        return
+    scores = fit.history.set_index("round")["validation_log_score"].dropna()
+    fallen = float(scores.max() - scores.iloc[-1])
+    since = f", and has fallen by {number(fallen)} nats per row since: the fit may be overfitting the training rows"
+    yield answered(
+        "Is the held-out score still near its best?",
+        fallen > FALLEN,
+        f"The held-out log score was best after round {int(scores.idxmax()) + 1} of {len(fit.history)}"
+        f"{since if fallen > FALLEN else ''}.",
+    )
+
+
+def _concentration(fit: Snapshot) -> Iterator[Check]:
+    """Warn if a few clients have nearly all of the weight."""
+    if "effective_clients" not in fit.history:
+        return
+    effective, took_part = (
+        float(fit.history[name].iloc[-1]) for name in ("effective_clients", "clients")
+    )
+    alone = took_part > 1 and effective < max(LEAST_CLIENTS, DOMINATED * took_part)
+    few = ": a few clients dominate the result. Weight clients by their number of rows instead"
+    yield answered(
+        "Do all clients contribute to the result?",
+        alone,
+        f"The weights of the last round are equivalent to {number(effective)} equally weighted clients, of "
+        f"{took_part:.0f} that took part{few if alone else ''}.",
+    )
+
+
+def _chains(fit: Snapshot) -> Iterator[Check]:
+    """Warn if the chains of the server's last sampling have not mixed; asked only if it samples by chains."""
+    if "r_hat" not in fit.history:
+        return
+    r_hat = float(fit.history["r_hat"].dropna().iloc[-1])
+    bad = not r_hat <= R_HAT
+    why = (
+        f", above {R_HAT}: they have not mixed, so do not trust standard deviations and intervals. A prior that "
+        "keeps scales away from infinity helps"
+    )
+    yield answered(
+        "Have the server's chains mixed?",
+        bad,
+        f"The largest split R-hat of the server's chains is {number(r_hat)}{why if bad else ''}.",
+        "fatal",
+    )
+
+
+def _left_out(fit: Snapshot) -> Iterator[Check]:
+    """Warn of clients that failed and were skipped, in the last round or most of them: the fit lacks them."""
+    found = records_of(fit.progress.history, "left_out")
+    if not any("left_out" in record for record in fit.progress.history):
+        return
+    rounds = len(fit.progress.history)
+    each = [
+        f"{name} (in {len(times)} of {rounds} rounds, first in round {times[0][0] + 1}: "
+        f"{times[0][1]['reason']})"
+        for name, times in found.items()
+    ]
+    lasting = any(
+        2 * len(times) > rounds or any(number_ == rounds - 1 for number_, _ in times)
+        for times in found.values()
+    )
+    yield answered(
+        "Was every client's update counted?",
+        bool(found),
+        f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. The result is "
+        "as if they had not taken part in those rounds, and what they keep is as it was before. Fix their rows, "
+        "or fit without them (data.select)."
+        if found
+        else "Yes: no client was left out of any round.",
+        "fatal" if lasting else "note",
+    )
+
+
+def _far_out(fit: Snapshot) -> Iterator[Check]:
+    """Warn of updates that are far larger than the others of their round; asked only if there are any."""
+    found = records_of(fit.progress.history, "far_out")
+    if not found:
+        return
+    each = []
+    for name, times in found.items():
+        worst = max(float(one["times"]) for _, one in times)
+        rounds = len({number_ for number_, _ in times})
+        each.append(f"{name} (in {rounds} rounds, up to {number(worst)} times the median norm)")
+    yield Check(
+        "Are all updates of a similar size?",
+        "warning",
+        f"The updates of {len(found)} of {len(fit.clients)} clients were far larger than the others of their "
+        f"round: {listed(each)}. They were counted. See whether the rows of these clients are right.",
+    )
+
+
+def _conflicting(fit: Snapshot) -> Iterator[Check]:
+    """Warn of clients whose summaries conflict with all others'; asked only of methods that compare them."""
+    compared = [record[COMPARED] for record in fit.progress.history if COMPARED in record]
+    if not compared:
+        return
+    question = "Does every client agree with the others?"
+    if not compared[-1]:
+        why = (
+            f"Not judged: it takes {FEWEST} clients or more, at most 2,000, with local sites that are Normal given "
+            "the global ones."
+        )
+        yield Check(question, "not asked", why)
+        return
+    each = [
+        f"{name} ({number(float(one['away']))} times as far out as expected, p = {float(one['p']):.1g})"
+        for name, times in records_of(fit.progress.history, CONFLICTS).items()
+        for _, one in times[-1:]
+    ]
+    yield answered(
+        question,
+        bool(each),
+        f"The summaries of {len(each)} of {compared[-1]} clients conflict with what all others predict: "
+        f"{listed(each)}. They are counted. See whether their outcome and columns are coded and in units as the "
+        "others'; to see what they change, fit without them."
+        if each
+        else f"Yes: of {compared[-1]} clients none has a summary that the others' hierarchy makes improbable.",
+        "doubt" if each else "note",
+    )
