@@ -73,15 +73,7 @@ def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[flo
     left, center, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
     if band.ndim == 2:
         left, center, right = left[order], center[order], right[order]
-    ax.barh(
-        at,
-        right - left,
-        left=left,
-        height=1.0,
-        color=BAND,
-        label="global prior",
-        zorder=1,
-    )
+    ax.barh(at, right - left, left=left, height=1.0, color=BAND, label="global prior", zorder=1)
     ax.vlines(center, at - 0.5, at + 0.5, color=GRAY, linewidth=1.0, zorder=2)
 
 
@@ -194,12 +186,7 @@ def _reference_lines(ax: Axes, span: Floats, center: float | None) -> None:
     ax.plot(span, span, color=GRAY, linewidth=1.0, linestyle="--", label="no shrinkage", zorder=1)
     if center is not None:
         ax.axhline(
-            center,
-            color=GRAY,
-            linewidth=1.0,
-            linestyle=":",
-            label="common center",
-            zorder=1,
+            center, color=GRAY, linewidth=1.0, linestyle=":", label="common center", zorder=1
         )
 
 
@@ -230,10 +217,7 @@ def prior_and_clients(
     ax.plot(grid, height, color="black", linewidth=2.2, label="global prior", zorder=3)
     few = len(names) <= len(COLORS)
     for k, name in enumerate(names):
-        style: dict[str, Any] = {
-            "color": COLORS[k if few else 0],
-            "linewidth": 1.4 if few else 0.7,
-        }
+        style: dict[str, Any] = {"color": COLORS[k if few else 0], "linewidth": 1.4 if few else 0.7}
         style |= {
             "alpha": 1.0 if few else 0.55,
             "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if few else "-",

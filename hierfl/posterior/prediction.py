@@ -197,12 +197,7 @@ def averaged(name: str, value: Tensor) -> Tensor:
 
 @one_at_a_time
 def predict(
-    fit: Snapshot,
-    rows: ClientData,
-    *,
-    site: str | None = None,
-    draws: int = 200,
-    seed: int = 0,
+    fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
     """Predict each row by its own client's posterior; labels may be absent.
 

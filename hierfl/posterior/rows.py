@@ -128,12 +128,7 @@ def _labels_of_client(
 ) -> dict[str, Tensor]:
     """Draw the labels of one client at latent sites (S, ...); `index` (S,) is there where no site is latent."""
     one = partial(_labels_at, program, params, batch)
-    with (
-        torch.random.fork_rng(devices=[]),
-        unchecked(),
-        torch.no_grad(),
-        warnings.catch_warnings(),
-    ):
+    with torch.random.fork_rng(devices=[]), unchecked(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about mapped samplers that are slow
         first, second = batch.key[0].tolist()
         torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))

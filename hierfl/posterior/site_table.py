@@ -124,10 +124,7 @@ def _drawn(
         values = program.draw(params, own)
         values |= program.derive(values, params, asked) if derived else {}
         layers = {name: net.summary(values, 0) for name, net in large.items()}
-        return {
-            "sites": {n: v for n, v in values.items() if n in names - inside},
-            "layers": layers,
-        }
+        return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
 
     def each() -> Iterator[Draws]:
         run = mapped_or_in_turn(

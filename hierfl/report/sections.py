@@ -21,7 +21,7 @@ ROWS = 200  # most rows of a table
 # guides whose name says little to a reader of the page
 GUIDES = {
     "from_factor": "none is fitted: draws of the global parameters are weighted; a client's own are drawn given "
-    "them, by the Gaussian factor of its likelihood, and weighted",
+    "them, by the Gaussian factor of its likelihood, and weighted"
 }
 
 

@@ -175,9 +175,7 @@ def test_replicates_have_the_moments_of_the_prediction() -> None:
     )
 
 
-def test_replicates_do_not_depend_on_the_other_clients(
-    global_generator_untouched: None,
-) -> None:
+def test_replicates_do_not_depend_on_the_other_clients(global_generator_untouched: None) -> None:
     rows = fitted("binary").federation.data
     whole = fitted("binary").replicate(rows, draws=30, seed=5)
     alone = fitted("binary").replicate(rows.select(["east"]).without("ill"), draws=30, seed=5)

@@ -55,9 +55,7 @@ def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> N
     torch.testing.assert_close(found.sd, spread.expand(4), atol=0.0, rtol=0.06)
 
 
-def test_expected_of_clients_has_the_moments_of_the_prior_and_uses_no_own_rows(
-    fitted: Fit,
-) -> None:
+def test_expected_of_clients_has_the_moments_of_the_prior_and_uses_no_own_rows(fitted: Fit) -> None:
     draws = 4000
     found, shared = expected_of_clients(fitted, draws=draws)["w"], fitted.draws(draws).shared
     assert found.shape == (draws, 3)

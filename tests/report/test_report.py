@@ -279,9 +279,7 @@ def test_a_run_that_cannot_be_judged_is_no_warning(tmp_path: Path) -> None:
     )
 
 
-def test_every_warning_is_at_the_top_and_among_the_checks(
-    written: tuple[Report, Page],
-) -> None:
+def test_every_warning_is_at_the_top_and_among_the_checks(written: tuple[Report, Page]) -> None:
     """Logistic regression is more certain of rows that lie farther out, so foreign rows raise a warning."""
     report, page = written
     assert (
