@@ -12,6 +12,7 @@ from hierfl.diagnostics.calibration import (
     interval_coverage,
 )
 from hierfl.diagnostics.check import Check
+from hierfl.diagnostics.client_scores import across_clients, client_scores, crps
 from hierfl.diagnostics.coherence import Coherence, client_slopes, coherence, loss_deviations
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.generalization import Gap, effective_clients, generalization_gap
@@ -28,7 +29,6 @@ from hierfl.diagnostics.ood import (
 )
 from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
 from hierfl.diagnostics.sbc import Sbc, ecdf_band, sbc
-from hierfl.diagnostics.scores import across_clients, client_scores, crps
 from hierfl.diagnostics.summary import Summary, summary
 from hierfl.posterior.corrected import Corrected, corrected
 

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
+from hierfl.diagnostics.client_scores import HIGHER_IS_BETTER, across_clients
 from hierfl.diagnostics.pac_bayes import PacBayes
-from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
 from hierfl.engine.aggregate import means_of, summed
 from hierfl.method import LogShare
 from hierfl.posterior.prediction import Prediction, expect_prediction

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hierfl.posterior.corrected import ROUNDS, in_rounds, posterior_weights
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.rows import log_likelihoods
+from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
 

@@ -33,8 +33,8 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
+from hierfl.posterior.labels import observed
 from hierfl.posterior.learned import learned_params
-from hierfl.posterior.rows import observed
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import INNER, check_labeled
 

@@ -13,7 +13,7 @@ from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_groups import Groups, attributes, drawn_groups, given_groups
 from hierfl.posterior.corrected import Corrected, corrected
 from hierfl.posterior.draws import posterior_draws, prior_draws
-from hierfl.posterior.rows import log_likelihoods, observed, sampled
+from hierfl.posterior.labels import log_likelihoods, observed, sampled
 from hierfl.posterior.snapshot import Snapshot, restricted
 from hierfl.posterior.weights import WEIGHTED
 

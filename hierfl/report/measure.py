@@ -21,9 +21,9 @@ from hierfl.diagnostics.verdict import (
     run_of,
 )
 from hierfl.posterior.draws import Draws, posterior_draws
+from hierfl.posterior.labels import replicate, sampled
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.prediction import Prediction, predict, predict_at
-from hierfl.posterior.rows import replicate, sampled
 from hierfl.posterior.snapshot import Snapshot, expect_fit, restricted
 from hierfl.report.measurements import Measured
 

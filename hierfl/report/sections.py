@@ -11,10 +11,10 @@ import pandas as pd
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.wording import number, share
 from hierfl.engine.rounds import chosen_of
-from hierfl.report import figures
+from hierfl.report import pictures
 from hierfl.report.blocks import Picture, Section, Table, Text
 from hierfl.report.measurements import Entry, Measured
-from hierfl.report.rounds import table_of_rounds
+from hierfl.report.table_of_rounds import table_of_rounds
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table
@@ -104,7 +104,7 @@ def _size(count: float) -> str:
 
 def _convergence(found: Measured) -> Section | None:
     """Show the ELBO or loss by round, or else how far the posterior moved, with the verdict on convergence."""
-    drawn = figures.run(found) or table_of_rounds(found.fit.history)
+    drawn = pictures.run(found) or table_of_rounds(found.fit.history)
     verdict = [] if isinstance(found.evidence.run, str) else [Text(found.evidence.run.verdict)]
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
 
@@ -144,10 +144,10 @@ def _own(found: Measured) -> list[Section]:
             "which clients differ most"
         )
         blocks.append(Text(f"{words}, relative to their uncertainty."))
-    blocks += [figures.forest(found, e) for e in shown]
+    blocks += [pictures.forest(found, e) for e in shown]
     if shown[0].expected is not None:
-        blocks.append(figures.densities(found, shown[0]))
-    map_ = figures.clients(found)
+        blocks.append(pictures.densities(found, shown[0]))
+    map_ = pictures.clients(found)
     sections = [
         Section(
             "clients",
@@ -230,7 +230,7 @@ def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
         )
         blocks.append(Text(words))
     if shown:
-        blocks += [figures.shrinkage(found, e) for e in shown]
+        blocks += [pictures.shrinkage(found, e) for e in shown]
     else:
         blocks.append(
             Text(
@@ -260,7 +260,7 @@ def _predictions(found: Measured) -> Section | None:
     if found.scores is None:
         return None
     rows = "held-out" if found.scored.held_out else "training"
-    drawn = [figure for figure in (figures.calibration(found), figures.rates(found)) if figure]
+    drawn = [figure for figure in (pictures.calibration(found), pictures.rates(found)) if figure]
     tables = (_score_summary(found.scores), _score_table(found.scores, rows))
     return Section("predictions", "Predictions and calibration", (*drawn, *tables))
 
@@ -316,7 +316,7 @@ def _score_table(scores: pd.DataFrame, rows: str) -> Table:
 
 def _strangers(found: Measured) -> Section | None:
     """Show how well the uncertainty of predictions separates foreign rows from the clients' own rows."""
-    drawn = figures.strangers(found)
+    drawn = pictures.strangers(found)
     if drawn is None or found.scored.foreign is None:
         return None
     names = {

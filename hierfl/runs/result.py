@@ -31,8 +31,8 @@ from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.draws import Draws, posterior_draws
+from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, predict
-from hierfl.posterior.rows import replicate
 from hierfl.program.program import Program
 from hierfl.runs import saved
 from hierfl.runs.identity import about

@@ -27,7 +27,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
 from hierfl.posterior import arviz_groups as groups
 from hierfl.posterior import arviz_io as posterior
-from hierfl.posterior.rows import log_likelihoods, observed
+from hierfl.posterior.labels import log_likelihoods, observed
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 

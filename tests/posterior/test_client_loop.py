@@ -24,8 +24,8 @@ from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction
 from hierfl.posterior.client_loop import each_client, each_draw
 from hierfl.posterior.corrected import own_k_hat
+from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
-from hierfl.posterior.rows import log_likelihoods
 from hierfl.posterior.snapshot import Restricted, Snapshot, restricted
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, regression

@@ -21,7 +21,7 @@ from hierfl.diagnostics import corrected
 from hierfl.guides.global_sites import normal_params, positive
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.posterior.corrected import own_k_hat, posterior_weights
-from hierfl.posterior.rows import log_likelihoods
+from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.snapshot import Restricted, restricted
 from hierfl.posterior.weights import weigh
 from hierfl.runs.result import Fit

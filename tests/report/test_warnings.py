@@ -27,7 +27,7 @@ from hierfl.methods import fedsvi
 from hierfl.models import bayesian_network, network
 from hierfl.report.measure import measure
 from hierfl.report.measurements import Measured
-from hierfl.report.rounds import table_of_rounds
+from hierfl.report.table_of_rounds import table_of_rounds
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted
@@ -292,7 +292,9 @@ def test_rounds_without_an_elbo_are_tabulated() -> None:
 def planted() -> Fit:
     """Return a fit whose history reports every problem that a history can."""
     f = fit(fedsvi(regression, guides.mean_field), federation((30, 4, 25)), rounds=1)
-    history = [{"round": r, "clients": 3, "validation_log_score": -0.5} for r in range(6)]
+    history: list[dict[str, Any]] = [
+        {"round": r, "clients": 3, "validation_log_score": -0.5} for r in range(6)
+    ]
     history[-1] |= {
         "left_out": ({"client": "east", "reason": "it fails"},),
         "far_out": ({"client": "east", "times": 60.0},),
