@@ -18,7 +18,7 @@ from hierfl.comparisons.scores import WEIGHTINGS, Score, by_client, means, means
 from hierfl.comparisons.study_evaluation import Evaluation
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
-    client_slopes,
+    client_gradients,
     coherence,
     loss_deviations,
     out_of_distribution,
@@ -111,7 +111,7 @@ class Watch:
             scores = means(self._predicted(own, test), self.federation.variance)
             found["P, new"] = scores[self.evaluation.weighting, self.evaluation.metric]
         if "coherence" in along:
-            slopes = client_slopes(fit, draws=self.draws, seed=self.seed)
+            slopes = client_gradients(fit, draws=self.draws, seed=self.seed)
             trained = slopes[slopes.norm(dim=1) > 0.0]  # one that has taken no step may have none
             if len(trained) > 1:
                 found["coherence"] = coherence(trained).minus_log_det

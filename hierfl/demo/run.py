@@ -150,7 +150,7 @@ def run(
     page = fits[POSTERIOR].report(
         folder / "report.html",
         held_out=test,
-        alone=fits[LOCAL],
+        local_only=fits[LOCAL],
         title=title,
         draws=effort.draws,
         seed=seed,

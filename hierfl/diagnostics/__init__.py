@@ -13,7 +13,7 @@ from hierfl.diagnostics.calibration import (
 )
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.client_scores import across_clients, client_scores, crps
-from hierfl.diagnostics.coherence import Coherence, client_slopes, coherence, loss_deviations
+from hierfl.diagnostics.coherence import Coherence, client_gradients, coherence, loss_deviations
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.generalization import Gap, effective_clients, generalization_gap
 from hierfl.diagnostics.loo import Loo, compare, loo
@@ -52,9 +52,9 @@ __all__ = [
     "audit",
     "auroc",
     "calibration_error",
+    "client_gradients",
     "client_rates",
     "client_scores",
-    "client_slopes",
     "coherence",
     "compare",
     "confidence",

@@ -48,7 +48,7 @@ def coherence(vectors: Tensor) -> Coherence:
     """
     if not isinstance(vectors, Tensor):
         raise TypeError(
-            f"vectors is {shown(vectors)}: it must be a tensor (N, d), as of client_slopes(fit)"
+            f"vectors is {shown(vectors)}: it must be a tensor (N, d), as of client_gradients(fit)"
         )
     if vectors.dim() != 2 or len(vectors) < 2:
         raise ValueError(
@@ -68,7 +68,7 @@ def coherence(vectors: Tensor) -> Coherence:
 
 
 @one_at_a_time
-def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
+def client_gradients(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
     """Return each client's gradient in the global params, d (NLL_i + KL_i) / d theta, (N, P).
 
     At a client's own optimum this is the gradient of its envelope, the minimum over w_i of its objective. For

@@ -169,7 +169,7 @@ def sbc(
     draws: int = 99,
     steps: int = 1000,
     optimizer: Optimizer = Adam(0.05),  # noqa: B008 (frozen)
-    particles: int = 4,
+    num_particles: int = 4,
     seed: int = 0,
 ) -> Sbc:
     """Run simulation-based calibration of a guide on data sets drawn from the model.
@@ -184,15 +184,15 @@ def sbc(
         steps: of each fit; the step size is the optimizer's in the first half, and falls linearly to 0 in the
             second.
         optimizer: SGD, Adam or a torchopt transformation.
-        particles: draws of the guide a step.
+        num_particles: draws of the guide a step.
         seed: of the data sets, the steps and the draws.
 
     Raises:
         ProgramError: data cannot be drawn from the model, or the guide draws one client at a time.
-        ValueError: `replications`, `draws`, `steps` or `particles` is below 1.
+        ValueError: `replications`, `draws`, `steps` or `num_particles` is below 1.
     """
-    if min(replications, draws, steps, particles) < 1:
-        raise ValueError("replications, draws, steps and particles must be 1 or more")
+    if min(replications, draws, steps, num_particles) < 1:
+        raise ValueError("replications, draws, steps and num_particles must be 1 or more")
     program = read(model, guide, data_like, seed=seed)
     if not program.in_vmap:
         raise ProgramError(
@@ -205,7 +205,7 @@ def sbc(
     parts, elbo = [], []
     for ids in torch.arange(replications, dtype=torch.int32).split(AT_ONCE):
         mine, true = ({name: v[ids.long()] for name, v in of.items()} for of in (labels, truth))
-        params, loss = _fitted(program, batch, mine, ids, steps, optimizer, particles)
+        params, loss = _fitted(program, batch, mine, ids, steps, optimizer, num_particles)
         parts.append(_ranks(program, batch, params, mine, true, ids, draws))
         elbo.append(-loss)
     ranks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -231,7 +231,7 @@ def _fitted(
     ids: Tensor,
     steps: int,
     optimizer: Optimizer,
-    particles: int,
+    num_particles: int,
 ) -> tuple[Params, Tensor]:
     """Fit the guides of some replications: params (R, ...), and the negative ELBO of the last step, (R,)."""
     shared, own = program.start()
@@ -249,7 +249,7 @@ def _fitted(
                 terms = program.terms(p, b)
                 return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
-            return over_draws(drawn_once, rows, particles)
+            return over_draws(drawn_once, rows, num_particles)
 
         return slope(negative_elbo, params)
 

@@ -57,7 +57,7 @@ def prior_predictive(
             f"param '{param.name}' of the model has no prior to be drawn from: give it one, "
             "pyro.sample, or fit the model and call fit.prior(predictive=True)"
         )
-    return prior_data(before, draws, seed=seed, sites=None, expand=EXPAND, predictive=True)
+    return prior_data(before, draws, seed=seed, var_names=None, expand=EXPAND, predictive=True)
 
 
 def _before_the_first_round(model: Model, rows: ClientData) -> Snapshot:

@@ -120,7 +120,7 @@ class FitOverNodes:
             raise ValueError(
                 "the program has no global site: what it has of clients is at the nodes"
             )
-        return self._server.posterior(draws, seed=seed, sites=sites, correct=None)
+        return self._server.posterior(draws, seed=seed, var_names=sites, correct=None)
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.

@@ -25,8 +25,8 @@ def client_forest(
     names: Sequence[str],
     *,
     rows: ArrayLike | None = None,
-    alone: ArrayLike | None = None,
-    expected: ArrayLike | None = None,
+    local_only: ArrayLike | None = None,
+    prior: ArrayLike | None = None,
     prob: float = 0.9,
 ) -> Axes:
     """Draw a forest plot of one scalar of every client, over the global prior.
@@ -41,8 +41,8 @@ def client_forest(
         names: N client names. Up to 40 clients are named, with their number of rows if `rows` is given.
         rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks have the
             same size.
-        alone: (N,) local-only estimates, from each client's own rows; drawn as hollow diamonds.
-        expected: draws of the global prior, (S, N) for each client or (S,) for a new one; drawn as a gray
+        local_only: (N,) local-only estimates, from each client's own rows; drawn as hollow diamonds.
+        prior: draws of the global prior, (S, N) for each client or (S,) for a new one; drawn as a gray
             band with a line at the median.
         prob: probability of the wider interval and of the gray band.
 
@@ -56,12 +56,12 @@ def client_forest(
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     order = np.argsort(-count, kind="stable")
     tails = [0.5 - prob / 2, 0.25, 0.5, 0.75, 0.5 + prob / 2]
-    if expected is not None:
-        _prior_band(ax, np.asarray(expected, dtype=float), order, tails)
+    if prior is not None:
+        _prior_band(ax, np.asarray(prior, dtype=float), order, tails)
     size = mark_areas(count[order], largest=46.0 if len(names) <= NAMED else 22.0)
     _posterior_intervals(ax, values[:, order], tails, size)
-    if alone is not None:
-        _local_only_marks(ax, np.asarray(alone, dtype=float)[order], size)
+    if local_only is not None:
+        _local_only_marks(ax, np.asarray(local_only, dtype=float)[order], size)
     _label_clients(ax, [names[i] for i in order], count[order], with_rows=rows is not None)
     return plain(ax)
 
@@ -96,9 +96,9 @@ def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Flo
     )
 
 
-def _local_only_marks(ax: Axes, alone: Floats, size: Floats) -> None:
+def _local_only_marks(ax: Axes, local_only: Floats, size: Floats) -> None:
     """Draw each client's local-only estimate as a hollow diamond."""
-    at = np.arange(len(alone), dtype=float)
+    at = np.arange(len(local_only), dtype=float)
     style: dict[str, Any] = {
         "facecolor": "white",
         "edgecolor": COLORS[1],
@@ -106,7 +106,7 @@ def _local_only_marks(ax: Axes, alone: Floats, size: Floats) -> None:
         "marker": "D",
         "zorder": 3.5,
     }
-    ax.scatter(alone, at, s=np.maximum(size * 0.7, 8.0), label="own rows only", **style)
+    ax.scatter(local_only, at, s=np.maximum(size * 0.7, 8.0), label="own rows only", **style)
 
 
 def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool) -> None:
@@ -122,7 +122,7 @@ def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool)
 
 def shrinkage(
     ax: Axes,
-    alone: ArrayLike,
+    local_only: ArrayLike,
     together: ArrayLike,
     *,
     rows: ArrayLike | None = None,
@@ -136,7 +136,7 @@ def shrinkage(
 
     Args:
         ax: axes to draw on.
-        alone: (N,) local-only estimates, from each client's own rows.
+        local_only: (N,) local-only estimates, from each client's own rows.
         together: (N,) estimates of the hierarchical model.
         rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks have the
             same size.
@@ -146,9 +146,9 @@ def shrinkage(
         `ax`.
 
     Raises:
-        ValueError: `alone` and `together` have different shapes, are not one-dimensional, or are empty.
+        ValueError: `local_only` and `together` have different shapes, are not one-dimensional, or are empty.
     """
-    x, y = np.asarray(alone, dtype=float), np.asarray(together, dtype=float)
+    x, y = np.asarray(local_only, dtype=float), np.asarray(together, dtype=float)
     if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(
             f"estimates have the shapes {x.shape} and {y.shape}: both must be (N,), N > 0"
@@ -190,14 +190,12 @@ def _reference_lines(ax: Axes, span: Floats, center: float | None) -> None:
         )
 
 
-def prior_and_clients(
-    ax: Axes, expected: ArrayLike, draws: ArrayLike, names: Sequence[str]
-) -> Axes:
+def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Sequence[str]) -> Axes:
     """Draw the density of the global prior beside the density of every client's posterior.
 
     Args:
         ax: axes to draw on.
-        expected: (S,) or (S, N) draws of the global prior, what the global level alone predicts for a client.
+        prior: (S,) or (S, N) draws of the global prior, what the global level alone predicts for a client.
         draws: (S, N) posterior draws, one column per client.
         names: N client names. Up to six clients have a color and a legend entry each; more are thin lines of
             one color.
@@ -208,7 +206,7 @@ def prior_and_clients(
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.
     """
-    values, prior = _draws(draws, names), np.asarray(expected, dtype=float).ravel()
+    values, prior = _draws(draws, names), np.asarray(prior, dtype=float).ravel()
     ends = np.quantile(np.concatenate([prior, values.ravel()]), [0.003, 0.997])
     margin = 0.05 * float(np.ptp(ends))
     grid = np.linspace(float(ends[0]) - margin, float(ends[1]) + margin, 300)

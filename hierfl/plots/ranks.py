@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hierfl.diagnostics.sbc import Sbc
 
 
-def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
+def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     """Draw the ECDF of a site's ranks minus the uniform CDF, one line per scalar, over a simultaneous band.
 
     A line above the band on the left and below it on the right shows a guide that is too narrow. A single
@@ -24,7 +24,7 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
 
     Args:
         ax: axes to draw on.
-        found: result of `hierfl.diagnostics.sbc`.
+        result: result of `hierfl.diagnostics.sbc`.
         site: name of a global or local site.
         prob: probability with which one whole line lies in the band, if its ranks are uniform.
 
@@ -34,7 +34,7 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     Raises:
         KeyError: there is no site of that name.
     """
-    frame = found.ecdf(site, prob=prob)
+    frame = result.ecdf(site, prob=prob)
     at = frame.index.to_numpy()
     ax.fill_between(
         at,
@@ -76,16 +76,16 @@ def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
         )
 
 
-def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
+def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
     """Draw a histogram of a site's ranks over the range that one bin would have if ranks were uniform.
 
     The ranks of all scalars and all clients of the site are pooled.
 
     Args:
         ax: axes to draw on.
-        found: result of `hierfl.diagnostics.sbc`.
+        result: result of `hierfl.diagnostics.sbc`.
         site: name of a global or local site.
-        bins: number of bins over the ranks 0 to `found.draws`.
+        bins: number of bins over the ranks 0 to `result.draws`.
         prob: probability of the range for a single bin, assuming independent ranks. Ranks of several scalars
             of one data set are not quite independent.
 
@@ -95,19 +95,19 @@ def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: flo
     Raises:
         KeyError: there is no site of that name.
     """
-    if site not in {**found.shared, **found.own}:
+    if site not in {**result.shared, **result.own}:
         raise KeyError(
-            f"there is no site '{site}': the sites are {', '.join([*found.shared, *found.own])}"
+            f"there is no site '{site}': the sites are {', '.join([*result.shared, *result.own])}"
         )
-    ranks = {**found.shared, **found.own}[site].flatten()
-    edges = np.linspace(0, found.draws + 1, bins + 1)
+    ranks = {**result.shared, **result.own}[site].flatten()
+    edges = np.linspace(0, result.draws + 1, bins + 1)
     ax.hist(ranks, bins=list(edges), color=COLORS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
     low, high = stats.binom.interval(prob, len(ranks), 1.0 / bins)
     ax.axhspan(
         low, high, color="0.87", linewidth=0.0, zorder=0, label=f"{prob:.0%} range if uniform"
     )
-    ax.set_xlabel(f"rank of the true value among {found.draws} draws")
-    ax.set_ylabel("replications" if len(ranks) == found.replications else "ranks")
+    ax.set_xlabel(f"rank of the true value among {result.draws} draws")
+    ax.set_ylabel("replications" if len(ranks) == result.replications else "ranks")
     return _titled(ax, site)
 
 

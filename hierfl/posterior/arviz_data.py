@@ -30,24 +30,24 @@ def posterior_data(
     draws: int,
     *,
     seed: int,
-    sites: Collection[str] | None,
+    var_names: Collection[str] | None,
     expand: int,
     correct: Literal["psis"] | None,
     log_likelihood: bool,
 ) -> Any:
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
     expect_count(draws, "draws")
-    _check_sites(sites)
+    _check_names(var_names)
     if correct not in (None, "psis"):
         raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
     if correct is None:
-        found = drawn_groups(fit, draws, seed=seed, sites=sites, expand=expand)
+        found = drawn_groups(fit, draws, seed=seed, var_names=var_names, expand=expand)
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
         about_draws = _about_uncorrected(fit)
     else:
         weighed = corrected(fit, draws, seed=seed)
         latents = weighed.draws
-        found = given_groups(fit, "posterior", latents, sites=sites, expand=expand)
+        found = given_groups(fit, "posterior", latents, var_names=var_names, expand=expand)
         about_draws = {"approximation": RESAMPLED, **_about(weighed, len(fit.clients))}
     if log_likelihood and latents is not None:
         data = fit.federation.data
@@ -100,15 +100,15 @@ def prior_data(
     draws: int,
     *,
     seed: int,
-    sites: Collection[str] | None,
+    var_names: Collection[str] | None,
     expand: int,
     predictive: bool,
 ) -> Any:
     """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
     expect_count(draws, "draws")
-    _check_sites(sites)
+    _check_names(var_names)
     drawn = prior_draws(fit, draws=draws, seed=seed)
-    found = given_groups(fit, "prior", drawn, sites=sites, expand=expand)
+    found = given_groups(fit, "prior", drawn, var_names=var_names, expand=expand)
     if predictive:
         _check_drawable(fit)
         data = fit.federation.data
@@ -123,6 +123,8 @@ def _check_drawable(fit: Snapshot) -> None:
         fit.program.observed_site(None)
 
 
-def _check_sites(sites: object) -> None:
-    if sites is not None and not isinstance(sites, Collection):
-        raise TypeError(f"sites is {shown(sites)}: it must be a list of names, or None for all")
+def _check_names(var_names: object) -> None:
+    if var_names is not None and not isinstance(var_names, Collection):
+        raise TypeError(
+            f"var_names is {shown(var_names)}: it must be a list of names, or None for all"
+        )

@@ -129,17 +129,19 @@ def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
 
 
 def drawn_groups(
-    fit: Snapshot, draws: int, *, seed: int, sites: Collection[str] | None, expand: int
+    fit: Snapshot, draws: int, *, seed: int, var_names: Collection[str] | None, expand: int
 ) -> Groups:
-    """Draw from the guide; write out what is small or named in `sites`, and summarize other networks by layer.
+    """Draw from the guide; write out what is small or named in `var_names`, and summarize other networks by layer.
 
     Raises:
-        KeyError: a site in `sites` does not exist.
+        KeyError: a site in `var_names` does not exist.
     """
     # of a fit without rows the global sites can be drawn even where the guide reads rows
-    of_all = sites is not None and set(sites) <= global_sites(fit.program)
+    of_all = var_names is not None and set(var_names) <= global_sites(fit.program)
     keep, large = split(
-        posterior_draws(fit, draws=1, seed=seed, keep=sites if of_all else None), sites, expand
+        posterior_draws(fit, draws=1, seed=seed, keep=var_names if of_all else None),
+        var_names,
+        expand,
     )
     groups = Groups(fit)
     groups.sites("posterior", posterior_draws(fit, draws=draws, seed=seed, keep=keep))
@@ -149,10 +151,10 @@ def drawn_groups(
 
 
 def given_groups(
-    fit: Snapshot, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int
+    fit: Snapshot, group: str, draws: Draws, *, var_names: Collection[str] | None, expand: int
 ) -> Groups:
     """Do the same with draws that are given."""
-    keep, large = split(draws, sites, expand)
+    keep, large = split(draws, var_names, expand)
     groups = Groups(fit)
     groups.sites(
         group,

@@ -71,19 +71,19 @@ def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
 
 
 def split(
-    draws: Draws, sites: Collection[str] | None, expand: int
+    draws: Draws, var_names: Collection[str] | None, expand: int
 ) -> tuple[set[str], dict[str, Network]]:
     """Return the sites to write out, and the networks to summarize by layer.
 
     A network is summarized where it has more than `expand` numbers, of one client or of the global level.
-    With `sites` given, exactly those are written out. A global network with the name of a local one becomes
+    With `var_names` given, exactly those are written out. A global network with the name of a local one becomes
     `<name>_shared`.
     """
     sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {
         name: v[0, 0].numel() for name, v in draws.own.items()
     }
-    if sites is not None:
-        return _named(sites, sizes), {}
+    if var_names is not None:
+        return _named(var_names, sizes), {}
     kinds: dict[tuple[str, bool], list[str]] = {}
     for name in sizes:
         kinds.setdefault((name.split(".")[0], name in draws.own), []).append(name)
@@ -99,13 +99,13 @@ def split(
     }
 
 
-def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
-    if isinstance(sites, str):
-        raise KeyError(f"sites is the string '{sites}': it must be a list, ['{sites}']")
-    foreign = [site for site in sites if site not in known]
+def _named(var_names: Collection[str], known: Collection[str]) -> set[str]:
+    if isinstance(var_names, str):
+        raise KeyError(f"var_names is the string '{var_names}': it must be a list, ['{var_names}']")
+    foreign = [site for site in var_names if site not in known]
     if foreign:
         raise KeyError(f"there is no site '{foreign[0]}'; those there are: {', '.join(known)}")
-    return set(sites)
+    return set(var_names)
 
 
 def summaries(

@@ -33,7 +33,7 @@ def measure(
     *,
     held_out: ClientData | None,
     foreign: ClientData | None,
-    alone: Snapshot | None,
+    local_only: Snapshot | None,
     site: str | None,
     draws: int,
     seed: int,
@@ -44,9 +44,9 @@ def measure(
         All measurements.
 
     Raises:
-        KeyError: rows belong to a client that was not fitted, or `alone` lacks a client.
+        KeyError: rows belong to a client that was not fitted, or `local_only` lacks a client.
         ValueError: a field is missing; there are several observed sites and `site` is None; the held-out rows
-            have no labels; or `alone` has none of the fit's local sites.
+            have no labels; or `local_only` has none of the fit's local sites.
     """
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
@@ -79,7 +79,7 @@ def measure(
         scored=scored,
         draws=drawn,
         expected=expected,
-        alone={} if alone is None else _alone(fit, alone, seed),
+        local_only={} if local_only is None else _local_means(fit, local_only, seed),
     )
 
 
@@ -137,18 +137,18 @@ def _evidence(
     )
 
 
-def _alone(fit: Snapshot, alone: Snapshot, seed: int) -> dict[str, Tensor]:
+def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Tensor]:
     """Return the posterior means of the local sites in a local-only fit, site -> (N, *shape).
 
     Raises:
         KeyError: it lacks one of the clients.
         ValueError: it has none of the local sites of `fit`.
     """
-    expect_fit(alone, "alone")
-    place = alone.federation.data.index(fit.clients)
+    expect_fit(local_only, "local_only")
+    place = local_only.federation.data.index(fit.clients)
     found = {
         name: value.mean(0)[place]
-        for name, value in posterior_draws(alone, draws=200, seed=seed).own.items()
+        for name, value in posterior_draws(local_only, draws=200, seed=seed).own.items()
     }
     known = {site.name for site in fit.program.latents.local_block.sites} | set(fit.program.derived)
     if not known & set(found):

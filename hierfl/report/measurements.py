@@ -27,13 +27,13 @@ class Entry:
         draws: posterior draws, (S, N) of a local site or (S,) of a global one.
         expected: (S, N) draws of the global prior, what the global level alone predicts for each client;
             None: unknown.
-        alone: (N,) local-only estimates; None: not given.
+        local_only: (N,) local-only estimates; None: not given.
     """
 
     label: str
     draws: Floats
     expected: Floats | None = None
-    alone: Floats | None = None
+    local_only: Floats | None = None
 
     @property
     def middle(self) -> float:
@@ -60,14 +60,14 @@ class Measured:
         draws: posterior draws; None: fewer than 50 were requested or can be held.
         expected: draws of the global prior, site -> (S, N, *shape); None: there are no draws, no local sites,
             or the clients' prior cannot be drawn from.
-        alone: local-only estimates, site -> (N, *shape).
+        local_only: local-only estimates, site -> (N, *shape).
     """
 
     evidence: Evidence
     scored: Scored
     draws: Draws | None
     expected: Mapping[str, Tensor] | None
-    alone: Mapping[str, Tensor]
+    local_only: Mapping[str, Tensor]
 
     @property
     def fit(self) -> Snapshot:
@@ -96,9 +96,9 @@ class Measured:
             lone: list[Floats | None] = [None] * len(columns)
             if self.expected is not None:
                 prior = [v for _, v in self._columns(name, self.expected[name], 2)]
-            alone = self.alone.get(name)
-            if alone is not None and alone.shape == self.draws.own[name].shape[1:]:
-                lone = [v[0] for _, v in self._columns(name, alone[None], 2)]
+            local_only = self.local_only.get(name)
+            if local_only is not None and local_only.shape == self.draws.own[name].shape[1:]:
+                lone = [v[0] for _, v in self._columns(name, local_only[None], 2)]
             found += [
                 Entry(*column, p, a) for column, p, a in zip(columns, prior, lone, strict=True)
             ]

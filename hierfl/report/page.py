@@ -63,7 +63,7 @@ def write(
     *,
     held_out: ClientData | None = None,
     foreign: ClientData | None = None,
-    alone: Snapshot | None = None,
+    local_only: Snapshot | None = None,
     site: str | None = None,
     title: str | None = None,
     draws: int = 400,
@@ -73,7 +73,13 @@ def write(
     where = expect_path(path, "path", "report.html")
     _check_place(where)
     found = measure(
-        fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed
+        fit,
+        held_out=held_out,
+        foreign=foreign,
+        local_only=local_only,
+        site=site,
+        draws=draws,
+        seed=seed,
     )
     of_fit = checks_of_fit(found.evidence)
     asked, judged = [*of_fit, *checks_of_predictions(found.scored)], verdict(of_fit)

@@ -73,7 +73,9 @@ def forest(found: Measured, entry: Entry) -> Picture:
         expected = entry.expected
         if expected is not None and same_for_all(found.fit):
             expected = expected.ravel()  # the same for every client
-        plots.client_forest(ax, entry.draws, names, rows=rows, alone=entry.alone, expected=expected)
+        plots.client_forest(
+            ax, entry.draws, names, rows=rows, local_only=entry.local_only, prior=expected
+        )
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
         ends = np.quantile(entry.draws, [0.05, 0.5, 0.95], axis=0)
@@ -95,7 +97,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
             caption
             + (
                 " Hollow diamonds: estimates from each client's own rows only."
-                if entry.alone is not None
+                if entry.local_only is not None
                 else ""
             ),
         )
@@ -108,18 +110,18 @@ def borrowed(entry: Entry) -> float:
 
     One minus the slope of the regression of y on x through the origin.
     """
-    assert entry.alone is not None
-    x, y = entry.alone - entry.middle, entry.draws.mean(0) - entry.middle
+    assert entry.local_only is not None
+    x, y = entry.local_only - entry.middle, entry.draws.mean(0) - entry.middle
     return float(1.0 - (x @ y) / max(float(x @ x), 1e-300))
 
 
 def shrinkage(found: Measured, entry: Entry) -> Picture:
     """Draw the hierarchical estimates of one scalar against the local-only estimates."""
-    assert entry.alone is not None
+    assert entry.local_only is not None
     with style():
         figure, ax = _figure(NARROW, 4.6)
         rows = found.fit.federation.data.counts.numpy()
-        plots.shrinkage(ax, entry.alone, entry.draws.mean(0), rows=rows, center=entry.middle)
+        plots.shrinkage(ax, entry.local_only, entry.draws.mean(0), rows=rows, center=entry.middle)
         ax.set_title(entry.label, fontsize=9)
         _legend(figure, ax, columns=2)
         moved = share(min(max(borrowed(entry), 0.0), 1.0))

@@ -155,7 +155,7 @@ def _own(found: Measured) -> list[Section]:
             (*blocks, *([map_] if map_ else []), _client_table(found, shown[:2])),
         )
     ]
-    return [*sections, _shrinkage(found, [e for e in shown if e.alone is not None])]
+    return [*sections, _shrinkage(found, [e for e in shown if e.local_only is not None])]
 
 
 def _client_table(found: Measured, shown: list[Entry]) -> Table:
@@ -234,7 +234,7 @@ def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     else:
         blocks.append(
             Text(
-                "No local-only fit was given (alone=), so the estimates cannot be compared with "
+                "No local-only fit was given (local_only=), so the estimates cannot be compared with "
                 "local-only ones."
             )
         )

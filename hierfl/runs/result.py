@@ -104,7 +104,7 @@ class Fit:
         draws: int = 1000,
         *,
         seed: int = 0,
-        sites: Collection[str] | None = None,
+        var_names: Collection[str] | None = None,
         expand: int = EXPAND,
         correct: Literal["auto", "psis"] | None = "auto",
         log_likelihood: bool = False,
@@ -118,7 +118,7 @@ class Fit:
         Args:
             draws: S.
             seed: of the draws.
-            sites: return only these, written out however large they are.
+            var_names: return only these sites, written out however large they are.
             expand: the largest network, in numbers of one client or of the global level, that is still
                 written out.
             correct: "psis": weigh the guide's draws and resample them until they are the posterior's, in one
@@ -129,7 +129,7 @@ class Fit:
                 az.waic need.
 
         Raises:
-            KeyError: a site in `sites` does not exist.
+            KeyError: a site in `var_names` does not exist.
             ValueError: `draws` is below 1; `correct` is given and the guide has no density; `log_likelihood`
                 is given and the rows have no labels.
         """
@@ -139,7 +139,7 @@ class Fit:
             self,
             draws,
             seed=seed,
-            sites=sites,
+            var_names=var_names,
             expand=expand,
             correct=correct,
             log_likelihood=log_likelihood,
@@ -169,7 +169,7 @@ class Fit:
         draws: int = 500,
         *,
         seed: int = 0,
-        sites: Collection[str] | None = None,
+        var_names: Collection[str] | None = None,
         expand: int = EXPAND,
         predictive: bool = False,
     ) -> InferenceData:
@@ -178,15 +178,17 @@ class Fit:
         Args:
             draws: S.
             seed: of the draws.
-            sites: return only these, written out however large they are.
+            var_names: return only these sites, written out however large they are.
             expand: as in `posterior`.
             predictive: add a label of each row: groups `prior_predictive` and `observed_data`.
 
         Raises:
-            KeyError: a site in `sites` does not exist.
+            KeyError: a site in `var_names` does not exist.
             ValueError: `draws` is below 1.
         """
-        return prior_data(self, draws, seed=seed, sites=sites, expand=expand, predictive=predictive)
+        return prior_data(
+            self, draws, seed=seed, var_names=var_names, expand=expand, predictive=predictive
+        )
 
     def predict(
         self, rows: ClientData | Frames, *, site: str | None = None, draws: int = 200, seed: int = 0
@@ -291,7 +293,7 @@ class Fit:
         *,
         held_out: ClientData | Frames | None = None,
         foreign: ClientData | Frames | None = None,
-        alone: Fit | None = None,
+        local_only: Fit | None = None,
         site: str | None = None,
         title: str | None = None,
         draws: int = 400,
@@ -305,7 +307,7 @@ class Fit:
                 training rows are scored, with a warning.
             foreign: out-of-distribution rows under the clients' names, to see whether predictions are less
                 certain.
-            alone: a fit of the same local sites in which clients share nothing; its estimates are shown
+            local_only: a fit of the same local sites in which clients share nothing; its estimates are shown
                 beside this fit's.
             site: the observed site that is scored, as in `predict`.
             title: of the page.
@@ -328,7 +330,7 @@ class Fit:
             path,
             held_out=None if held_out is None else self._rows(held_out),
             foreign=None if foreign is None else self._rows(foreign),
-            alone=alone,
+            local_only=local_only,
             site=site,
             title=title,
             draws=draws,

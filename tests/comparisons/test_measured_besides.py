@@ -23,7 +23,7 @@ from hierfl.comparisons.scores import by_client, means
 from hierfl.comparisons.study_file import Study
 from hierfl.comparisons.tables import table_of
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics import client_slopes, coherence
+from hierfl.diagnostics import client_gradients, coherence
 from hierfl.studies.lines import least_squares
 from hierfl.studies.results import quiet
 from tests.comparisons.small import study
@@ -90,7 +90,9 @@ def test_new_clients_and_coherence_stand_beside_the_curve() -> None:
     own = study(methods=[{"name": "ditto"}], evaluation=asked)
     rows = of_study(own, 0)
     fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0)
-    assert last["coherence"] == pytest.approx(coherence(client_slopes(fit)).minus_log_det, rel=1e-3)
+    assert last["coherence"] == pytest.approx(
+        coherence(client_gradients(fit)).minus_log_det, rel=1e-3
+    )
     clients = pd.DataFrame(found["clients"])
     assert len(clients) == 3 * 4 * 2  # rounds, clients, and P and G
     at_end = clients[(clients["round"] == 3) & (clients["score"] == "P")]

@@ -58,7 +58,7 @@ COUNTS: dict[str, Callable[[hierfl.Fit, Any], Any]] = {
     "loo": lambda f, v: diagnostics.loo(f, draws=v),
     "corrected": lambda f, v: diagnostics.corrected(f, v),
     "convergence": lambda f, v: diagnostics.convergence(f, draws=v),
-    "client_slopes": lambda f, v: diagnostics.client_slopes(f, draws=v),
+    "client_gradients": lambda f, v: diagnostics.client_gradients(f, draws=v),
     "seed": lambda f, v: f.draws(2, seed=v),
     "seed of a prediction": lambda f, v: f.predict(federation(), draws=2, seed=v),
 }
@@ -74,7 +74,7 @@ def test_a_count_that_is_no_integer(what: str) -> None:
 
 FITS: dict[str, Callable[[Any], Any]] = {
     "convergence": diagnostics.convergence,
-    "client_slopes": diagnostics.client_slopes,
+    "client_gradients": diagnostics.client_gradients,
     "loo": diagnostics.loo,
     "against_nuts": diagnostics.against_nuts,
     "the prior of pac_bayes": lambda v: hierfl.diagnostics.pac_bayes(fitted(), prior=v),
@@ -130,13 +130,13 @@ def test_what_is_no_path() -> None:
 def test_other_arguments_of_another_kind() -> None:
     with pytest.raises(TypeError, match="fits is a Fit: it must be a dict"):
         diagnostics.compare(fitted())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"sites is 2\.5: it must be a list of names"):
-        fitted().posterior(2, sites=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"var_names is 2\.5: it must be a list of names"):
+        fitted().posterior(2, var_names=2.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="site is a list: it must be the name of an observed site"):
         fitted().predict(federation(), site=["ill"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="vectors is a Fit: it must be a tensor"):
         diagnostics.coherence(fitted())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="table is a Prediction: hand over client_scores"):
         diagnostics.across_clients(predicted())
-    with pytest.raises(TypeError, match=r"alone is a ClientData: hand over what hierfl\.fit"):
-        fitted().report("never.html", alone=federation())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"local_only is a ClientData: hand over what hierfl\.fit"):
+        fitted().report("never.html", local_only=federation())  # type: ignore[arg-type]

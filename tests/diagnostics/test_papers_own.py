@@ -15,7 +15,7 @@ import torch
 import hierfl
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
-    client_slopes,
+    client_gradients,
     coherence,
     effective_clients,
     generalization_gap,
@@ -68,7 +68,7 @@ def test_slopes_of_fedavg_are_the_gradients_of_the_loss() -> None:
     fitted = fit(fedavg(network(line(), likelihood=normal(1.0))), data, rounds=1)
     weight, bias = fitted.message["theta.weight"][0], fitted.message["theta.bias"]
     residual = data.fields["x"] @ weight + bias - data.fields["y"]
-    found = client_slopes(fitted, draws=1)
+    found = client_gradients(fitted, draws=1)
     names = list(fitted.program.start()[0])
     for i, part in enumerate(residual.split(data.counts.tolist())):
         x = data.fields["x"][data.offsets[i] : data.offsets[i + 1]]
@@ -85,7 +85,7 @@ def test_slopes_of_pfedme_are_those_of_the_moreau_envelope() -> None:
         fitted.message, taken(fitted.progress.table, torch.tensor(0))
     )
     away = torch.cat([(params[n] - own[n.replace("theta", "w")][0]).flatten(1) for n in names], 1)
-    torch.testing.assert_close(client_slopes(fitted, draws=1), away)
+    torch.testing.assert_close(client_gradients(fitted, draws=1), away)
     assert 0.0 < coherence(away[:3]).estimate < 1.0
 
 
@@ -94,8 +94,8 @@ def test_slopes_do_not_depend_on_the_engine() -> None:
         fit(fedsvi(regression), federation(), rounds=2, engine=e)
         for e in ("vectorized", "sequential")
     ]
-    torch.testing.assert_close(*(client_slopes(f, draws=3) for f in both))
-    assert client_slopes(both[0], draws=3).shape[0] == 4
+    torch.testing.assert_close(*(client_gradients(f, draws=3) for f in both))
+    assert client_gradients(both[0], draws=3).shape[0] == 4
 
 
 # ------------------------------------------------------------------------------------------------ deviations

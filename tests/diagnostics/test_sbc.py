@@ -65,7 +65,7 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
     options: dict[str, Any] = {
         "replications": 120,
         "steps": 250,
-        "particles": 1,
+        "num_particles": 1,
         "optimizer": Adam(0.1),
     }
     exact, narrow = (
@@ -99,7 +99,7 @@ def test_500_replications_of_varying_slopes() -> None:
         rows_of(*COUNTS),
         replications=500,
         steps=600,
-        particles=1,
+        num_particles=1,
     )
     assert exact.table().p.min() > 0.001
     assert exact.coverage()["cover 90%"].between(0.87, 0.93).all()
@@ -110,7 +110,7 @@ def test_500_replications_of_varying_slopes() -> None:
         rows_of(*COUNTS),
         replications=500,
         steps=600,
-        particles=1,
+        num_particles=1,
     )
     assert narrow.coverage().loc["g", "cover 90%"] < 0.85
     assert narrow.table().p.min() < 1e-10
@@ -120,7 +120,7 @@ def test_500_replications_of_varying_slopes() -> None:
 def test_500_replications_with_an_unknown_spread() -> None:
     """The posterior is not Gaussian: structured is right for g and b, both are too narrow for tau."""
     exact, narrow = (
-        sbc(unknown_spread, family, rows_of(*COUNTS), replications=500, steps=800, particles=1)
+        sbc(unknown_spread, family, rows_of(*COUNTS), replications=500, steps=800, num_particles=1)
         for family in (guides.structured, guides.mean_field)
     )
     assert exact.coverage().loc[["g", "b"], "cover 90%"].between(0.87, 0.93).all()
@@ -130,7 +130,7 @@ def test_500_replications_with_an_unknown_spread() -> None:
 
 # ----------------------------------------------------------------------------------------------- replications
 def test_a_replication_depends_only_on_the_seed_and_its_number() -> None:
-    options: dict[str, Any] = {"steps": 3, "draws": 19, "particles": 2, "seed": 4}
+    options: dict[str, Any] = {"steps": 3, "draws": 19, "num_particles": 2, "seed": 4}
     five, three = (
         sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=n, **options)
         for n in (5, 3)

@@ -44,8 +44,8 @@ def test_a_forest_has_the_client_with_most_rows_on_top() -> None:
         draws(),
         NAMES,
         rows=ROWS,
-        alone=np.array([9.0, 8.0, 7.0, 6.0]),
-        expected=draws() * 2,
+        local_only=np.array([9.0, 8.0, 7.0, 6.0]),
+        prior=draws() * 2,
     )
     assert [t.get_text() for t in ax.get_yticklabels()] == [
         "south (50)",

@@ -208,13 +208,13 @@ def test_a_large_network_is_summarized_by_layer(net: Fit) -> None:
 
 
 def test_chosen_sites_are_written_in_full_whatever_their_size(net: Fit) -> None:
-    found: Any = net.posterior(7, seed=1, expand=10, sites=["w.2.bias"])["posterior"]
+    found: Any = net.posterior(7, seed=1, expand=10, var_names=["w.2.bias"])["posterior"]
     assert set(found.data_vars) == {"w.2.bias"}
     assert np.array_equal(found["w.2.bias"], net.posterior(7, seed=1)["posterior"]["w.2.bias"])
     with pytest.raises(KeyError, match=r"there is no site 'w.1.bias'; those there are: w.0.weight"):
-        net.posterior(3, sites=["w.1.bias"])
+        net.posterior(3, var_names=["w.1.bias"])
     with pytest.raises(KeyError, match="it must be a list"):
-        net.posterior(3, sites="w.2.bias")
+        net.posterior(3, var_names="w.2.bias")
 
 
 # ------------------------------------------------------------------ refusals
@@ -274,7 +274,7 @@ def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
             "HIERFL_PYTHON312 does not name a Python 3.12 with ArviZ 1 (pip install 'arviz>=1' "
             "h5netcdf h5py; no torch needed)"
         )
-    found = groups.drawn_groups(ill, 200, seed=0, sites=None, expand=1000)
+    found = groups.drawn_groups(ill, 200, seed=0, var_names=None, expand=1000)
     found.rows("log_likelihood", log_likelihoods(ill, ill.draws(200)), ill.federation.data)
     found.rows("observed_data", observed(ill, ill.federation.data), ill.federation.data)
     arrays = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.coherence import client_slopes
+from hierfl.diagnostics.coherence import client_gradients
 from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
@@ -41,7 +41,7 @@ ASKED: dict[str, Callable[[Fit], Tensor]] = {
     "pac_bayes": lambda f: torch.tensor(
         [pac_bayes(f, clip=(0.0, 9.0), draws=3).empirical_risk, pac_bayes(f, clip=(0.0, 9.0)).kl]
     ),
-    "client_slopes": lambda f: client_slopes(f, draws=3),
+    "client_gradients": lambda f: client_gradients(f, draws=3),
     "convergence": lambda f: torch.from_numpy(
         convergence(f, draws=4).gradient["size"].to_numpy(copy=True)
     ),
@@ -89,8 +89,8 @@ def test_a_restriction_is_a_snapshot_of_its_clients(inside: Fit) -> None:
     assert few.history.equals(inside.history)
     kept: list[Snapshot] = [inside, few]  # both satisfy the protocol: mypy checks this line
     assert all(s.program is inside.program for s in kept)
-    own = client_slopes(few, draws=3)
-    assert torch.allclose(own, client_slopes(inside, draws=3)[[2, 0]], atol=1e-12)
+    own = client_gradients(few, draws=3)
+    assert torch.allclose(own, client_gradients(inside, draws=3)[[2, 0]], atol=1e-12)
 
 
 def test_each_client_gets_its_own_part_of_what_is_given(inside: Fit) -> None:

@@ -74,7 +74,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path,
         held_out=test,
         foreign=test.with_fields(x=6.0 * test.fields["x"]).without("ill"),
-        alone=alone,
+        local_only=alone,
         draws=60,
     )
     return path

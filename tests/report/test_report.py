@@ -97,7 +97,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Page]:
     far = test.with_fields(x=6.0 * test.fields["x"]).without("ill")
     path = tmp_path_factory.mktemp("report") / "report.html"
     report = f.report(
-        path, held_out=test, foreign=far, alone=alone, title="Four <clients> & a page", draws=100
+        path,
+        held_out=test,
+        foreign=far,
+        local_only=alone,
+        title="Four <clients> & a page",
+        draws=100,
     )
     return report, Page(path.read_text(encoding="utf-8"))
 
@@ -243,7 +248,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     ):
         f.report(tmp_path / "r.html", held_out=test.without("ill"))
     with pytest.raises(ValueError, match="at least one must be in both"):
-        f.report(tmp_path / "r.html", alone=fitted("classes")[0], draws=60)
+        f.report(tmp_path / "r.html", local_only=fitted("classes")[0], draws=60)
     with pytest.raises(KeyError, match="was not fitted"):
         f.report(
             tmp_path / "r.html", held_out=replace(test, names=("north", "south", "east", "nobody"))

@@ -45,7 +45,7 @@ def measured(f: Fit, **given: Any) -> Measured:
     options: dict[str, Any] = {
         "held_out": None,
         "foreign": None,
-        "alone": None,
+        "local_only": None,
         "site": None,
         "draws": 60,
         "seed": 0,

@@ -98,7 +98,7 @@ def test_what_needs_no_rows_is_the_same_and_the_rest_is_refused(name: str, tmp_p
 def test_global_draws_need_no_rows_even_where_the_guide_reads_them(tmp_path: Path) -> None:
     fitted = fit(METHODS["conditional"](), federation(), rounds=2)
     fitted.save(tmp_path)
-    both: list[Any] = [f.posterior(5, sites=["loc"]) for f in (fitted, hierfl.load(tmp_path))]
+    both: list[Any] = [f.posterior(5, var_names=["loc"]) for f in (fitted, hierfl.load(tmp_path))]
     ours, theirs = (found.posterior for found in both)
     assert (ours["loc"].values == theirs["loc"].values).all()
 
