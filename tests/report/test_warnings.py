@@ -330,7 +330,7 @@ FITS: dict[str, Callable[[], Fit]] = {
         methods.fedlaplace(regression), federation(), rounds=1
     ),
     "an approximation that weights do not see": lambda: fit(
-        methods.fedlaplace(logistic, weighed=512, enough=200), federation(), rounds=15
+        methods.fedlaplace(logistic, draws=512, target_ess=200), federation(), rounds=15
     ),
 }
 
