@@ -14,18 +14,15 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.image import imread
-from torch import Tensor, nn
+from torch import nn
 from typer.testing import CliRunner
 
 import hierfl
 from hierfl import cli, studies
 from hierfl.core.trees import tree_leaves
-from hierfl.method import Each, Share
+from hierfl.methods.about import About, described, names
 from hierfl.program import marked
 from hierfl.runs import choice, until_good
-from tests.methods.test_messages import OTHERS
-from tests.methods.test_privacy import METHODS, SUMMARIES, TEN_ROUNDS, exchange
-from tests.programs import federation
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
@@ -199,10 +196,10 @@ def rows_of(page: str) -> dict[str, list[str]]:
     ("page", "names"),
     [
         ("docs/guides.md", set(hierfl.guides.__all__)),
-        ("docs/methods.md", set(hierfl.methods.__all__)),
+        ("docs/methods.md", set(names())),
         (
             "docs/privacy.md",
-            {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *SUMMARIES, *OTHERS)},
+            set(described(About)),
         ),
         ("docs/studies.md", set(studies.names())),
         ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "Summary"}),
@@ -220,28 +217,6 @@ def test_the_rooms_are_those_of_the_linter() -> None:
     table = TEXT["CONTRIBUTING.md"].split("## Where things are")[1].split("\n## ")[0]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert [set(re.findall(r"`(\w+)`", cell)) for cell in first] == layers
-
-
-@pytest.mark.parametrize("name", [*METHODS, *TEN_ROUNDS, *SUMMARIES, *OTHERS])
-def test_what_crosses_is_what_the_table_says(name: str) -> None:
-    """The shares that a client sends, which of them are weighted by rows, and whether it keeps anything."""
-    listed: dict[str, Any] = {**METHODS, **TEN_ROUNDS, **SUMMARIES, **OTHERS}
-    make = listed[name][0]
-    data = federation()
-    _, up, kept, _ = exchange(make(), data)
-    _, _, sends, keeps = rows_of("docs/privacy.md")[name.split()[0]]
-    assert set(re.findall(r"`(\w+)`", sends)) == set(up)
-    for share, starred in re.findall(r"`(\w+)`(\\\*)?", sends):
-        sent = up[share]
-        if isinstance(sent, Each):
-            assert not starred, f"{share}: it is in no mean, and has no weight"
-            continue
-        weight = sent.weight if isinstance(sent, Share) else sent.log_weight.exp()
-        assert isinstance(weight, Tensor)
-        by_rows = torch.allclose(weight, data.counts.to(weight))
-        assert by_rows == bool(starred), f"{share}: is it weighted by rows?"
-    if not name.startswith("fedsvi") and name != "fedep shared":
-        assert bool(tree_leaves(kept)) == (keeps != "nothing")
 
 
 def test_every_study_file_is_on_its_page() -> None:

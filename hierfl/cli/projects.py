@@ -16,11 +16,11 @@ def methods() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hierfl.methods.overview import HEADINGS, ROWS
+    from hierfl.methods.about import HEADINGS, About, described
 
-    table = Table(*HEADINGS, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in ROWS:
-        table.add_row(*row)
+    table = Table("method", *HEADINGS.values(), box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, about in described(About).items():
+        table.add_row(name, *(getattr(about, field) for field in HEADINGS))
     # words of nine columns break to pieces in a narrow window; a long line can be scrolled
     console = Console()
     Console(width=max(console.width, WIDE), markup=False).print(table)

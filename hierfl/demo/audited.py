@@ -10,6 +10,7 @@ from hierfl import methods
 from hierfl.data.clients import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.method import Method
+from hierfl.methods.about import names
 
 
 def method_of(text: str) -> Method:
@@ -28,9 +29,9 @@ def method_of(text: str) -> Method:
         if not isinstance(found, Method):
             raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl method")
         return found
-    if text not in methods.__all__:
+    if text not in names():
         raise ValueError(
-            f"there is no method '{text}': choose from {', '.join(sorted(methods.__all__))}, or name your own, "
+            f"there is no method '{text}': choose from {', '.join(sorted(names()))}, or name your own, "
             f"MODULE:NAME"
         )
     try:

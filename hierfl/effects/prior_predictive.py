@@ -15,7 +15,7 @@ from hierfl.engine.rounds import begin
 from hierfl.formulas.frames import Frames, of_frames
 from hierfl.guides import delta
 from hierfl.method import Clock, Method
-from hierfl.methods import fedsvi
+from hierfl.methods.fedsvi import fedsvi
 from hierfl.posterior.arviz_data import prior_data
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.learned import learned_params

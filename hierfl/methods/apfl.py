@@ -25,14 +25,25 @@ from hierfl.core.trees import Tree, chosen, scaled, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers=(
+        "a mixture of each client's own model and the common one, with a weight that may be learned"
+    ),
+    source="Deng et al. 2020, arXiv:2003.13461",
+    common="weights",
+    own="weights, and a share of them",
+    kept="its own weights, and the weight of its own model",
+    crosses="its copy of the common ones",
+    new="the common model, then as the others",
+    up="`theta`: its copy of them after training; `loss`",
+)
 def apfl(
     model: Model,
     *,

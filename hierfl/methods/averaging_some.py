@@ -20,14 +20,17 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Server, Share, Up, inside
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_averages
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 
 LEFT_OUT = 1e-12  # weight of a client left out: nothing beside 1, but a mean of such clients alone is defined
 
 
-@recorded
+@Wrapper(
+    call="(method, share=...)",
+    adds="all clients train, and a random share of them is averaged",
+)
 def averaging_some(method: Method, *, share: float) -> Method:
     """Return the method with a random part of the clients in the server's mean.
 

@@ -32,11 +32,11 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.methods.about import Wrapper
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
 from hierfl.program.handlers import Answer
 from hierfl.program.prior_center import Middle
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
 from hierfl.program.traces import Site
 
@@ -44,7 +44,9 @@ Found = TypeVar("Found")
 BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
 
 
-@recorded
+@Wrapper(
+    adds='"+BN": networks with batch normalization, by statistics of each client\'s own rows',
+)
 def batch_normed(method: Method) -> Method:
     """Return the method for a network with batch normalization (nn.BatchNorm1d, 2d, 3d).
 

@@ -28,10 +28,10 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Expansion, Marginal, check_integrable
 from hierfl.laplace.mode import newton_step
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.natural_factors import guess, nowhere
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 NEWTON = 5  # steps to the mode of the local sites at each z
@@ -39,7 +39,18 @@ LONGEST = 2.0  # the longest step of z
 FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line search
 
 
-@recorded
+@About(
+    infers="a Gaussian per client, combined in one round",
+    source="Jonker et al. 2024, doi:10.1002/sim.10072",
+    common="sites",
+    own="sites with modes",
+    guide="a Gaussian",
+    kept="nothing",
+    crosses="a Gaussian posterior, once",
+    new="one round: its own mode",
+    down="the prior's Gaussian",
+    up="`shift`, (K,); `precision`, (K, K), of its own posterior",
+)
 def bfi(model: Model, *, steps: int = 30, max_global_size: int = 300) -> Method:
     """Return BFI of a program. It takes one round, however many are allowed: `fit(method, data)`.
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.method import Client, Method, Server, Share, Up
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_averages
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 
 
-@recorded
+@Wrapper(adds="the server weights clients by their numbers of rows")
 def by_rows(method: Method) -> Method:
     """Return the method with every mean over clients weighted by their rows.
 

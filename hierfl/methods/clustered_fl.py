@@ -25,19 +25,31 @@ from hierfl.core.trees import Tree, add, sub, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.methods.components import of_least_loss, of_mask, part
 from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, flat
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 SMALLEST = 3  # clients of a cluster that may be halved
 
 
-@recorded
+@About(
+    infers="a model for each cluster of clients, found by halving clusters that disagree",
+    source="Sattler et al. 2020, arXiv:1910.01991",
+    common="a model per cluster",
+    own="its cluster, found by the server",
+    guide="points; hard labels",
+    kept="its cluster's weights",
+    crosses="its update individually",
+    discloses="summaries",
+    new="the model of least loss",
+    down="to each client the weights of its cluster",
+    up="`away`, seen individually: how far it moved them, and its number of rows; `loss`*",
+)
 def clustered_fl(
     model: Model,
     *,

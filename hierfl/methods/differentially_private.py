@@ -20,16 +20,22 @@ from torch import Tensor
 from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_takes_means
 from hierfl.methods.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.recipes import recorded
 
 COPY = "theta"  # the share that is a client's copy of what it was sent
 NOISE, COHORT = 0, 1  # what a key is for
 
 
-@recorded
+@Wrapper(
+    call="(method, clipping_norm=, noise_multiplier=)",
+    adds=(
+        "clients shorten their updates, and the server adds noise to the sum; the history "
+        "states the [budget](privacy.md#differential-privacy)"
+    ),
+)
 def differentially_private(
     method: Method,
     *,

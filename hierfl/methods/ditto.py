@@ -22,13 +22,22 @@ from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
+from hierfl.methods.about import About
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="a personal model held near FedAvg's",
+    source="Li et al. 2021, arXiv:2012.04221",
+    common="weights",
+    own="weights near them",
+    kept="its personal weights",
+    crosses="its copy of the common ones",
+    new="fits its weights",
+    up="`theta`*: its copy of the common weights after training; `loss`*",
+)
 def ditto(
     model: Model,
     *,
@@ -66,7 +75,16 @@ def ditto(
     )
 
 
-@recorded
+@About(
+    infers="each client alone",
+    common="none",
+    own="weights",
+    kept="its weights",
+    crosses="its loss",
+    new="fits its weights",
+    down="the starting weights",
+    up="`loss`*",
+)
 def local_only(
     model: Model,
     *,

@@ -23,16 +23,27 @@ from typing import Literal
 from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Server
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.fedabml_client import Setting, abml_client
 from hierfl.methods.prior_params import moments_of
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model
 
 
-@recorded
+@About(
+    infers="each client's posterior, a few gradient steps from a learned prior",
+    source="Liu et al. 2023",
+    common="a prior's params",
+    own="sites",
+    guide="mean field, a few steps from the prior",
+    kept="its mean-field posterior",
+    crosses="its copy of the prior",
+    new="the same steps",
+    down="the prior's means and scales",
+    up="`theta`: its copy of both after training; `loss`",
+)
 def fedabml(
     model: Model,
     guide: Guide | Family = mean_field,

@@ -28,18 +28,29 @@ from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_square
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, distances, flat, mean_of, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 Attention = Callable[[Tensor], Tensor]
 
 
-@recorded
+@About(
+    infers="personal models, each pulled to a mix of similar clients'",
+    source="Huang et al. 2021, arXiv:2007.03797",
+    common="none",
+    own="weights near a mix of others'",
+    kept="its weights, and the mix",
+    crosses="its weights individually",
+    discloses="summaries",
+    new="fits its weights near the mean",
+    down="to each client a mix of all clients' weights",
+    up="`w`, seen individually: its weights; `loss`*",
+)
 def fedamp(
     model: Model,
     *,
@@ -94,7 +105,18 @@ def fedamp(
     return _attentive("fedamp", model, attention, prox / alpha, descent)
 
 
-@recorded
+@About(
+    infers="fedamp with weights by cosine similarity",
+    source="Huang et al. 2021, arXiv:2007.03797",
+    common="none",
+    own="weights near a mix of others'",
+    kept="its weights, and the mix",
+    crosses="its weights individually",
+    discloses="summaries",
+    new="fits its weights near the mean",
+    down="to each client a mix of all clients' weights",
+    up="`w`, seen individually: its weights; `loss`*",
+)
 def heur_fedamp(
     model: Model,
     *,

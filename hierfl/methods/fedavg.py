@@ -17,16 +17,25 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server, Share, Up, half_square
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="one global model; FedProx with `prox=`",
+    source="McMahan et al. 2017, arXiv:1602.05629; FedProx: Li et al. 2020, arXiv:1812.06127",
+    common="weights",
+    own="none",
+    kept="nothing",
+    crosses="its copy of the weights",
+    new="the global model",
+    up="`theta`*: its weights after training; `loss`*",
+)
 def fedavg(
     model: Model,
     *,

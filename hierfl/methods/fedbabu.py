@@ -21,15 +21,25 @@ from hierfl.core.name_rules import NameRule
 from hierfl.core.trees import Tree
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.methods.about import About
 from hierfl.methods.body_and_head import body_and_head, check_has_body, moving
 from hierfl.methods.fine_tuned import tuned
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="a common body under a head that stays at its random start until a client tunes both",
+    source="Oh et al. 2022, arXiv:2106.06042",
+    common="a body",
+    own="all, at the end",
+    kept="what it has tuned: all of its weights, or the head",
+    crosses="its copy of the body",
+    new="tunes the whole, or its head",
+    down="the body",
+    up="`theta`: its copy of it after training; `loss`",
+)
 def fedbabu(
     model: Model,
     *,

@@ -20,15 +20,25 @@ from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 LEARNING = "norm.learning"
 
 
-@recorded
+@About(
+    infers="FedAvg with each client's own batch normalization",
+    source="Li et al. 2021, arXiv:2102.07623",
+    common="weights except batch norm",
+    own="batch norm",
+    kept="its batch normalization: weights and statistics",
+    crosses="its copy of the weights",
+    new="statistics of its rows",
+    down="the weights, batch normalization apart",
+    up="`theta`*: the same weights after training; `loss`*",
+)
 def fedbn(
     model: Model,
     *,

@@ -24,19 +24,30 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.components import starts_of
 from hierfl.methods.descent import Descent
 from hierfl.models.mixture import SHARES, mixture
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 LEAST = 1e-12  # of a share: its logarithm stays finite
 
 
-@recorded
+@About(
+    infers="a mixture of models with shares of each client's own",
+    source="Marfoq et al. 2021, arXiv:2108.10252",
+    common="M models",
+    own="shares of them",
+    guide="points; labels of rows exact",
+    kept="its shares of the M",
+    crosses="its copies of all M",
+    new="fits its shares",
+    down="the weights of M models",
+    up="`theta`*: its copies of all M after training; `loss`*",
+)
 def fedem(
     model: Model,
     *,

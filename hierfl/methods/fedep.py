@@ -35,6 +35,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.laplace.newton import LONGEST, length
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.natural_factors import (
     PARTS,
     factor_guide,
@@ -45,7 +46,6 @@ from hierfl.methods.natural_factors import (
     visited,
 )
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 NEWTON = 6  # steps to the mode of the local sites
@@ -54,7 +54,24 @@ MATCHES = 3  # passes of importance sampling
 AT_ONCE = 32  # points evaluated together
 
 
-@recorded
+@About(
+    infers=(
+        "a Gaussian factor per client by moments, expectation propagation; one shared "
+        "factor with `shared_factor=True`"
+    ),
+    source="Guo et al. 2023, arXiv:2302.04228",
+    common="sites",
+    own="none",
+    guide="a Gaussian, by moments",
+    kept="its Gaussian factor; mode of the local sites. Nothing with `shared_factor=True`",
+    crosses="the change of its factor",
+    new="the global posterior",
+    down="the global Gaussian; with `shared_factor=True` also the shared factor",
+    up=(
+        "the change of its factor: `shift`, (K,); `precision`, (K, K); `improper` and "
+        "`effective`, one scalar each"
+    ),
+)
 def fedep(
     model: Model,
     *,

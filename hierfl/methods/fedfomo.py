@@ -27,6 +27,7 @@ from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.methods.components import of_each
 from hierfl.methods.descent import Descent
@@ -34,13 +35,25 @@ from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.methods.some_rows import some_rows
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 LEAST = 1e-12  # distance of two models that are one
 
 
-@recorded
+@About(
+    infers=(
+        "personal models, each moved toward those of others that score well on its validation rows"
+    ),
+    source="Zhang et al. 2021, arXiv:2012.08565",
+    common="none",
+    own="weights",
+    kept="its weights before and after training, and those of M others",
+    crosses="its weights individually, and scores",
+    discloses="summaries",
+    new="moves from the mean to the best",
+    down="to each client the weights of M others",
+    up="`model`, seen individually: its weights after training, and M scores; `loss`*",
+)
 def fedfomo(
     model: Model,
     *,

@@ -43,10 +43,10 @@ from hierfl.guides.global_sites import Shared, empirical, full_normal
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.fedlaplace_points import Points, standard_points
 from hierfl.methods.fedlaplace_server import Rounds, finished, logged
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Guide, Latents, Model, family
 
 # Newton steps to the mode of the local sites: in the first round, from the mode of the last round,
@@ -64,7 +64,22 @@ EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and wi
 FEW_EXPANDED, FEW_VALUED = 2, 64
 
 
-@recorded
+@About(
+    infers="the posterior in about ten rounds, where there are few global parameters",
+    source="INLA's idea (Rue et al. 2009), federated",
+    common="a few sites",
+    own="sites with modes",
+    guide="weighted points; Laplace given them",
+    kept="mode of the local sites and how it moves with the global ones",
+    crosses="log marginals and their derivatives",
+    new="one round: its own mode",
+    down="where in the global sites to evaluate",
+    up=(
+        "averaged over a few points: `log_marginal`, one scalar; `gradient`, (K,); "
+        "`hessian`, (K, K); `lost`, one scalar. Later rounds: one scalar at each of 512 "
+        "points, or more where they do not suffice"
+    ),
+)
 def fedlaplace(
     model: Model,
     *,

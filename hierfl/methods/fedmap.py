@@ -21,15 +21,29 @@ from typing import Literal
 
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server
+from hierfl.methods.about import About
 from hierfl.methods.fedmap_client import Setting, map_client
 from hierfl.methods.fedmap_server import Best, Weights, map_server
 from hierfl.optimizers import SGD, Adam, Optimizer
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers=(
+        "each client's MAP estimate under a learned prior: a penalty, a density, or a "
+        "convex network"
+    ),
+    source="FedMAP, 2024",
+    common="a learned prior",
+    own="weights",
+    guide="points (MAP)",
+    kept="its weights",
+    crosses="its weights, or a gradient",
+    new="its own MAP estimate",
+    down="the prior's params",
+    up="`clients`*: how far its weights are from the prior's mean; `loss`*",
+)
 def fedmap(
     model: Model,
     *,

@@ -32,17 +32,31 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.laplace.mode import climb, curvature
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 LONGEST = 10.0  # the longest Newton step
 LIMIT = 1000  # most params of a dense Hessian
 
 
-@recorded
+@About(
+    infers="one global model, the mode of the product of the clients' Gaussian posteriors",
+    source="Al-Shedivat et al. 2021, arXiv:2010.05273",
+    common="params under a flat prior",
+    own="none",
+    guide="points; clients sample",
+    kept="nothing",
+    crosses="a gradient scaled by its covariance",
+    new="the global model",
+    down="the weights; whether to average",
+    up=(
+        "`moved`*: in the first rounds how far its weights moved, then S^-1 (theta - mean) "
+        "of its draws; `loss`*"
+    ),
+)
 def fedpa(
     model: Model,
     *,

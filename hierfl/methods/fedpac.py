@@ -28,11 +28,11 @@ from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
+from hierfl.methods.about import About
 from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.models.headed_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 
 LEAST = 1e-3  # of a weight
 
@@ -50,7 +50,28 @@ class Classes(NamedTuple):
     squares: Tensor
 
 
-@recorded
+@About(
+    infers=(
+        "a common body with class features aligned across clients, and heads mixed from "
+        "those of others"
+    ),
+    source="Xu et al. 2023, arXiv:2306.11867",
+    common="a body, and mean features of classes",
+    own="a head, mixed from others'",
+    kept="its head, and the mixed one",
+    crosses="its body; its head and label shares individually",
+    discloses="summaries",
+    new="fits a head",
+    down=(
+        "the body, mean features of each class, and the mean head; a mixed head, to each "
+        "client its own"
+    ),
+    up=(
+        "`theta`*: its body after training; `classes`: sums and counts of its features by "
+        "class; `head`, seen individually: its head, shares of its labels times their mean "
+        "features, and their variance; `loss`*"
+    ),
+)
 def fedpac(
     model: HeadedNetwork,
     *,

@@ -36,18 +36,35 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS
 from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.handlers import unchecked
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model, Values
 from hierfl.program.terms import log_joint
 
 DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
 
 
-@recorded
+@About(
+    infers=(
+        "each client's draws of its local sites, by Langevin steps, and a point estimate of "
+        "what is common"
+    ),
+    source="Kotelevskii et al. 2022, arXiv:2206.03611",
+    common="params",
+    own="sites",
+    guide="draws of a Langevin chain",
+    kept="state and last draws of its chain",
+    crosses="gradients averaged over draws",
+    new="runs a chain of its own",
+    down="the common params",
+    up=(
+        "`gradient`: its mean gradient in the common params; `loss`; `stiffness`: one "
+        "scalar (two with `metropolis=True`: acceptance, and how often a chain was stuck)"
+    ),
+)
 def fedpop(
     model: Model,
     *,

@@ -27,15 +27,30 @@ from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Rows, Server, Up
+from hierfl.methods.about import About
 from hierfl.methods.body_and_head import Optimizers, body_and_head, check_has_body, moving
 from hierfl.methods.server_optimized import with_optimizer
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers=(
+        "a common body, and a head reconstructed from a fixed start on some of a client's "
+        "rows; no state"
+    ),
+    source="Singhal et al. 2021, arXiv:2102.03448",
+    common="a body",
+    own="a head, reconstructed each time",
+    kept="its last head, for predictions alone",
+    crosses="how far the body moved",
+    new="makes a head from its rows",
+    down="the body",
+    up=(
+        "`theta`, `loss`, with the number of rows that its steps on the body went through as weight"
+    ),
+)
 def fedrecon(
     model: Model,
     *,

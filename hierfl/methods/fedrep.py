@@ -25,14 +25,24 @@ from hierfl.core.name_rules import NameRule
 from hierfl.core.trees import Tree, chosen
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.methods.about import About
 from hierfl.methods.body_and_head import Optimizers, body_and_head, moving
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="a common body, and a head of each client's own; FedPer with `joint=True`",
+    source="Collins et al. 2021, arXiv:2102.07078; FedPer: Arivazhagan et al. 2019",
+    common="a body",
+    own="a head",
+    kept="its head",
+    crosses="its copy of the body",
+    new="fits a head",
+    down="the body",
+    up="`theta`*: its copy of it after training; `loss`*",
+)
 def fedrep(
     model: Model,
     *,

@@ -20,15 +20,32 @@ from typing import Literal
 
 from hierfl.guides.structured import structured
 from hierfl.method import Client, Method, Server
+from hierfl.methods.about import About
 from hierfl.methods.fedsvi_client import Setting, svi_client
 from hierfl.methods.fedsvi_server import svi_server
 from hierfl.optimizers import SGD, Adam, Optimizer, plain_lr
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model
 
 
-@recorded
+@About(
+    infers=(
+        "the posterior of any model, by stochastic variational inference with any "
+        "reparameterized guide"
+    ),
+    source="SFVI: Hassan et al. 2023, arXiv:2302.03314",
+    common="any sites and params",
+    own="any sites",
+    guide="any reparameterized one",
+    kept=(
+        "local variational params, their mean and the optimizer's state; nothing under "
+        "`conditional`, `amortized` and `unrolled`"
+    ),
+    crosses="a gradient",
+    new="fits its local params; none if amortized",
+    down="global variational params, two step-size factors",
+    up="`gradient`: its gradient in those params; `elbo`: one scalar",
+)
 def fedsvi(
     model: Model,
     guide: Guide | Family = structured,

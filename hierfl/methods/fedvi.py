@@ -26,14 +26,25 @@ from hierfl.core.trees import Tree, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.constructed import constructed
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.terms import Terms
 
 
-@recorded
+@About(
+    infers="each client's head, computed by a network from its unlabeled rows",
+    source="Vedadi et al. 2023, arXiv:2305.13672",
+    common="params, and a network that makes heads",
+    own="a head",
+    guide="amortized, from unlabeled rows",
+    kept="nothing",
+    crosses="how far params moved",
+    new="a head from its rows, without labels",
+    down="embedding, common head and the network that makes heads",
+    up="`move`: how far it moved all of them; `loss`; `kl`",
+)
 def fedvi(
     model: PersonalHeads,
     *,

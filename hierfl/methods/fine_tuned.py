@@ -18,13 +18,16 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
+from hierfl.methods.about import Wrapper
 from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 
 
-@recorded
+@Wrapper(
+    call="(method, steps=...)",
+    adds='"+FT": local steps on the client\'s own likelihood, for the model it is served by',
+)
 def fine_tuned(
     method: Method,
     *,

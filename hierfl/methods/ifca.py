@@ -26,16 +26,30 @@ from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.methods.components import along, of_least_loss, of_mask, starts_of
 from hierfl.methods.descent import Descent
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="a model for each of K clusters of clients, chosen by loss",
+    source="Ghosh et al. 2020, arXiv:2006.04088",
+    common="K models",
+    own="which of them",
+    guide="points; a hard label",
+    kept="its cluster",
+    crosses="its model at its cluster's place",
+    new="the model of least loss",
+    down="the weights of K models, and the share of clients that chose each",
+    up=(
+        "`mine`: its weights after training at its cluster's place among K, zeros "
+        "elsewhere, and a mask; `loss`*"
+    ),
+)
 def ifca(
     model: Model,
     *,

@@ -23,15 +23,24 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.descent import Descent
 from hierfl.models.memory_network import MemoryNetwork, without_memory
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 
 
-@recorded
+@About(
+    infers="FedAvg's network, mixed with the labels of a client's own rows that are nearest",
+    source="Marfoq et al. 2022, arXiv:2111.09360",
+    common="weights",
+    own="a memory of rows",
+    kept="some of its rows and their labels",
+    crosses="its copy of the weights",
+    new="its own memory",
+    up="`theta`*: its weights after training; `loss`*",
+)
 def knn_per(
     model: MemoryNetwork,
     *,

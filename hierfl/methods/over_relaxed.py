@@ -12,12 +12,15 @@ from dataclasses import replace
 
 from hierfl.core.trees import Tree, lerp
 from hierfl.method import Clock, Method, Server
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_averages
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 
 
-@recorded
+@Wrapper(
+    call="(method, beta=2.0)",
+    adds='"+AM": the server moves `beta` times as far as the clients\' mean',
+)
 def over_relaxed(method: Method, beta: float = 2.0) -> Method:
     """Return the method with its server's step multiplied by beta.
 

@@ -29,19 +29,28 @@ from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
 from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 Meta = Literal["first", "hessian-free", "full"]
 BATCHES = {"first": 2, "hessian-free": 3, "full": 3}  # independent mini-batches of a step
 
 
-@recorded
+@About(
+    infers="a common start from which one gradient step fits a client",
+    source="Fallah et al. 2020, arXiv:2002.07948",
+    common="a start for one step",
+    own="none",
+    kept="its weights one step from those received",
+    crosses="its copy of the start",
+    new="one step on its rows",
+    up="`theta`*: its weights after training; `loss`*",
+)
 def per_fedavg(
     model: Model,
     *,

@@ -17,16 +17,27 @@ from dataclasses import replace
 
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
+from hierfl.methods.about import About
 from hierfl.methods.alternating import Alternating
 from hierfl.methods.by_rows import by_rows
 from hierfl.methods.prior_params import at_prior
 from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="each client's mean-field posterior under a global Gaussian prior",
+    source="Zhang et al. 2022, arXiv:2206.07977",
+    common="a prior's params",
+    own="sites",
+    guide="mean field",
+    kept="its mean-field posterior",
+    crosses="its copy of the prior",
+    new="fits its posterior",
+    down="the prior's means and scales",
+    up="`theta`*: its copy of both after training; `loss`*",
+)
 def pfedbayes(
     model: Model,
     *,

@@ -24,17 +24,30 @@ from typing import Literal
 
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server
+from hierfl.methods.about import About
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.mirror import domains_of_params, kept_inside
 from hierfl.methods.pfedbred_client import Setting, bred_client
 from hierfl.methods.pfedbred_strategies import Strategy, Word, strategy_of
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers=(
+        "each client's point estimate near a prior mean that it moves toward itself, for "
+        "any Bregman divergence"
+    ),
+    source="Shi et al. 2023, arXiv:2310.09183",
+    common="a prior mean that moves to the client",
+    own="weights",
+    kept="its weights, and its last copy of the means",
+    crosses="its copy of the mean",
+    new="the same steps",
+    down="the prior's means",
+    up="`theta`: its copy of them after training; `loss`",
+)
 def pfedbred(
     model: Model,
     strategy: Word | Strategy = "mh",

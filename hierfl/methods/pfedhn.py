@@ -25,16 +25,27 @@ from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.methods.hypernetworks import Hypernetwork, Mlp
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="personal models made by a network at the server from an embedding of each client",
+    source="Shamsian et al. 2021, arXiv:2103.04628",
+    common="a hypernetwork, at the server",
+    own="weights it makes",
+    kept="its weights",
+    crosses="its update individually",
+    discloses="summaries",
+    new="fits an embedding",
+    down="to each client weights of its own",
+    up="`away`, seen individually: how far training moved them; `loss`*",
+)
 def pfedhn(
     model: Model,
     *,

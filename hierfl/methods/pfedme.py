@@ -16,13 +16,23 @@ from __future__ import annotations
 
 from hierfl.guides.delta import delta
 from hierfl.method import Method
+from hierfl.methods.about import About
 from hierfl.methods.alternating import Alternating
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@recorded
+@About(
+    infers="each client's point estimate near a local copy of the global model",
+    source="T. Dinh et al. 2020, arXiv:2006.08848",
+    common="a prior mean",
+    own="weights",
+    kept="its weights",
+    crosses="its copy of the mean",
+    new="proximal steps",
+    down="the prior's means",
+    up="`theta`: its copy of them after training; `loss`",
+)
 def pfedme(
     model: Model,
     *,

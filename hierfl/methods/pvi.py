@@ -30,6 +30,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.laplace.newton import LONGEST, length
 from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.methods.about import About
 from hierfl.methods.natural_factors import (
     factor_guide,
     factor_server,
@@ -40,14 +41,24 @@ from hierfl.methods.natural_factors import (
     visited,
 )
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 NEWTON = 6  # steps to the mode of the local sites
 AT_ONCE = 32  # points evaluated together
 
 
-@recorded
+@About(
+    infers="a Gaussian factor per client, refined by visits",
+    source="Ashman et al. 2022, arXiv:2202.12275",
+    common="sites",
+    own="sites with modes",
+    guide="a Gaussian",
+    kept="its Gaussian factor; mode of the local sites",
+    crosses="the change of its factor",
+    new="one round: its own mode",
+    down="the global Gaussian",
+    up="the change of its factor: `shift`, (K,); `precision`, (K, K); `improper`, one scalar",
+)
 def pvi(
     model: Model,
     *,

@@ -22,14 +22,17 @@ from torch import Tensor
 from hierfl.core.rounding import DTYPES, has_rounded, restored, rounded
 from hierfl.core.trees import Tree, add, sub, tree_leaves, zeros_like
 from hierfl.method import Client, Clock, Method, Server, Share, Up
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_takes_means
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 
 UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k
 
 
-@recorded
+@Wrapper(
+    call="(method, bits=8)",
+    adds="updates cross in 8 or 16 bits a scalar, and rounding errors are sent later",
+)
 def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True) -> Method:
     """Return the method with its clients' updates sent as whole numbers of few bits.
 

@@ -22,16 +22,22 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Each, Method, Reports, Server, Share, Up
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_takes_means
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.recipes import recorded
 
 Rule = Literal["median", "trimmed", "krum", "clipped"]
 RULES: tuple[Rule, ...] = ("median", "trimmed", "krum", "clipped")
 LEAST = 1e-9  # a weight below it says that a client is left out, as by averaging_some
 
 
-@recorded
+@Wrapper(
+    call="(method, rule=)",
+    adds=(
+        "the server takes a mean that a few wrong clients cannot move far: medians, trimmed "
+        "means, Krum, clipping"
+    ),
+)
 def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) -> Method:
     """Return the method with a robust mean in place of the server's weighted mean.
 

@@ -26,16 +26,30 @@ from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Step, Up, slope
+from hierfl.methods.about import About
 from hierfl.methods.common_params import common_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 WEIGHTS, OPTIONS = ("uniform", "rows"), ("I", "II")
 
 
-@recorded
+@About(
+    infers="FedAvg whose steps are corrected for how clients differ",
+    source="Karimireddy et al. 2020, arXiv:1910.06378",
+    common="weights",
+    own="a correction of its gradients",
+    kept="its correction",
+    crosses="its update, and its correction's",
+    new="the global model",
+    down="the weights, and the clients' mean correction",
+    up=(
+        "`moved`, `loss`; `corrected`: the change of its correction, which is a mean "
+        "gradient, times its weight; `joined`: 1 and its weight in its first round, else 0. "
+        'Weights are 1, or rows with `weights="rows"`'
+    ),
+)
 def scaffold(
     model: Model,
     *,

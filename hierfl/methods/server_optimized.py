@@ -12,13 +12,16 @@ from dataclasses import replace
 
 from hierfl.core.trees import Tree, sub
 from hierfl.method import Clock, Method, Server
+from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_averages
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Program
-from hierfl.program.recipes import recorded
 
 
-@recorded
+@Wrapper(
+    call="(method, optimizer)",
+    adds="FedOpt: the server's change is taken by an optimizer (FedAvgM, FedAdam)",
+)
 def server_optimized(method: Method, optimizer: Optimizer) -> Method:
     """Return the method with its server's change taken by an optimizer.
 

@@ -39,11 +39,11 @@ from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.laplace.trials import first_row
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_stages import finished, logged
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 from hierfl.summaries.conditional import Proposal, own_shapes, points_of, proposals_of
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
@@ -68,7 +68,31 @@ class Seen(NamedTuple):
     line: Line
 
 
-@recorded
+@About(
+    infers=(
+        "the posterior of a hierarchy in a few rounds, from a Gaussian factor of each "
+        "client's likelihood; the server sees each client's factor"
+    ),
+    source="Khan and Lin 2017, arXiv:1703.04265, federated",
+    common="any sites",
+    own="any sites",
+    guide="weighted draws of the exact posterior",
+    kept="its own factor, and where its scalars that are not Normal lie",
+    crosses="a Gaussian factor, then log ratios",
+    discloses="summaries",
+    new="one round: its own factor",
+    down=(
+        "`loc` and `covariance` of what any client's v may be, v the D + U scalars that a "
+        "likelihood reads. Where local sites are not Normal also `few` draws of the global "
+        "sites; in weighting rounds S of them"
+    ),
+    up=(
+        "`factor`, seen individually: Lambda, (D + U, D + U), eta, (D + U,), and the client "
+        "fields that the prior of its local sites reads; `raised` and `misread`, one scalar "
+        "each. In weighting rounds one scalar a draw, seen individually, and one more with "
+        "D of 3 or more, or not Normal"
+    ),
+)
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
     """Return two-stage inference of a program, centered or non-centered.
 

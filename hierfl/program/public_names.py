@@ -4,54 +4,32 @@ A recipe records a public name, such as "hierfl.models.regression" or "pyro.dist
 never the module that happens to define it: modules may move, and runs saved before can still be
 loaded.
 
-The list is explicit. What it names makes a value and does nothing else, whatever the arguments are:
-it reads and writes no file, starts no process and runs no code that it is given. A user's own
-function has no public name (`hierfl.program.marked`).
+The list is explicit: `NAMES`, and the builders that rooms export. What it names makes a value and does nothing
+else, whatever the arguments are: it reads and writes no file, starts no process and runs no code that it is given.
+A user's own function has no public name (`hierfl.program.marked`).
 """
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
-# Public module -> the names of it that a recipe may hold.
+from hierfl.program.sites import Family
+
+# Public module -> what a recipe may hold of it. Of a module in `EXPORTING` also every exported builder: what
+# `recorded`, `family` or a decorator made of them has decorated.
 NAMES = {
     "hierfl": ("Formula", "Method", "Schema"),
     # not ResponseFamily: its likelihood is a text that is run
     "hierfl.formulas": ("Column", "Constants", "Grouping", "Margin"),
-    "hierfl.guides": tuple(
-        (
-            "amortized conditional constructed delta diagonal_normal full_normal low_rank "
-            "low_rank_normal mean_field spline_flow structured unrolled"
-        ).split()
-    ),
-    "hierfl.methods": tuple(
-        (
-            "apfl averaging_some batch_normed bfi by_rows clustered_fl differentially_private "
-            "ditto fedabml fedamp fedavg fedbabu fedbn fedem fedep fedfomo fedlaplace fedmap "
-            "fedpa fedpac fedpop fedrecon fedrep fedsvi fedvi fine_tuned heur_fedamp ifca "
-            "local_only knn_per over_relaxed per_fedavg pfedbayes pfedbred pfedhn pfedme pvi "
-            "quantized robust scaffold server_optimized two_stage"
-        ).split()
-    ),
+    "hierfl.guides": ("diagonal_normal", "full_normal", "low_rank_normal", "spline_flow"),
+    "hierfl.methods": (),
     "hierfl.methods.hypernetworks": ("Mlp",),
-    "hierfl.models": tuple(
-        (
-            "HeadedNetwork MemoryNetwork PersonalHeads batch_norm_network bayesian_network "
-            "bregman_network learned_prior_network mixture network regression"
-        ).split()
-    ),
-    "hierfl.models.families": tuple(
-        (
-            "bernoulli beta beta_binomial binomial categorical cumulative exponential gamma "
-            "gaussian lognormal negative_binomial piecewise_exponential poisson student weibull "
-            "zero_inflated_poisson"
-        ).split()
-    ),
+    "hierfl.models": ("HeadedNetwork", "MemoryNetwork", "PersonalHeads"),
+    "hierfl.models.families": (),
     "hierfl.models.bregman": tuple("BregmanPrior bernoulli exponential gaussian poisson".split()),
-    "hierfl.models.likelihood": tuple(
-        "Bernoulli Likelihood bernoulli categorical normal poisson".split()
-    ),
+    "hierfl.models.likelihood": ("Bernoulli", "Likelihood"),
     "hierfl.models.learned_priors": tuple(
         "InputConvex Isotropic LearnedNormal LearnedVariance Penalized".split()
     ),
@@ -75,6 +53,9 @@ NAMES = {
     ),
 }
 
+EXPORTING = {"hierfl.guides", "hierfl.methods"}
+EXPORTING |= {"hierfl.models", "hierfl.models.families", "hierfl.models.likelihood"}
+
 HAND_IN = "hand the method in: load(..., method=...)"
 
 
@@ -92,18 +73,34 @@ def public_name(name: str) -> str:
     """
     module, _, qualname = name.partition(":")
     for public in NAMES:
-        ours, below = public.startswith("hierfl"), f"{module}.".startswith(f"{public}.")
-        found = exported(public, qualname) if ours or below else None
-        if found is not None and (found.__module__ == module or not ours):
-            return f"{public}.{qualname}"
+        room = ".".join(public.split(".")[:2])
+        if f"{module}.".startswith(f"{room}."):
+            found = exported(public, qualname)
+            if found is not None and (
+                found.__module__ == module or not public.startswith("hierfl")
+            ):
+                return f"{public}.{qualname}"
     return name
 
 
 def exported(module: str, name: str) -> Any:
-    """Return the function, class or guide family of a name on the list; None where it is not on it."""
-    if name not in NAMES.get(module, ()):
-        return None
-    return getattr(import_module(module), name, None)  # an older Pyro or torch may lack one
+    """Return the function, class or guide family that a recipe may hold by a name; None where it may not."""
+    return getattr(import_module(module), name, None) if name in public_names(module) else None
+
+
+@cache
+def public_names(module: str) -> tuple[str, ...]:
+    """Return the names of a module that a recipe may hold; () of a module that is not public."""
+    if module not in EXPORTING:
+        return NAMES.get(module, ())
+    room = import_module(module)
+    builders = (name for name in room.__all__ if is_builder(getattr(room, name)))
+    return (*NAMES[module], *builders)
+
+
+def is_builder(thing: object) -> bool:
+    """Whether a decorator has made something a builder, which makes a value and does nothing else."""
+    return isinstance(thing, Family) or getattr(thing, "__recorded__", False) is True
 
 
 def find(name: str) -> Any:

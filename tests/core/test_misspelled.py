@@ -11,7 +11,7 @@ import pytest
 
 import hierfl
 from hierfl.core.misspelled import keywords, spelled
-from hierfl.program.public_names import NAMES
+from hierfl.program.public_names import NAMES, public_names
 from hierfl.program.sites import Family
 
 # made by hierfl in numbers, or by nobody but hierfl
@@ -23,7 +23,7 @@ NOT_BUILDERS |= {"Column", "Constants", "Grouping", "Margin"}
 def public() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the public functions, classes and families with the options that each takes by name."""
     named = [("hierfl", name) for name in hierfl.__all__]
-    named += [(module, name) for module, names in NAMES.items() for name in names]
+    named += [(module, name) for module in NAMES for name in public_names(module)]
     named += [("hierfl.data.partition", "dirichlet"), ("hierfl.nodes", "node")]
     named += [("hierfl.nodes", "fit")]
     for module, name in named:

@@ -26,7 +26,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import steps
 from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.method import Clock, Method
-from tests.engine.test_engines import METHODS
+from tests.methods.cases import METHODS
 from tests.programs import FAMILIES, federation, fit, regression
 
 ELSEWHERE = torch.device("meta")  # a kind of device that every machine has

@@ -20,7 +20,7 @@ from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
 from hierfl.runs.choice import choose
-from tests.engine.test_engines import _shared
+from tests.methods.cases import shared as _shared
 from tests.programs import federation, fit, logistic, regression
 
 NAMES = ("east", "north", "south", "west")

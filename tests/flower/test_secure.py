@@ -24,8 +24,8 @@ from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.nodes.together import parts_of, size_of, sums_of
 from hierfl.optimizers import SGD
-from tests.engine.test_engines import _shared
 from tests.flower.test_apps import Grid, identity, rows
+from tests.methods.cases import shared as _shared
 from tests.programs import fit, regression
 
 __all__ = ["identity"]  # a fixture

@@ -25,7 +25,7 @@ from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
 from hierfl.program.recipes import describe, remake
-from tests.methods.test_privacy import exchange
+from tests.methods.test_messages import exchange
 from tests.programs import federation, fit
 
 CLASSES = 3

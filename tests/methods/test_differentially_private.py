@@ -36,7 +36,7 @@ from hierfl.methods.privacy_budget import cost_of_round, epsilon_of, noise_for_e
 from hierfl.models import learned_prior_network, likelihood, network
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
-from tests.engine.test_engines import _shared
+from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit, regression
 

@@ -28,7 +28,9 @@ from hierfl.method import Method
 from hierfl.methods.hypernetworks import Mlp
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
-from tests.programs import fit
+from tests.methods import cases
+from tests.methods.cases import CASES, first_word
+from tests.programs import federation, fit
 
 UNTRAINED, TRUE = 0.1, 3.0
 Make = Callable[[float], Method]  # slope that the module starts at -> method
@@ -217,10 +219,10 @@ def test_new_clients_start_where_the_server_says(name: str) -> None:
     assert (float(slope) > 1.8) == (name != "local_only")
 
     # the same server, but a module with other weights
-    federation = federate(make(-7.0), rows(0, "a"))
-    assert tree_leaves(federation.client.own) or not tree_leaves(fitted.progress.table)
-    before = replace(begin(federation), server=fitted.progress.server, round=fitted.progress.round)
-    other = hierfl.Fit(fitted.method, federation, before, fitted.rounds)
+    other_start = federate(make(-7.0), rows(0, "a"))
+    assert tree_leaves(other_start.client.own) or not tree_leaves(fitted.progress.table)
+    before = replace(begin(other_start), server=fitted.progress.server, round=fitted.progress.round)
+    other = hierfl.Fit(fitted.method, other_start, before, fitted.rounds)
     again, _ = joined(other)
     assert again.keys() == params.keys()
     for param, value in params.items():
@@ -287,5 +289,22 @@ def test_fedbn_gives_new_clients_its_common_weights() -> None:
         assert not torch.equal(value.flatten(), torch.tensor([UNTRAINED]))
 
 
-def test_every_method_and_wrapper_is_held_to_it() -> None:
-    assert {name.split()[0] for name in METHODS} | ELSEWHERE == set(methods.__all__)
+def test_a_method_that_is_not_listed_here_serves_a_new_client_from_the_server_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of the two properties, of a case in `CASES`: its module has other weights the second time."""
+    held = {first_word(name) for name in METHODS} | ELSEWHERE
+    for name, case in CASES.items():
+        if first_word(name) in held:
+            continue
+        fitted = fit(case.make(), federation(), rounds=2)
+        monkeypatch.setattr(cases, "SEED", 4)
+        again = federate(case.make(), federation())
+        before = replace(begin(again), server=fitted.progress.server, round=2)
+        params = []
+        for one in (fitted, hierfl.Fit(fitted.method, again, before, 2)):
+            new = one.personalize(federation((4,), seed=8), rounds=0)
+            own = torch.utils._pytree.tree_map(lambda v: v[0], new.progress.table)
+            params.append(named_leaves(new.federation.client.params(new.message, own)))
+        assert all(torch.equal(value, params[1][path]) for path, value in params[0].items()), name
+        monkeypatch.undo()

@@ -41,7 +41,7 @@ from hierfl.nodes.messages import from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
-from tests.engine.test_engines import _shared
+from tests.methods.cases import shared as _shared
 from tests.methods.test_robust import attacked, digits
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit, regression

@@ -31,7 +31,8 @@ from hierfl.methods.robust import RULES, Rule, _checked, _mean
 from hierfl.models import network
 from hierfl.optimizers import SGD
 from hierfl.program.program import Program, ProgramError
-from tests.engine.test_engines import METHODS, _shared
+from tests.methods.cases import METHODS
+from tests.methods.cases import shared as _shared
 from tests.programs import federation, fit, regression
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}

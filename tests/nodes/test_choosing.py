@@ -20,7 +20,7 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
 from hierfl.runs.choice import choose
-from tests.methods.test_messages import normed
+from tests.methods.cases import normed
 from tests.programs import federation, logistic, regression
 
 NORMAL = models.likelihood.normal(1.0)

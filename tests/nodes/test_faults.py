@@ -21,7 +21,7 @@ from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
-from tests.engine.test_engines import _shared
+from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
 from tests.programs import federation, fit, logistic
 

@@ -21,7 +21,7 @@ from hierfl.nodes.node import answer
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
-from tests.engine.test_engines import _shared
+from tests.methods.cases import shared as _shared
 from tests.methods.test_batch_normed import regression as normed_network
 from tests.nodes.one_process import Machines, machines
 from tests.nodes.test_choosing import counts

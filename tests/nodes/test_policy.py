@@ -25,7 +25,7 @@ from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.nodes.preview import preview
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
-from tests.engine.test_engines import _shared
+from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
 from tests.nodes.test_every_method import EACH
 from tests.programs import federation, regression
