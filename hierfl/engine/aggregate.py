@@ -35,8 +35,8 @@ def summed(shares: Share | LogShare) -> Share | LogSum:
     """Sum shares over clients.
 
     Args:
-        shares: one share of C clients, C in front of every tensor; a `Share`'s value is multiplied by its
-            weight already.
+        shares: one share of C clients, C in front of every tensor; a `Share`'s value is multiplied
+            by its weight already.
     """
     if isinstance(shares, Share):
         return Share(
@@ -66,7 +66,8 @@ def added(
     if isinstance(one, Share) and isinstance(other, Share):
         return Share(add(one.value, other.value), one.weight + other.weight)
     raise TypeError(
-        "a Share, a LogShare and an Each cannot be summed: a client must send the same kinds in every round"
+        "a Share, a LogShare and an Each cannot be summed: a client must send the same kinds in "
+        "every round"
     )
 
 

@@ -27,8 +27,8 @@ def not_finite(ups: Up, own: Tree, before: Tree) -> dict[int, str]:
         before: their states before the round.
 
     Returns:
-        A sentence by place in the chunk: of clients whose update has a NaN or an infinity, and of clients
-        whose state has become NaN.
+        A sentence by place in the chunk: of clients whose update has a NaN or an infinity, and of
+        clients whose state has become NaN.
     """
     found: dict[int, str] = {}
     for path, leaf in named_leaves(ups).items():
@@ -53,7 +53,8 @@ def update_norms(share: Share | LogShare | Each) -> Tensor:
     """Return the Euclidean norm of what each client sends under one name, (C,); single numbers are left out.
 
     Args:
-        share: of C clients, C in front of every tensor; a `Share`'s value is multiplied by its weight.
+        share: of C clients, C in front of every tensor; a `Share`'s value is multiplied by its
+            weight.
     """
     norms = [
         torch.linalg.vector_norm(leaf.flatten(1), dim=1)
@@ -74,16 +75,17 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
         z_k = 0.6745 (log r_k - median(log r)) / median|log r - median(log r)|,    r_k the norm of client k's update
 
-    An update is far out if z_k > 5 and r_k is above ten times the median norm. Source: Iglewicz and Hoaglin
-    1993, How to Detect and Handle Outliers, modified z-scores, which they propose to label above 3.5. For
-    clients whose log norms are normal with sd 1, at least one honest client is named in 1 to 2 of 100 rounds
-    of 8 to 20 clients, and in 1 of 1,000 rounds of 50 or more.
+    An update is far out if z_k > 5 and r_k is above ten times the median norm. Source: Iglewicz and
+    Hoaglin 1993, How to Detect and Handle Outliers, modified z-scores, which they propose to label
+    above 3.5. For clients whose log norms are normal with sd 1, at least one honest client is named
+    in 1 to 2 of 100 rounds of 8 to 20 clients, and in 1 of 1,000 rounds of 50 or more.
 
     Args:
         norms: of each share, by name: (C,), or (0,) where it has none.
 
     Returns:
-        For each update far out its place in the cohort, the name of its share, and its norm in medians.
+        For each update far out its place in the cohort, the name of its share, and its norm in
+        medians.
     """
     found = []
     for name, norm in norms.items():

@@ -17,13 +17,13 @@ def check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> 
     """
     if settings.on_client_error == "skip":
         raise ValueError(
-            f"{method.name} sums the updates of all clients in each round, so none can be left out: use "
-            f"on_client_error='raise', or remove the client from the data"
+            f"{method.name} sums the updates of all clients in each round, so none can be left "
+            "out: use on_client_error='raise', or remove the client from the data"
         )
     if not all_clients:
         raise ValueError(
-            f"{method.name} sums the updates of all clients in each round, which a smaller cohort cannot "
-            f"replace: leave cohort=None, or use a method of many small rounds (fedsvi)"
+            f"{method.name} sums the updates of all clients in each round, which a smaller cohort "
+            "cannot replace: leave cohort=None, or use a method of many small rounds (fedsvi)"
         )
 
 
@@ -37,12 +37,14 @@ def check_mail(method: Method, client: Client, server: Server) -> None:
         return
     if method.discloses == "sums":
         raise TypeError(
-            f"{method.name} sends mail to single clients, so its server knows more than sums: declare "
+            f"{method.name} sends mail to single clients, so its server knows more than sums: "
+            "declare "
             f'Method(..., discloses="summaries")'
         )
     if "mail" not in client.own:
         raise TypeError(
-            f"{method.name} sends mail to single clients, and their state has no place for it: give "
+            f"{method.name} sends mail to single clients, and their state has no place for it: "
+            "give "
             f'Client.own an entry "mail"'
         )
 
@@ -74,11 +76,12 @@ def _check_factors(program: Program, client: Client, most: int) -> None:
     ]
     if whole and sizes:
         raise ValueError(
-            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch of "
-            f"{sizes[0]} rows does not give it: use batch_size=None, or a factor inside batch.data()"
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch "
+            f"of {sizes[0]} rows does not give it: use batch_size=None, or a factor inside "
+            "batch.data()"
         )
     if whole and any(p.count and p.rows != "all" for p in client.phases):
         raise ValueError(
-            f"factor '{whole[0]}' has one value a client, computed from its rows, and half of its rows do not "
-            f"give it: set split=False, or use a factor inside batch.data()"
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and half of its "
+            "rows do not give it: set split=False, or use a factor inside batch.data()"
         )

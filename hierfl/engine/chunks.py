@@ -1,7 +1,7 @@
 """One round of one chunk of clients: start, local steps, finish, and the sum of their updates.
 
-The clients of a chunk are carried at once under `torch.vmap`, or run one after another; either way a client's
-functions see one client.
+The clients of a chunk are carried at once under `torch.vmap`, or run one after another; either way
+a client's functions see one client.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
     """Run one round of a chunk of clients, on the federation's device; the result is on the CPU.
 
     Raises:
-        ClientError: a client fails, or its update is not finite, and such clients are not skipped; or the
-            chunk fails, though no client fails alone.
+        ClientError: a client fails, or its update is not finite, and such clients are not skipped;
+            or the chunk fails, though no client fails alone.
     """
     with on(federation.device):
         task = moved(task, federation.device)
@@ -107,7 +107,8 @@ def counted(
     Args:
         federation: of the clients.
         task: of the clients that are counted.
-        ups: what each of them sends, values times weights, C in front of every tensor; tensors may be `Rounded`.
+        ups: what each of them sends, values times weights, C in front of every tensor; tensors may
+            be `Rounded`.
         own: their new states, C in front.
         left_out: the other clients.
 
@@ -136,8 +137,8 @@ def _skipping(
     """Run a chunk without the clients that fail or that send what is not finite.
 
     Returns:
-        The task of the clients that are counted, what each of them sends, their new states, and the clients
-        that are left out.
+        The task of the clients that are counted, what each of them sends, their new states, and the
+        clients that are left out.
 
     Raises:
         ClientError: the chunk fails, though no client fails alone.
@@ -221,7 +222,8 @@ def client_round(
         round_: number of the round.
 
     Returns:
-        What each client sends, values times weights, C in front; and the clients' new states, C in front.
+        What each client sends, values times weights, C in front; and the clients' new states, C in
+        front.
     """
     client, at_once = federation.client, federation.at_once
 
@@ -270,8 +272,8 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
         at_once: carry the clients under `torch.vmap`; else one after another.
 
     Returns:
-        (working states, message, the step's tensors, which clients still work) -> working states; the last
-        two are as `steps` yields them.
+        (working states, message, the step's tensors, which clients still work) -> working states;
+        the last two are as `steps` yields them.
     """
 
     def step(work: Tree, message: Tree, tensors: Tree, active: Active) -> Tree:
@@ -291,7 +293,8 @@ def _summed(
         return summed(share)
     if federation.discloses == "sums":
         raise TypeError(
-            "a client sends a value of its own, Each, but its method discloses sums alone: send a Share, or "
+            "a client sends a value of its own, Each, but its method discloses sums alone: send a "
+            "Share, or "
             'declare Method(..., discloses="summaries")'
         )
     return Reports(share.value, ids)
@@ -334,7 +337,8 @@ def _blamed(
         return ClientError(f"round {task.round}: client '{name}': {why}")
     why = why_it_fails("step", error, full_batch(federation.rows, task.ids[:1]))
     return ClientError(
-        f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: {why}"
+        f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: "
+        f"{why}"
     )
 
 
@@ -353,6 +357,6 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
                     f"lower the learning rate ({', '.join(federation.rates)}), or tighten the prior"
                 )
             raise ClientError(
-                f"round {task.round}: the update of client '{name}' is not finite ({path}; {int(bad.sum())} "
-                f"of {len(task.ids)} clients): {mend} that lets its weights grow"
+                f"round {task.round}: the update of client '{name}' is not finite ({path}; "
+                f"{int(bad.sum())} of {len(task.ids)} clients): {mend} that lets its weights grow"
             )

@@ -1,8 +1,8 @@
 """Client state, a row for each client: in memory where it is small, in a file where it is not.
 
-A row is written to a place in the file that no checkpoint points to, so that a run that is killed finds the
-rows of its last checkpoint unchanged. Only clients that have taken part have a place: the file grows with
-them.
+A row is written to a place in the file that no checkpoint points to, so that a run that is killed
+finds the rows of its last checkpoint unchanged. Only clients that have taken part have a place: the
+file grows with them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Stored:
     Args:
         path: of the file.
         start: client state before the first round.
-        places: (N,) int64, each client's place in the file, counted in rows; -1: it has not taken part yet.
+        places: (N,) int64, each client's place in the file, counted in rows; -1: it has not taken
+            part yet.
         sums: (N,) int64, CRC-32 of each row.
         pinned: places that checkpoints point to; they are not overwritten.
         free: places that nothing points to.
@@ -60,7 +61,8 @@ class Stored:
     def __post_init__(self) -> None:
         """Open the file; it is closed with the last reference to this object."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # a link, in a folder that came from elsewhere, would let rows be written over any file of the user's
+        # a link, in a folder that came from elsewhere, would let rows be written over any file of
+        # the user's
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_LINK, PRIVATE_FILE)
         weakref.finalize(self, os.close, self.file)
         self.used = max(self.used, int(self.places.max()) + 1 if len(self.places) else 0)
@@ -98,8 +100,8 @@ class Stored:
         found = os.pread(self.file, self.row_bytes, place * self.row_bytes)
         if len(found) != self.row_bytes or zlib.crc32(found) != int(self.sums[client]):
             raise DamagedRow(
-                f"'{self.path}' is truncated or changed: the row of client number {client} is not what was "
-                f"written"
+                f"'{self.path}' is truncated or changed: the row of client number {client} is not "
+                "what was written"
             )
         return np.frombuffer(found, np.uint8)
 

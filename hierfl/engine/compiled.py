@@ -1,7 +1,8 @@
 """A local step as one compiled graph: traced once, without Pyro's Python; rewritten; lowered by inductor.
 
-Graphs are cached by the shapes of their inputs. A step can be traced if its draws are functions of keys and
-its control flow does not depend on values. Any other step runs eagerly, with one warning that says why.
+Graphs are cached by the shapes of their inputs. A step can be traced if its draws are functions of
+keys and its control flow does not depend on values. Any other step runs eagerly, with one warning
+that says why.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Graphs:
 class Loop:
     """A step that is repeated: work -> step(work, *fixed, *batch).
 
-    The working state is overwritten where that saves a copy. Trees are flattened once, not at every step,
-    which took half the time of small networks.
+    The working state is overwritten where that saves a copy. Trees are flattened once, not at every
+    step, which took half the time of small networks.
 
     Args:
         graphs: the cache of compiled functions.
@@ -184,7 +185,8 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
         factors = lift_factors(graph)
-        # no shape is dynamic, but without a shape environment inductor does not cache its result on disk
+        # no shape is dynamic, but without a shape environment inductor does not cache its result on
+        # disk
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [
             fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)
@@ -203,9 +205,9 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
 def _instructions_known() -> Iterator[None]:
     """Skip torch's trials of which vector instructions the compiler knows, if it is GCC 12 or later.
 
-    With a new cache torch compiles six test programs, which takes 6 of 12 s for W1; in every run as many
-    processes load them, which takes 1 of 3.4 s. GCC 12 knows every instruction that torch asks for. Whether
-    the processor has them, torch reads elsewhere.
+    With a new cache torch compiles six test programs, which takes 6 of 12 s for W1; in every run as
+    many processes load them, which takes 1 of 3.4 s. GCC 12 knows every instruction that torch asks
+    for. Whether the processor has them, torch reads elsewhere.
     """
     try:
         from torch._inductor.cpp_builder import _is_gcc_version_less_than, get_cpp_compiler, is_gcc

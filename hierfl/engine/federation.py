@@ -22,7 +22,8 @@ from hierfl.method import Client, Method, Server, step_sizes
 from hierfl.program.program import Program
 from hierfl.program.read import read
 
-# at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
+# at least: with fewer clients of a small network, starting an operation takes as long as the
+# operation itself
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
 FEW_ROWS = (
@@ -95,7 +96,8 @@ class Federation:
         one = self._row_bytes * rows + state + 1
         if self.device.type != "cpu":
             return max(1, ACCELERATOR_BYTES // one)
-        # an eager step starts its operations one by one, which pays only for several clients at once
+        # an eager step starts its operations one by one, which pays only for several clients at
+        # once
         return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
 
     @property
@@ -114,9 +116,10 @@ class Federation:
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Split clients into chunks of nearly equal size.
 
-        If the method asks for it (`Client.like_rows`), clients with similar numbers of rows, within a factor
-        of 4, are carried together instead, unless all of them have few rows. Chunks that work on all rows and
-        would be padded by more than `PADDING_BYTES` are cut where the lengths of clients differ most.
+        If the method asks for it (`Client.like_rows`), clients with similar numbers of rows, within
+        a factor of 4, are carried together instead, unless all of them have few rows. Chunks that
+        work on all rows and would be padded by more than `PADDING_BYTES` are cut where the lengths
+        of clients differ most.
 
         Args:
             ids: (C,) int64, the clients' positions in the data.
@@ -153,9 +156,10 @@ class Federation:
     def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
         """Return the number of clients to which chunks are padded, to compile one shape only; 0: no padding.
 
-        Smaller chunks are padded by repeating the last client; padded results are discarded. Only compiled
-        steps need it. Chunks of clients with similar numbers of rows differ in shape anyway, and are not
-        padded, nor are chunks whose added clients would take more than `PADDING_BYTES`.
+        Smaller chunks are padded by repeating the last client; padded results are discarded. Only
+        compiled steps need it. Chunks of clients with similar numbers of rows differ in shape
+        anyway, and are not padded, nor are chunks whose added clients would take more than
+        `PADDING_BYTES`.
 
         Args:
             parts: the ids of each chunk.
@@ -189,8 +193,9 @@ def federate(
         program: the checked program. Default None: it is read from the data.
 
     Raises:
-        ValueError: `cohort` is out of range; the method needs all clients in every round, and `cohort` is smaller
-            than N or clients may be skipped; bad data; a device that is not available.
+        ValueError: `cohort` is out of range; the method needs all clients in every round, and
+            `cohort` is smaller than N or clients may be skipped; bad data; a device that is not
+            available.
         ProgramError: a model or guide that cannot be run as it is written.
     """
     keep_memory()
@@ -230,7 +235,8 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     if isinstance(cohort, float):
         if not 0.0 < cohort <= 1.0:
             raise ValueError(
-                f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an integer"
+                f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an "
+                "integer"
             )
         return max(1, round(cohort * population))
     if not 1 <= cohort <= population:

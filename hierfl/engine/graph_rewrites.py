@@ -65,8 +65,8 @@ def cancel_transposes(graph: fx.GraphModule) -> None:
 def view_only_entries(graph: fx.GraphModule) -> None:
     """Replace a `select_backward` into a dimension of size 1 by a view.
 
-    An example is the gradient of w[0] in a plate of one client. The view saves a tensor of zeros to write it
-    into.
+    An example is the gradient of w[0] in a plate of one client. The view saves a tensor of zeros to
+    write it into.
     """
     for node in graph.graph.nodes:
         if _is(node, aten.select_backward.default) and node.meta["val"].shape[node.args[2]] == 1:
@@ -128,7 +128,8 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
 
     So are several products, such as those of a network that runs on two halves of the rows.
 
-    Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is copied either.
+    Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is
+    copied either.
 
     Args:
         graph: of a step.
@@ -195,8 +196,8 @@ def add_to_rows_in_place(graph: fx.GraphModule, given: int = 0) -> None:
 class Term(NamedTuple):
     """A summand, `factor` times `node`.
 
-    product: the batched product that the node is, apart from views and constant factors, if nothing else
-    reads it; else None.
+    product: the batched product that the node is, apart from views and constant factors, if nothing
+    else reads it; else None.
     """
 
     factor: float
@@ -255,8 +256,9 @@ def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
 def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     """Return whether all readers of an input but `node` are calls of a matrix product.
 
-    Inductor fuses other readers into kernels that run when their result is wanted, which may be after the input is
-    overwritten. A product with a dimension of size 1 is such a reader: it becomes an elementwise product.
+    Inductor fuses other readers into kernels that run when their result is wanted, which may be
+    after the input is overwritten. A product with a dimension of size 1 is such a reader: it
+    becomes an elementwise product.
     """
     return all(
         _is(reader, aten.bmm.default)

@@ -1,7 +1,7 @@
 """Constant factors of a traced step as inputs of its graph, so that steps that differ in them share a compiled graph.
 
-A step size is such a factor. Inductor keeps compiled graphs on disk, by everything in them: with step sizes in it, each
-of a grid of step sizes would be compiled anew, which takes up to a minute.
+A step size is such a factor. Inductor keeps compiled graphs on disk, by everything in them: with
+step sizes in it, each of a grid of step sizes would be compiled anew, which takes up to a minute.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ STRUCTURAL = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)  # of derivatives and densit
 def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
     """Make inputs of the constant factors of a graph, and return their values, in the order of the new inputs.
 
-    The factors are those of products of a floating-point tensor and a number, and numbers that a graph turns into
-    tensors. A factor of a product becomes a tensor without dimensions of the product's type, which the number was
-    rounded to anyway: results are the same, bit for bit. Graphs of other devices than the CPU stay as they are.
+    The factors are those of products of a floating-point tensor and a number, and numbers that a
+    graph turns into tensors. A factor of a product becomes a tensor without dimensions of the
+    product's type, which the number was rounded to anyway: results are the same, bit for bit.
+    Graphs of other devices than the CPU stay as they are.
 
     Args:
         graph: of a step, after `graph_rewrites.rewrite`. It is changed.

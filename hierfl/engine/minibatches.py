@@ -33,8 +33,8 @@ def steps(
 ) -> Iterator[tuple[Tree, Active]]:
     """Yield the tensors of each local step of a phase; `batch_of` makes a batch of them.
 
-    A step costs as few operations as possible here: the clients' dimension of the fields is unflattened by
-    `batch_of` alone, which a compiled step has in its graph.
+    A step costs as few operations as possible here: the clients' dimension of the fields is
+    unflattened by `batch_of` alone, which a compiled step has in its graph.
 
     Args:
         data: the federation.
@@ -42,8 +42,8 @@ def steps(
         phase: how many steps or epochs, and rows a batch.
         seed: of the run.
         at: round and phase; with the number of the step they make the keys of its noise.
-        few_widths: pad all rows of a chunk to one of few widths, up to a quarter more: a compiled step needs a
-            graph for each.
+        few_widths: pad all rows of a chunk to one of few widths, up to a quarter more: a compiled
+            step needs a graph for each.
 
     Yields:
         The step's tensors, and which clients still work: (mask (C,) bool,), or () where all do.
@@ -144,9 +144,10 @@ def row_plan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose the rows of every step of a phase on mini-batches.
 
-    In "step" units a pass drops its last, smaller batch, so that batches are equal and need no mask; as every
-    pass is reshuffled, the dropped rows come up in other passes. In "epoch" units the smaller batch is kept,
-    and clients with fewer rows stop earlier. A client with fewer rows than a batch works on all of them.
+    In "step" units a pass drops its last, smaller batch, so that batches are equal and need no
+    mask; as every pass is reshuffled, the dropped rows come up in other passes. In "epoch" units
+    the smaller batch is kept, and clients with fewer rows stop earlier. A client with fewer rows
+    than a batch works on all of them.
 
     Args:
         data: the federation.
@@ -156,8 +157,8 @@ def row_plan(
         at: round and phase, which key the order of rows.
 
     Returns:
-        For K steps of B rows: the rows' positions in the data (K, C, B) int64; which of them are not padding
-        (K, C, B) bool; which clients still work (K, C) bool.
+        For K steps of B rows: the rows' positions in the data (K, C, B) int64; which of them are
+        not padding (K, C, B) bool; which clients still work (K, C) bool.
 
     Raises:
         ValueError: the phase works on all rows.

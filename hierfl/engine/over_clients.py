@@ -71,8 +71,8 @@ def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
     """Split a batch of C clients into C slots, to be mapped over.
 
     Returns:
-        The clients' own tensors, (C, 1, ...), which `one_slot` makes a batch of one client of; and the
-        tensors that all clients share.
+        The clients' own tensors, (C, 1, ...), which `one_slot` makes a batch of one client of; and
+        the tensors that all clients share.
     """
     slots = {
         "fields": {name: values[:, None] for name, values in batch.fields.items()},

@@ -1,10 +1,10 @@
 """Chunks of clients on several processes, one core each.
 
-The processes are copies (forks) of this one. They are made once the local steps are compiled, so that
-programs, data and compiled steps are there already, and only what changes from round to round goes through
-the sockets. Threads gained next to nothing: between any two operations a thread waits for Python's global
-lock. Messages are pickled: both ends are this program, and messages are neither stored nor read from anywhere
-else.
+The processes are copies (forks) of this one. They are made once the local steps are compiled, so
+that programs, data and compiled steps are there already, and only what changes from round to round
+goes through the sockets. Threads gained next to nothing: between any two operations a thread waits
+for Python's global lock. Messages are pickled: both ends are this program, and messages are neither
+stored nor read from anywhere else.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class WorkerDied(RuntimeError):
 def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Result]]:
     """Make a `run_all(items)` that yields `task(item)` for each item in order, `cores` items at once.
 
-    The first call runs everything in this process, so that all steps are compiled when it is copied. Items
-    are taken and results yielded `cores` at a time. An error of a task is raised here. The copies end with
-    the context.
+    The first call runs everything in this process, so that all steps are compiled when it is
+    copied. Items are taken and results yielded `cores` at a time. An error of a task is raised
+    here. The copies end with the context.
 
     Args:
-        task: a pure function of trees of tensors: what it changes in one process it does not change in
-            another.
-        cores: how many items at once. With 1, or where a process cannot be copied, this process runs
-            everything, on as many cores as torch is set to use.
+        task: a pure function of trees of tensors: what it changes in one process it does not change
+            in another.
+        cores: how many items at once. With 1, or where a process cannot be copied, this process
+            runs everything, on as many cores as torch is set to use.
     """
     copies: list[Copy] = []
     latest: list[Generator[Result, None, None]] = []
@@ -75,8 +75,8 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
                     copies.append(copied(task, copies))
             except OSError as error:
                 warnings.warn(
-                    f"{len(copies) + 1} processes work where {cores} could: the system cannot start more "
-                    f"({error})",
+                    f"{len(copies) + 1} processes work where {cores} could: the system cannot "
+                    f"start more ({error})",
                     stacklevel=2,
                 )
                 wanted = len(copies)
@@ -163,17 +163,17 @@ class Copy:
 
     def _died(self) -> WorkerDied:
         return WorkerDied(
-            f"a process that worked on a chunk of clients (PID {self.process}) ended before it was done, "
-            f"perhaps because the system is out of memory: call torch.set_num_threads(1) to use this process "
-            f"alone, or lower chunk"
+            f"a process that worked on a chunk of clients (PID {self.process}) ended before it was "
+            "done, perhaps because the system is out of memory: call torch.set_num_threads(1) to "
+            "use this process alone, or lower chunk"
         )
 
 
 def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     """Make a copy of this process that runs a task on every item it is sent, until its socket is closed.
 
-    The copy also ends when this process does, however that ends: the system kills it (Linux), and its socket
-    closes.
+    The copy also ends when this process does, however that ends: the system kills it (Linux), and
+    its socket closes.
 
     Args:
         task: to run.
@@ -182,7 +182,8 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     here, there = socket.socketpair()
     parent = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forks of a process with threads; none of ours holds a lock that a task needs
+        # Python 3.12 warns of forks of a process with threads; none of ours holds a lock that a
+        # task needs
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             process = os.fork()

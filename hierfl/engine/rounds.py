@@ -33,8 +33,8 @@ from hierfl.method import Clock, Phase
 NAMED = 5  # clients in a message
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
-# Names in the history of a run whose method was chosen: the choice and its reason, in the first round; the verdict
-# when it ended and how draws are corrected, in the last.
+# Names in the history of a run whose method was chosen: the choice and its reason, in the first
+# round; the verdict when it ended and how draws are corrected, in the last.
 CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
 
 
@@ -44,12 +44,12 @@ class Progress:
 
     Args:
         server: the server's state.
-        table: a row of client state for each client, in memory or in a file; rounds change it in place, as it
-            may be larger than everything else.
+        table: a row of client state for each client, in memory or in a file; rounds change it in
+            place, as it may be larger than everything else.
         history: a record of each round.
         round: rounds done.
-        compiled: the run's local steps are compiled; a resumed run then compiles too, and goes on bit for
-            bit.
+        compiled: the run's local steps are compiled; a resumed run then compiles too, and goes on
+            bit for bit.
     """
 
     server: Tree
@@ -104,8 +104,8 @@ def begin(
 
     Args:
         federation: that will run.
-        folder: of the file that holds the client states if they are too large for memory; None: a temporary
-            one.
+        folder: of the file that holds the client states if they are too large for memory; None: a
+            temporary one.
         compiled: the run's local steps will be compiled.
     """
     path = None if folder is None else folder / TABLE_FILE
@@ -128,7 +128,8 @@ def rounds(
         federation: that runs.
         progress: where the run stands.
         until: rounds planned in all.
-        elsewhere: runs the tasks of chunks, where the clients' rows are not here; None: this process does.
+        elsewhere: runs the tasks of chunks, where the clients' rows are not here; None: this
+            process does.
     """
     task = partial(work_on, federation, federation.client.phases)
     with nullcontext(elsewhere) if elsewhere else crew(task, federation.cores) as run_all:
@@ -258,8 +259,8 @@ def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut])
     )
     more = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     return ClientError(
-        f"round {clock.round}: all {len(left_out)} clients are left out ({some}{more}): lower the learning "
-        f"rate, or see what the model does with their rows"
+        f"round {clock.round}: all {len(left_out)} clients are left out ({some}{more}): lower the "
+        "learning rate, or see what the model does with their rows"
     )
 
 
@@ -278,8 +279,8 @@ def adapt(federation: Federation, server: Tree, count: int, start: Table | None 
     Args:
         federation: of the new clients alone.
         server: the server's last state.
-        count: rounds; none are run where clients keep no state or have no phases to adapt by, and no more than
-            the method needs.
+        count: rounds; none are run where clients keep no state or have no phases to adapt by, and
+            no more than the method needs.
         start: states that the clients go on from; None: those of new clients.
 
     Returns:
@@ -316,8 +317,8 @@ def _adapted(
     for position, times in Counter(one.client for one in left_out).items():
         reason = next(one.reason for one in left_out if one.client == position)
         warnings.warn(
-            f"new client '{names[position]}' was left out of {times} of {count} rounds, in which its state did "
-            f"not change: {reason}",
+            f"new client '{names[position]}' was left out of {times} of {count} rounds, in which "
+            f"its state did not change: {reason}",
             stacklevel=3,
         )
 

@@ -45,8 +45,8 @@ def half_of(
 ) -> Half:
     """Return the support or the query of some clients in a round; together they are all of a client's rows.
 
-    Which rows a client has in them depends on its name, the seed and the round alone. Of an odd number the
-    support has one row more; a single row is in both.
+    Which rows a client has in them depends on its name, the seed and the round alone. Of an odd
+    number the support has one row more; a single row is in both.
 
     Args:
         data: the federation.

@@ -20,7 +20,8 @@ class _Table:
         members: (M,) int64, the clients' places in the chunk.
         keys: (M, 2) int32, of the clients' orders.
         counts: (M,) int64, their numbers of rows.
-        asked: (M,) int64 each, the first and the last epoch in `rows`; None: nothing was asked for yet.
+        asked: (M,) int64 each, the first and the last epoch in `rows`; None: nothing was asked for
+            yet.
         rows: (epochs, M, largest count) int64.
     """
 
@@ -60,8 +61,8 @@ class Orders:
     """The order of each client's rows in each epoch: a function of the client's key and the epoch.
 
     Args:
-        tables: of clients whose numbers of rows differ by less than a factor of 2, or of all clients where
-            the numbers are small: padding then costs less than several tables do.
+        tables: of clients whose numbers of rows differ by less than a factor of 2, or of all
+            clients where the numbers are small: padding then costs less than several tables do.
     """
 
     tables: tuple[_Table, ...]

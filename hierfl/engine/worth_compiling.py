@@ -21,24 +21,26 @@ from hierfl.method import Clock, Phase
 from hierfl.program.handlers import unchecked
 
 COMPILING_SECONDS = 20.0  # to compile a method's steps on a slow machine
-# To trace and lower one operation of an eager step; 5 to 9 ms were measured. A step of nested derivatives has
-# thousands (bfi: 15,000), that of fedavg on a small network 139.
+# To trace and lower one operation of an eager step; 5 to 9 ms were measured. A step of nested
+# derivatives has thousands (bfi: 15,000), that of fedavg on a small network 139.
 OPERATION_SECONDS = 0.005
-# Rounds of a method that stops by itself: FedLaplace took 5 to 9 of those allowed in benchmarks/ROUNDS.md.
+# Rounds of a method that stops by itself: FedLaplace took 5 to 9 of those allowed in
+# benchmarks/ROUNDS.md.
 LIKELY_ROUNDS = 12
 
 
 def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
     """Return whether a run would spend more time in eager local steps than compiling them takes.
 
-    One eager step of each phase is measured, and its result thrown away. How long compiling takes is judged by
-    the number of operations in those steps, before anything is traced. A step that fails is not compiled.
+    One eager step of each phase is measured, and its result thrown away. How long compiling takes
+    is judged by the number of operations in those steps, before anything is traced. A step that
+    fails is not compiled.
 
     Args:
         federation: not compiled.
         rounds: that the run may take.
-        most: the most rounds after which the method has stopped by itself (`Method.most_rounds`); then the
-            rounds that it is likely to take count.
+        most: the most rounds after which the method has stopped by itself (`Method.most_rounds`);
+            then the rounds that it is likely to take count.
     """
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)

@@ -205,7 +205,7 @@ class Server:
         found = self.nodes.introductions(there, self.count, schema)
         agreement = Agreement.between(list(found.values()))
         ids = {one.client: number for number, one in found.items()}
-        method, rounds, why = decided(call, agreement)
+        method, rounds, why, read = decided(call, agreement)
         everything = {
             "agreement": agreement.as_json(),
             "method": describe(method) if send_recipe or why is not None else None,
@@ -229,5 +229,6 @@ class Server:
             checkpoint=call.checkpoint,
             resume=call.resume,
             chosen=why,
+            read=read,
             ask_sum=None if context is None else summed,
         )

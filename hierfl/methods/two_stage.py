@@ -27,7 +27,7 @@ two-stage random-effects meta-analysis, made exact.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ from hierfl.methods.about import About
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_stages import finished, logged
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError, once_a_program
 from hierfl.program.sites import Model
 from hierfl.summaries.conditional import Proposal, own_shapes, points_of, proposals_of
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
@@ -66,6 +66,18 @@ class Seen(NamedTuple):
 
     hierarchy: Hierarchy
     line: Line
+
+
+@once_a_program
+def seen_in(program: Program) -> Seen:
+    """Recognize the hierarchy and the linear predictors of a program.
+
+    Raises:
+        ProgramError: as `two_stage`.
+    """
+    _check_priors(program)
+    reading = read_likelihood(program)
+    return Seen(seen_hierarchy(reading), seen_line(reading))
 
 
 @About(
@@ -129,11 +141,8 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     if draws < 100:
         raise ValueError(f"draws is {draws}: Pareto-smoothed weights need 100 or more")
 
-    @lru_cache(maxsize=1)
     def seen(program: Program) -> Seen:
-        _check_priors(program)
-        reading = read_likelihood(program)
-        found = Seen(seen_hierarchy(reading), seen_line(reading))
+        found = seen_in(program)
         if row_noise is not None:
             check_line(found.line)
         return found

@@ -40,8 +40,8 @@ class FitCall:
 
     Raises:
         TypeError: an argument is of another kind.
-        ValueError: `disclose` is another word, a named method discloses more than it allows, or `resume` lacks a
-            checkpoint.
+        ValueError: `disclose` is another word, a named method discloses more than it allows, or
+            `resume` lacks a checkpoint.
     """
 
     method: Method | Model
@@ -61,8 +61,8 @@ class FitCall:
             raise ValueError(f"disclose is {self.disclose!r}: it must be 'summaries' or 'sums'")
         if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
             raise ValueError(
-                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
-                f"another, or hand in the model, for which one is chosen"
+                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of "
+                "each client: take another, or hand in the model, for which one is chosen"
             )
         if self.resume and self.checkpoint is None:
             raise ValueError(
@@ -102,12 +102,14 @@ def fit(
 ) -> FitOverNodes:
     """Fit a model, or a method, to clients whose rows are on machines of their own.
 
-    Draws of the global sites are here; nodes are asked for summaries, draws and predictions of their clients.
+    Draws of the global sites are here; nodes are asked for summaries, draws and predictions of
+    their clients.
 
     Args:
-        model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the rule of `hierfl.fit`,
-            from what the nodes agree on. Without a schema, nodes first agree on one. Or a method. A chosen method
-            that does not stop by itself runs for 200 rounds, and whether that is enough is not judged.
+        model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
+            rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
+            on one. Or a method. A chosen method that does not stop by itself runs for 200 rounds,
+            and whether that is enough is not judged.
         nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked; or
             `hierfl.nodes.in_process(...)`, to try it in this process.
         rounds: as in `hierfl.fit`.
@@ -126,7 +128,7 @@ def fit(
     """
     if not callable(getattr(nodes, "fit_over", None)):
         raise TypeError(
-            f"nodes is a {type(nodes).__name__}: make it with hierfl.flower.superlink(...), or with "
-            f"hierfl.nodes.in_process(...) to try it here"
+            f"nodes is a {type(nodes).__name__}: make it with hierfl.flower.superlink(...), or "
+            "with hierfl.nodes.in_process(...) to try it here"
         )
     return nodes.fit_over(FitCall(model, rounds, seed, cohort, disclose, checkpoint, resume))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from hierfl.data.absent import FILLS
-from hierfl.engine.settings import Disclose, Settings
+from hierfl.data.absent import FILLS, stand_in
+from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.messages import Refused
+from hierfl.program.program import Program
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
@@ -20,37 +21,58 @@ ROUNDS = (
 )
 
 
-def chosen(
-    model: Model,
-    agreement: Agreement,
-    *,
-    disclose: Disclose = "summaries",
-    cohort: int | float | None = None,
-    seed: int = 0,
-) -> Choice:
+class ReadAlone(NamedTuple):
+    """A program that a server has read without rows, and the two values that stand in for theirs."""
+
+    program: Program
+    fills: tuple[float, float]
+
+
+class Decided(NamedTuple):
+    """What a server runs.
+
+    method: named, or chosen.
+    rounds: None: until the method stops by itself.
+    why: it was chosen; None: it was named.
+    read: the program, where choosing has read it.
+    """
+
+    method: Method
+    rounds: int | None
+    why: str | None = None
+    read: ReadAlone | None = None
+
+
+def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, tuple[float, float]]:
     """Choose a method for a model by the rule of `hierfl.fit`, from what the nodes agreed on.
 
-    Args:
-        model: a function of a `ClientBatch`.
-        agreement: what the nodes agreed on.
-        disclose: what the server may see, as in `hierfl.fit`.
-        cohort: clients a round, as in `hierfl.fit`.
-        seed: of the run.
+    Returns:
+        The choice, and the two values that stood in for those of the rows.
 
     Raises:
         ValueError: the model cannot be read without rows.
     """
     failed: Exception | None = None
+    # nodes may be missing from a round
+    settings = Settings(disclose=call.disclose, on_client_error="skip")
     for fills in FILLS:
-        data = agreement.few_made_up(fills)
+        data = stand_in(agreement.absent_rows(fills), 0)
         try:
-            # nodes may be missing from a round
-            settings = Settings(disclose=disclose, on_client_error="skip")
-            return choose(model, data, settings=settings, cohort=cohort, seed=seed)
+            choice = choose(
+                model,
+                data,
+                settings=settings,
+                cohort=call.cohort,
+                seed=call.seed,
+                agreed=agreement.agreed,
+            )
         except ValueError as error:  # labels outside their support, for example
             failed = failed or error
+            continue
+        return choice, fills
     raise ValueError(
-        f"no method can be chosen without rows ({failed}): name one, hierfl.methods.two_stage(model) for example"
+        f"no method can be chosen without rows ({failed}): name one, "
+        "hierfl.methods.two_stage(model) for example"
     ) from failed
 
 
@@ -58,7 +80,8 @@ def made_by(recipe: Any, model: Model) -> Method:
     """Return the method that a server chose for a model.
 
     Args:
-        recipe: of the method (`hierfl.program.recipes.describe`), as the server told it; it need not be trusted.
+        recipe: of the method (`hierfl.program.recipes.describe`), as the server told it; it need
+            not be trusted.
         model: the node's own; it must be the one in the recipe.
 
     Raises:
@@ -86,12 +109,11 @@ def at_node(call: FitCall, recipe: Any) -> Method:
     return call.method if isinstance(call.method, Method) else made_by(recipe, call.method)
 
 
-def decided(call: FitCall, agreement: Agreement) -> tuple[Method, int | None, str | None]:
-    """Return the server's method, its rounds, and why it was chosen; None where it was named."""
+def decided(call: FitCall, agreement: Agreement) -> Decided:
+    """Return what the server of a call runs."""
     if isinstance(call.method, Method):
-        return call.method, call.rounds, None
-    found = chosen(
-        call.method, agreement, disclose=call.disclose, cohort=call.cohort, seed=call.seed
-    )
+        return Decided(call.method, call.rounds)
+    found, fills = chosen(call.method, call, agreement)
     endless = call.rounds is None and found.method.most_rounds is None
-    return found.method, ROUNDS if endless else call.rounds, found.why
+    read = None if found.program is None else ReadAlone(found.program, fills)
+    return Decided(found.method, ROUNDS if endless else call.rounds, found.why, read)

@@ -125,7 +125,8 @@ class FitOverNodes:
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
 
-        A node writes the answer into its folder, and sends it where its policy has "summaries" in `may_leave`.
+        A node writes the answer into its folder, and sends it where its policy has "summaries" in
+        `may_leave`.
 
         Args:
             draws: S, the same as in `hierfl.Fit.draws`.
@@ -136,7 +137,8 @@ class FitOverNodes:
     def local_draws(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[dict[str, Tensor]]:
         """Let each node draw its client's own sites: site -> (S, *shape), as `hierfl.Fit.draws` does.
 
-        A node writes them into its folder, and sends them where its policy has "draws" in `may_leave`.
+        A node writes them into its folder, and sends them where its policy has "draws" in
+        `may_leave`.
 
         Args:
             draws: S.
@@ -154,12 +156,12 @@ class FitOverNodes:
     ) -> FromNodes[pd.DataFrame]:
         """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does.
 
-        A node writes mean, sd and, of labeled rows, log scores into its folder. It sends means and sds where its
-        policy has "predictions" in `may_leave`.
+        A node writes mean, sd and, of labeled rows, log scores into its folder. It sends means and
+        sds where its policy has "predictions" in `may_leave`.
 
         Args:
-            rows: of some of the clients, matched by name; each client's go to its node. Default None: every node
-                predicts the rows that it has.
+            rows: of some of the clients, matched by name; each client's go to its node. Default
+                None: every node predicts the rows that it has.
             site: the observed site to predict; None: the model's only one.
             draws: S.
             seed: of the draws.

@@ -1,7 +1,8 @@
 """The server's side of a run over nodes: it has no rows, asks nodes round by round, and checks what they answer.
 
-The rounds are those of `hierfl.engine.rounds`. What crosses is decided by the method alone; how it crosses is decided
-by `Ask`, a function that hands messages to nodes and yields their answers, in any order, late, twice or not at all.
+The rounds are those of `hierfl.engine.rounds`. What crosses is decided by the method alone; how it
+crosses is decided by `Ask`, a function that hands messages to nodes and yields their answers, in
+any order, late, twice or not at all.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
-from hierfl.program.read import read
+from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import held
 from hierfl.runs.identity import about
@@ -60,7 +62,8 @@ class Nodes:
         ask: hands messages to nodes.
         fewest: clients that a round needs.
         counted: client -> the last round in which it was counted; rounds add to it.
-        ask_sum: hands messages to nodes, and returns the sum of what they answer; None: they are asked one by one.
+        ask_sum: hands messages to nodes, and returns the sum of what they answer; None: they are
+            asked one by one.
     """
 
     method: Method
@@ -182,13 +185,14 @@ class Nodes:
         who = "; ".join(f"'{names[one.client]}': {one.reason}" for one in left_out[:5])
         if left_out and self.method.everyone:
             raise TooFewNodes(
-                f"round {task.round}: {self.method.name} needs every client in each round, and {len(left_out)} of "
-                f"{len(task.ids)} are missing ({who}): mend them, and continue the run"
+                f"round {task.round}: {self.method.name} needs every client in each round, and "
+                f"{len(left_out)} of {len(task.ids)} are missing ({who}): mend them, and continue "
+                "the run"
             )
         if count < self.fewest:
             raise TooFewNodes(
-                f"round {task.round}: {count} clients answered, and {self.fewest} are needed ({who}): mend them, and "
-                f"continue the run"
+                f"round {task.round}: {count} clients answered, and {self.fewest} are needed "
+                f"({who}): mend them, and continue the run"
             )
 
 
@@ -215,6 +219,7 @@ def fit_nodes(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     chosen: str | None = None,
+    read: ReadAlone | None = None,
     ask_sum: AskSum | None = None,
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes.
@@ -227,25 +232,27 @@ def fit_nodes(
         seed: of everything random, the same as at the nodes.
         cohort: clients a round, as in `hierfl.fit`.
         fewest: clients that a round needs; with fewer the run ends with an error.
-        starts: client -> what its node says that it starts from (`node.introduced`); it must be what the server starts
-            from. Default None: not compared.
+        starts: client -> what its node says that it starts from (`node.introduced`); it must be
+            what the server starts from. Default None: not compared.
         checkpoint: folder to write a checkpoint to after each round.
         resume: continue from the newest checkpoint there.
         chosen: which method was chosen and why, for the history; None: the user named the method.
-        ask_sum: hands the messages of a round to nodes, and returns the sum of their updates alone, in which single
-            ones cannot be checked: one client can spoil it. Default None: each update is asked for by itself.
+        read: the method's program, where it has been read already. Default None: it is read.
+        ask_sum: hands the messages of a round to nodes, and returns the sum of their updates alone,
+            in which single ones cannot be checked: one client can spoil it. Default None: each
+            update is asked for by itself.
 
     Returns:
         The fit: the history, draws of the global sites, and what nodes release of their clients.
 
     Raises:
-        ValueError: as `hierfl.fit`; what the program starts from depends on the clients' rows; or with `ask_sum` a
-            method whose updates are no plain sums.
+        ValueError: as `hierfl.fit`; what the program starts from depends on the clients' rows; or
+            with `ask_sum` a method whose updates are no plain sums.
         ProgramError: a model or guide that cannot be run as it is written.
         TooFewNodes: of a round.
     """
     planned = planned_of(method, rounds)
-    everyone, fills = _without_rows(method, agreement, seed, cohort)
+    everyone, fills = _without_rows(method, agreement, seed, cohort, read)
     _check_starts(everyone, starts or {})
     few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
@@ -265,34 +272,37 @@ def fit_nodes(
 
 
 def _without_rows(
-    method: Method, agreement: Agreement, seed: int, cohort: int | float | None
+    method: Method,
+    agreement: Agreement,
+    seed: int,
+    cohort: int | float | None,
+    found: ReadAlone | None,
 ) -> tuple[Federation, tuple[float, float]]:
-    """Read the method's program with numbers in place of the rows, and return these too."""
+    """Return the federation with values in place of the rows, and these values."""
     failed: Exception | None = None
+    settings = Settings(
+        chunk=len(agreement.names), on_client_error="raise" if method.everyone else "skip"
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numbers that are not the clients'
-        for fills in FILLS:
+        warnings.simplefilter("ignore")  # of values that are not the clients'
+        for fills in FILLS if found is None else [found.fills]:
             data = stand_in(agreement.absent_rows(fills), 0)
             try:
-                program = agreement.agreed(read(method.model, method.guide, data, seed=seed))
+                program = (
+                    agreement.agreed(read_program(method.model, method.guide, data, seed=seed))
+                    if found is None
+                    else found.program
+                )
+                federation = federate(
+                    method, data, seed=seed, cohort=cohort, settings=settings, program=program
+                )
             except ValueError as error:  # labels outside their support, for example
                 failed = failed or error
                 continue
-            federation = federate(
-                method,
-                data,
-                seed=seed,
-                cohort=cohort,
-                settings=Settings(
-                    chunk=len(agreement.names),
-                    on_client_error="raise" if method.everyone else "skip",
-                ),
-                program=program,
-            )
             return federation, fills
     raise ValueError(
-        f"the program cannot be read without rows ({failed}): see that it reads no values of them outside its "
-        f"likelihood"
+        f"the program cannot be read without rows ({failed}): see that it reads no values of them "
+        "outside its likelihood"
     ) from failed
 
 
@@ -300,6 +310,6 @@ def _check_starts(federation: Federation, starts: Mapping[str, str]) -> None:
     here = start_of(federation)
     if differ := sorted(client for client, start in starts.items() if start != here):
         raise ValueError(
-            f"client '{differ[0]}' does not start from what the server starts from: run the same model, method and "
-            f"hierfl at both, whose starting values do not depend on rows"
+            f"client '{differ[0]}' does not start from what the server starts from: run the same "
+            "model, method and hierfl at both, whose starting values do not depend on rows"
         )

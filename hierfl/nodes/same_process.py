@@ -46,9 +46,10 @@ class InProcess:
         """
         call, parts = self._read(call)
         agreement = Agreement.between([Introduction.of(part) for part in parts.values()])
-        method, rounds, why = decided(call, agreement)
+        method, rounds, why, read = decided(call, agreement)
         each: dict[str, Node] = {}
-        # no server goes on from a checkpoint: what an earlier fit has left at the nodes is not of this run
+        # no server goes on from a checkpoint: what an earlier fit has left at the nodes is not of
+        # this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
         for name, part in parts.items():
             introduce(method, part, self.folders[name])
@@ -76,6 +77,7 @@ class InProcess:
             checkpoint=call.checkpoint,
             resume=call.resume,
             chosen=why,
+            read=read,
         )
 
     def _read(self, call: FitCall) -> tuple[FitCall, dict[str, ClientData]]:
@@ -111,9 +113,10 @@ def in_process(
     """Return a node for each client, all in this process, for `hierfl.nodes.fit`.
 
     Args:
-        data: the rows of all clients, each node has those of its own; or for a `hierfl.formula` client -> its frame.
-        folder: each node has a private folder in it, named after its client, where it keeps the client state, its log
-            and its answers, and reads `policy.toml`.
+        data: the rows of all clients, each node has those of its own; or for a `hierfl.formula`
+            client -> its frame.
+        folder: each node has a private folder in it, named after its client, where it keeps the
+            client state, its log and its answers, and reads `policy.toml`.
         fewest: clients that a round needs.
 
     Raises:

@@ -1,7 +1,8 @@
 """Updates that the server sees in a sum alone: as whole numbers that can be masked, and back from their sum.
 
-A number x is written in three parts a, b, c on a grid of 2^-21: x = largest (a + 2^-21 b + 2^-42 c), each in [-1, 1].
-Parts of clients add up without an error, so that the sum is that of the numbers to 2^-64 of the largest.
+A number x is written in three parts a, b, c on a grid of 2^-21: x = largest (a + 2^-21 b + 2^-42
+c), each in [-1, 1]. Parts of clients add up without an error, so that the sum is that of the
+numbers to 2^-64 of the largest.
 """
 
 from __future__ import annotations
@@ -47,19 +48,21 @@ def check_sums(method: str, up: Up) -> None:
     """Refuse an update that is not of plain sums.
 
     Raises:
-        ValueError: it has a part that the server needs by itself, a log weight, or a tensor in few bits.
+        ValueError: it has a part that the server needs by itself, a log weight, or a tensor in few
+            bits.
     """
     for name, share in up.items():
         if not isinstance(share, Share):
             kind = "by itself" if type(share).__name__ == "Each" else "with a log weight"
             raise ValueError(
-                f"{method} sends {name} {kind}, and secure aggregation gives the server sums alone: take a method of "
-                f"plain sums, or run it without secure aggregation"
+                f"{method} sends {name} {kind}, and secure aggregation gives the server sums "
+                "alone: take a method of plain sums, or run it without secure aggregation"
             )
         if has_rounded(share.value):
             raise ValueError(
-                f"{method} sends {name} as whole numbers with a scale of each client's own, and secure aggregation "
-                f"adds up plain numbers: run the method that is in `quantized`, or run it without secure aggregation"
+                f"{method} sends {name} as whole numbers with a scale of each client's own, and "
+                "secure aggregation adds up plain numbers: run the method that is in `quantized`, "
+                "or run it without secure aggregation"
             )
 
 
@@ -80,8 +83,8 @@ def parts_of(tree: Tree) -> Numbers:
     flat = torch.cat([leaf.reshape(-1).double() for leaf in tree_leaves(tree)]).numpy()
     if not np.isfinite(flat).all() or np.abs(flat).max(initial=0.0) >= LARGEST:
         raise Refused(
-            f"an update has a number that is not finite, or not below {LARGEST:.0e}, and cannot be masked: scale the "
-            f"rows"
+            f"an update has a number that is not finite, or not below {LARGEST:.0e}, and cannot be "
+            "masked: scale the rows"
         )
     left, parts = flat / LARGEST, []
     for _ in range(PARTS):

@@ -7,9 +7,10 @@ from, or left in, Pyro's param store or torch's generator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
@@ -26,6 +27,7 @@ from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Site
 
 Params = dict[str, Tensor]
+T = TypeVar("T")
 
 
 class ProgramError(ValueError):
@@ -314,3 +316,17 @@ class Program:
         if name is not None and name not in of_rows:
             raise KeyError(f"the model observes no site '{name}' a row; those it does are {sites}")
         return name or of_rows[0]
+
+
+def once_a_program(recognize: Callable[[Program], T]) -> Callable[[Program], T]:
+    """Wrap a function of a program so that the program keeps its result."""
+
+    @wraps(recognize)
+    def kept(program: Program) -> T:
+        found: dict[Any, Any] = program.__dict__.setdefault("_found", {})
+        if recognize not in found:
+            found[recognize] = recognize(program)
+        result: T = found[recognize]
+        return result
+
+    return kept

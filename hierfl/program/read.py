@@ -7,13 +7,15 @@ names it and its mend.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from hierfl.core.misspelled import spelled
@@ -45,9 +47,9 @@ from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.prior_center import Center
-from hierfl.program.program import Program, ProgramError, Reads
+from hierfl.program.program import ParamSpec, Program, ProgramError, Reads
 from hierfl.program.read_traces import closed_of, derived_of, is_keyed, latents_of, params_of
-from hierfl.program.sites import Family, Guide, Model
+from hierfl.program.sites import Family, Guide, Latents, Model
 from hierfl.program.traces import Site, is_deterministic, samples
 
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
@@ -75,26 +77,126 @@ def read(
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
     check_callable(model, guide)
+    return read_model(model, data, seed=seed).under(guide, learn=learn)
+
+
+@one_at_a_time
+def read_model(model: Model, data: ClientData, *, seed: int = 0) -> ModelRead:
+    """Read a model before it has a guide; the arguments and errors are those of `read`."""
     expect_client_data(data, "data")
     check_names(data)
-    if not holes(data):
-        return _read(model, guide, data, seed, learn)
+    missing = bool(holes(data))
     try:
-        program = _read(model, guide, data, seed, learn)
+        return _read_model(model, data, seed, missing)
     except ValueError as error:
+        if not missing:
+            raise
+        _explain(error, data, lambda other: _read_model(model, other, seed, missing=False))
+
+
+def _explain(
+    error: ValueError, data: ClientData, again: Callable[[ClientData], object]
+) -> NoReturn:
+    """Raise the error of a program that fails on data with missing values: is it because of these?"""
+    try:
+        again(filled(data))
+    except ProgramError:
+        raise error from None  # something else is wrong
+    except ValueError:
+        pass  # a filled label, outside its support
+    raise not_dealt_with(data) from error
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRead:
+    """A model, read and checked: what does not depend on its guide.
+
+    Args:
+        data: the federation that it was read from.
+        missing: whether the data have NaN or infinity.
+        traces: of the model on one client and on two.
+        params: that the model itself declares.
+        reads: the fields that it reads.
+
+    All other fields are those of `Program`.
+    """
+
+    model: Model
+    data: ClientData
+    missing: bool
+    traces: tuple[Any, Any]
+    latents: Latents
+    params: tuple[ParamSpec, ...]
+    labels: Mapping[str, str]
+    supports: Mapping[str, tuple[str, Constraint]]
+    factors: Mapping[str, bool]
+    joint: Mapping[str, bool]
+    reads: frozenset[str]
+    num_clients: int
+    client_keys: Tensor
+    prototype: ClientBatch
+    codes: Mapping[str, tuple[int, int]]
+    seed: int
+
+    @one_at_a_time
+    def under(self, guide: Guide | Family, *, learn: bool = True) -> Program:
+        """Return the program of the model and a guide; the arguments and errors are those of `read`."""
         try:
-            _read(model, guide, filled(data), seed, learn)
-        except ProgramError:
-            raise  # something else is wrong
-        except ValueError:
-            pass  # a filled label, outside its support
-        raise not_dealt_with(data) from error
-    check_missing(program, data)
-    return program
+            program = self._under(guide, learn)
+        except ValueError as error:
+            if not self.missing:
+                raise
+            _explain(
+                error,
+                self.data,
+                lambda other: _read_model(self.model, other, self.seed, False)._under(guide, learn),
+            )
+        if self.missing:
+            check_missing(program, self.data)
+        return program
+
+    def _under(self, guide: Guide | Family, learn: bool) -> Program:
+        (single, pair), one = self.traces, self.prototype
+        with pyro.validation_enabled(True):
+            built = guide.on(self.model, self.latents) if isinstance(guide, Family) else guide
+            two = _prototype(self.data, [0, self.data.num_clients - 1])
+            guided, guided_pair = (
+                _trace(built, batch, "guide", self.seed, Answer({}, batch)) for batch in (one, two)
+            )
+            check_cover(self.latents, guided)
+            check_boundary(built, one, "guide", Answer({}, one))
+            keyed = is_keyed(
+                guided
+            )  # before the guide runs again: it refuses one that cannot be drawn
+            with untouched_store():
+                reads = Reads(self.reads, fields_read(built, one, Answer({}, one)))
+            program = Program(
+                model=self.model,
+                guide=built,
+                latents=self.latents,
+                params=params_of([single, guided], [pair, guided_pair]),
+                closed=closed_of(single, guided),
+                derived=derived_of(single),
+                labels=self.labels,
+                factors=self.factors,
+                supports=self.supports,
+                reads=reads,
+                num_clients=self.num_clients,
+                client_keys=self.client_keys,
+                prototype=one,
+                seed=self.seed,
+                keyed=keyed,
+                reads_all_rows=_reads_all_rows(guide),
+                joint=self.joint,
+                codes=self.codes,
+            )
+            check_start(program, one)
+            check_pure(program, one)  # first: its own noise would look as if padding mattered
+            check_padding(program, self.data)
+        return check_steps(program, one) if learn else program
 
 
-def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, learn: bool) -> Program:
-    """Read a program; the arguments are those of `read`."""
+def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate give it away
@@ -109,42 +211,27 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
         supports = _checked_labels(model, pair, labels, data)
         joint = joint_sites(model, single, one, labels)
         factors = _factors(model, pair, two, labels)
-        built = guide.on(model, latents) if isinstance(guide, Family) else guide
-        guided, guided_pair = (
-            _trace(built, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
-        )
-        check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
-        check_boundary(built, one, "guide", Answer({}, one))
-        keyed = is_keyed(guided)  # before the guide runs again: it refuses one that cannot be drawn
-        program = Program(
-            model=model,
-            guide=built,
-            latents=latents,
-            params=params_of([single, guided], [pair, guided_pair]),
-            closed=closed_of(single, guided),
-            derived=derived_of(single),
-            labels=labels,
-            factors=factors,
-            supports=supports,
-            reads=_reads(model, built, one),
-            num_clients=data.num_clients,
-            client_keys=data.keys,
-            prototype=one,
-            seed=seed,
-            keyed=keyed,
-            reads_all_rows=_reads_all_rows(guide),
-            joint=joint,
-            codes=codes_of(data),
-        )
-        _check_whole(program, data)
-    return check_steps(program, one) if learn else program
-
-
-def _reads(model: Model, guide: Guide, batch: ClientBatch) -> Reads:
-    with untouched_store():
-        of_guide = fields_read(guide, batch, Answer({}, batch))
-        return Reads(fields_read(model, batch, _Start()), of_guide)
+        with untouched_store():
+            reads = fields_read(model, one, _Start())
+    return ModelRead(
+        model=model,
+        data=data,
+        missing=missing,
+        traces=(single, pair),
+        latents=latents,
+        params=params_of([single], [pair]),
+        labels=labels,
+        supports=supports,
+        factors=factors,
+        joint=joint,
+        reads=reads,
+        num_clients=data.num_clients,
+        client_keys=data.keys,
+        prototype=one,
+        codes=codes_of(data),
+        seed=seed,
+    )
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
@@ -154,12 +241,6 @@ def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
         for name, values in data.fields.items()
         if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2
     }
-
-
-def _check_whole(program: Program, data: ClientData) -> None:
-    check_start(program, program.prototype)
-    check_pure(program, program.prototype)  # first: its own noise would look as if padding mattered
-    check_padding(program, data)
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:

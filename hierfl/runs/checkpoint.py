@@ -58,7 +58,8 @@ def save(
         The checkpoint's folder.
 
     Raises:
-        CannotWrite: the disk is full, or the folder cannot be written to; the last checkpoint is still there.
+        CannotWrite: the disk is full, or the folder cannot be written to; the last checkpoint is
+            still there.
     """
     root = Path(folder)
     private_folder(root)
@@ -135,7 +136,8 @@ def load(
         about: what must identify the run, as `save` was given it, or a part of that; None: any run.
 
     Raises:
-        CheckpointError: the folder holds no checkpoint, none is undamaged, or the run is another one.
+        CheckpointError: the folder holds no checkpoint, none is undamaged, or the run is another
+            one.
     """
     reasons = []
     for path in reversed(checkpoints(folder)):
@@ -172,8 +174,8 @@ def load(
         return state
     found = "; ".join(reasons) or "there is none"
     raise CheckpointError(
-        f"no undamaged checkpoint in '{folder}' ({found}): name another folder, or remove this one and start "
-        f"again"
+        f"no undamaged checkpoint in '{folder}' ({found}): name another folder, or remove this one "
+        "and start again"
     )
 
 
@@ -181,8 +183,8 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read the state.json of a checkpoint.
 
     Raises:
-        CheckpointError: the file is missing, not JSON, damaged, not of hierfl, or of another version of the
-            format; or an entry is missing or not what `save` writes.
+        CheckpointError: the file is missing, not JSON, damaged, not of hierfl, or of another
+            version of the format; or an entry is missing or not what `save` writes.
     """
     record = read_json(path / "state.json")
     if not isinstance(record, dict) or record.get("format") != FORMAT:
@@ -214,8 +216,8 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
     both = compared(found, wanted)
     if both.differs:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {both.difference}; resume with the same call, or name "
-            f"another folder"
+            f"'{path}' is of another run: it differs in {both.difference}; resume with the same "
+            "call, or name another folder"
         )
     return both.unknown
 
@@ -301,8 +303,8 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
             raise CheckpointError(f"{path.name} lacks {name}")
         if found[name].shape != leaf.shape or found[name].dtype != leaf.dtype:
             raise CheckpointError(
-                f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not {leaf.dtype} "
-                f"{tuple(leaf.shape)}"
+                f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not "
+                f"{leaf.dtype} {tuple(leaf.shape)}"
             )
     foreign = found.keys() - wanted.keys() - {"nothing"}
     if foreign:

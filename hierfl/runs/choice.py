@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from hierfl import methods
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import cohort_size, federate
 from hierfl.engine.settings import Disclose, Settings
-from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
 from hierfl.guides.structured import structured
 from hierfl.method import Method
+from hierfl.methods.two_stage import seen_in
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.program.program import Program
-from hierfl.program.read import read
+from hierfl.program.read import ModelRead, read_model
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Model
-from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.seen_hierarchy import seen_hierarchy
 
 # The numbers that a likelihood reads, v, for which two_stage is taken: a client's factor is a
 # matrix of v x v, and it is the mean of one such matrix for each of its rows, 80 KB at 100.
@@ -47,12 +47,18 @@ class Choice:
     Args:
         method: made as the user would have made it.
         why: the method's name and the reason, in one line.
+        program: of the model under the method's guide, read and checked; it keeps what the method
+            recognizes in it.
+        said: warnings of reading the program, for the run to repeat.
     """
 
     method: Method
     why: str
+    program: Program | None
+    said: tuple[warnings.WarningMessage, ...] = ()
 
 
+@one_at_a_time
 def choose(
     model: Model,
     data: ClientData,
@@ -60,6 +66,7 @@ def choose(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     cohort: int | float | None = None,
     seed: int = 0,
+    agreed: Callable[[ModelRead], ModelRead] | None = None,
 ) -> Choice:
     """Choose a method for a model by the rule of docs/methods.md. The same arguments give the same choice.
 
@@ -70,6 +77,8 @@ def choose(
             round.
         cohort: clients a round, as in `hierfl.fit`.
         seed: of the run.
+        agreed: what nodes agreed on, put into the model that was read. Default None: there are no
+            nodes.
 
     Raises:
         ValueError: bad data; `cohort` is out of range.
@@ -77,22 +86,29 @@ def choose(
     """
     whole = cohort_size(cohort, data.num_clients) == data.num_clients
     everyone = whole and settings.on_client_error != "skip"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run of the chosen method says them
-        program = read(model, delta, data, seed=seed)
-        # `delta` has one param for each site
-        learned = {p.name for p in program.params} - {f"{s.name}.at" for s in program.latents.sites}
-        if learned:
-            return _of_params(model, program, sorted(learned))
-        if _is_large(program):
-            return _of_network(model, program)
-        if _made_by(model) in NETWORKS:
-            return _chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
-        if not program.latents.global_block.size:
-            return _structured(model, "no site is global, so that clients have nothing in common")
-        if settings.disclose == "summaries":
-            return _two_stage(model, program, data)
-        return _of_sums(model, program, data, everyone=everyone)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = read_model(model, data, seed=seed)
+        given = _Given(model, found if agreed is None else agreed(found), said)
+        choice = _chosen(given, settings.disclose, everyone=everyone)
+    return replace(choice, said=tuple(said))
+
+
+def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
+    """Go through the rows of the table."""
+    model = given.model
+    if given.read.params:
+        return _of_params(given)
+    if given.is_large:
+        why = f"{given.shared + given.own:,} unknowns are too many for covariances"
+        return given.chosen(methods.fedsvi(model, mean_field), why)
+    if given.made_by in NETWORKS:
+        return given.chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
+    if not given.shared:
+        return given.structured("no site is global, so that clients have nothing in common")
+    if disclose == "summaries":
+        return _two_stage(given)
+    return _of_sums(given, everyone=everyone)
 
 
 def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> None:
@@ -114,106 +130,123 @@ def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> Non
         )
 
 
+# ------------------------------------------------------------------------------------ what the model declares
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """A model, what was read of it, and the warnings that were said."""
+
+    model: Model
+    read: ModelRead
+    said: list[warnings.WarningMessage]
+
+    @property
+    def shared(self) -> int:
+        """The number of global unknowns."""
+        return self.read.latents.global_block.size
+
+    @property
+    def own(self) -> int:
+        """The number of local unknowns of a client."""
+        return self.read.latents.local_block.size
+
+    @property
+    def is_large(self) -> bool:
+        return self.shared + self.own > MANY
+
+    @property
+    def made_by(self) -> str:
+        """The builder in `hierfl.models` that made the model; "" for any other."""
+        recipe = recipe_of(self.model)
+        if recipe is None or not recipe.factory.__module__.startswith("hierfl.models"):
+            return ""
+        return recipe.factory.__name__
+
+    def chosen(self, method: Method, why: str, program: Program | None = None) -> Choice:
+        """Return a choice, with the program under the method's guide."""
+        if program is None and method.model is self.model:
+            program = self.read.under(method.guide)
+        return Choice(method, f"{method.name}, since {why}", program)
+
+    def structured(self, why: str) -> Choice:
+        return self.chosen(methods.fedsvi(self.model, structured), why)
+
+
 # ------------------------------------------------------------------------------------ rows of the table
-def _of_params(model: Model, program: Program, learned: list[str]) -> Choice:
+def _of_params(given: _Given) -> Choice:
     """Return the method that a model with params to be learned belongs to."""
-    what = f"param '{learned[0]}' is learned, without a prior"
-    made = _made_by(model)
+    model, params, made = given.model, given.read.params, given.made_by
+    what = f"param '{min(p.name for p in params)}' is learned, without a prior"
     if isinstance(model, PersonalHeads):
-        return _chosen(methods.fedvi(model), "the model is PersonalHeads, whose params are learned")
+        return given.chosen(
+            methods.fedvi(model), "the model is PersonalHeads, whose params are learned"
+        )
     if made == "learned_prior_network":
-        return _chosen(
+        return given.chosen(
             methods.fedmap(model), "the model is learned_prior_network, whose prior is learned"
         )
     if made == "bregman_network":
-        return _chosen(
+        return given.chosen(
             methods.pfedbred(model), "the model is bregman_network, whose prior is learned"
         )
-    if not program.latents.sites:
-        if any(spec.is_local for spec in program.params):
-            return _chosen(
+    if not given.read.latents.sites:
+        if any(spec.is_local for spec in params):
+            return given.chosen(
                 methods.fedbn(model), f"{what}, some at each client, and no site is latent"
             )
-        return _chosen(methods.fedavg(model), f"{what}, and no site is latent")
-    if _is_large(program) or made in NETWORKS:
-        return _chosen(methods.fedsvi(model, mean_field), f"{what}, and the model is a network")
-    return _structured(model, what)
+        return given.chosen(methods.fedavg(model), f"{what}, and no site is latent")
+    if given.is_large or made in NETWORKS:
+        return given.chosen(
+            methods.fedsvi(model, mean_field), f"{what}, and the model is a network"
+        )
+    return given.structured(what)
 
 
-def _of_network(model: Model, program: Program) -> Choice:
-    size = program.latents.global_block.size + program.latents.local_block.size
-    return _chosen(
-        methods.fedsvi(model, mean_field), f"{size:,} unknowns are too many for covariances"
-    )
-
-
-def _two_stage(model: Model, program: Program, data: ClientData) -> Choice:
-    """Return two_stage where it takes the model and is fast, else fedsvi.
-
-    The program is read as two_stage reads it; its server is not set up, which takes seconds.
-    """
-    shared = program.latents.global_block.size
-    if shared > MOST_SHARED:
-        return _structured(model, f"{shared} global numbers are too many for two_stage")
-    method = methods.two_stage(model)
+def _two_stage(given: _Given) -> Choice:
+    """Return two_stage where it takes the model and is fast, else fedsvi; its server, which is slow, is not set up."""
+    if given.shared > MOST_SHARED:
+        return given.structured(f"{given.shared} global parameters are too many for two_stage")
+    method = methods.two_stage(given.model)
     try:
-        reading = read_likelihood(read(model, method.guide, data))
-        if reading.size > MOST_READ:
-            return _structured(
-                model, f"a client's likelihood reads {reading.size} numbers, too many for two_stage"
-            )
-        seen_hierarchy(reading)
-        seen_line(reading)
+        program = given.read.under(method.guide)
+        size = read_likelihood(program).size
+        if size <= MOST_READ:
+            seen_in(program)
     except FAILS as error:
-        return _structured(model, f"two_stage does not take the model ({_first(error)})")
-    numbers = f"{reading.size} number" + "s" * (reading.size != 1)
-    return _chosen(
-        method, f"every unknown has a prior, and a client's likelihood reads {numbers} only"
-    )
+        given.said.clear()
+        return given.structured(f"two_stage does not take the model ({_first(error)})")
+    if size > MOST_READ:
+        return given.structured(
+            f"a client's likelihood reads {size} parameters, too many for two_stage"
+        )
+    read = f"{size} parameter" + "s" * (size != 1)
+    why = f"every unknown has a prior, and a client's likelihood reads {read} only"
+    return given.chosen(method, why, program)
 
 
-def _of_sums(model: Model, program: Program, data: ClientData, *, everyone: bool) -> Choice:
+def _of_sums(given: _Given, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
-    shared, own = program.latents.global_block.size, program.latents.local_block.size
     if not everyone:
-        return _structured(
-            model, "only sums may cross, and fedlaplace needs all clients each round"
+        return given.structured("only sums may cross, and fedlaplace needs all clients each round")
+    if given.shared * given.own > SLOW:
+        return given.structured(
+            f"only sums may cross, and {given.shared} x {given.own} unknowns are too many for "
+            "fedlaplace"
         )
-    if shared * own > SLOW:
-        return _structured(
-            model, f"only sums may cross, and {shared} x {own} unknowns are too many for fedlaplace"
-        )
-    method = methods.fedlaplace(model)
+    method = methods.fedlaplace(given.model)
     try:
-        federate(method, data)
+        program = given.read.under(method.guide)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run says them
+            federate(method, given.read.data, program=program)
     except FAILS as error:
-        why = f"only sums may cross, and fedlaplace does not take the model ({_first(error)})"
-        return _structured(model, why)
-    return _chosen(method, "every unknown has a prior, and only sums may cross")
-
-
-def _structured(model: Model, why: str) -> Choice:
-    return _chosen(methods.fedsvi(model, structured), why)
-
-
-def _chosen(method: Method, why: str) -> Choice:
-    return Choice(method, f"{method.name}, since {why}")
-
-
-# ------------------------------------------------------------------------------------ what the model declares
-def _is_large(program: Program) -> bool:
-    return program.latents.global_block.size + program.latents.local_block.size > MANY
-
-
-def _made_by(model: Model) -> str:
-    """Return the builder in `hierfl.models` that made a model; "" for any other."""
-    recipe = recipe_of(model)
-    if recipe is None or not recipe.factory.__module__.startswith("hierfl.models"):
-        return ""
-    return recipe.factory.__name__
+        given.said.clear()
+        return given.structured(
+            f"only sums may cross, and fedlaplace does not take the model ({_first(error)})"
+        )
+    return given.chosen(method, "every unknown has a prior, and only sums may cross", program)
 
 
 def _first(error: Exception) -> str:
-    """Return the beginning of a message, up to its mend."""
+    """Return the beginning of a message, without how to fix it."""
     line = str(error).partition("\n")[0]
     return line.partition(". ")[0].rstrip(".") or type(error).__name__

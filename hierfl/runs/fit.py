@@ -43,27 +43,32 @@ def fit(
     """Fit a model, or a method, to the data of a federation.
 
     Args:
-        model: a function of a `ClientBatch`, or a `hierfl.formula`. The rule in docs/methods.md chooses its method,
-            and `Fit.chosen` says which and why. A chosen method that does not stop by itself runs for 200 rounds;
-            while `hierfl.diagnostics.convergence` asks for more, it runs again from scratch for 600, then 2,000
-            rounds, and `Fit.posterior` corrects its draws by importance weights where these can be trusted. Or a
-            method: one of `hierfl.methods`, or one's own `Method`.
-        data: the clients' training rows; of a formula one frame with the column of clients, or {client: frame}.
-        rounds: exchanges between server and clients, at most: a method that stops by itself may take fewer.
-            None: until the method stops by itself, after `method.most_rounds` at the latest, which is the same
-            run as with that number; a named method that does not stop by itself needs a number.
-        seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on
-            the engine or on the order of clients.
+        model: a function of a `ClientBatch`, or a `hierfl.formula`. The rule in docs/methods.md
+            chooses its method, and `Fit.chosen` says which and why. A chosen method that does not
+            stop by itself runs for 200 rounds; while `hierfl.diagnostics.convergence` asks for
+            more, it runs again from scratch for 600, then 2,000 rounds, and `Fit.posterior`
+            corrects its draws by importance weights where these can be trusted. Or a method: one of
+            `hierfl.methods`, or one's own `Method`.
+        data: the clients' training rows; of a formula one frame with the column of clients, or
+            {client: frame}.
+        rounds: exchanges between server and clients, at most: a method that stops by itself may
+            take fewer. None: until the method stops by itself, after `method.most_rounds` at the
+            latest, which is the same run as with that number; a named method that does not stop by
+            itself needs a number.
+        seed: of everything random. Noise is a function of (seed, client, step, site), so no result
+            depends on the engine or on the order of clients.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
         checkpoint: folder to write checkpoints to.
         checkpoint_every: rounds between checkpoints; the last round is always written.
         resume: continue from the newest undamaged checkpoint of that folder, if there is one.
-        validation: labeled rows of the same clients; their mean log score is logged every `eval_every` rounds.
+        validation: labeled rows of the same clients; their mean log score is logged every
+            `eval_every` rounds.
         eval_every: rounds between scores.
-        patience: stop once so many scores in a row have not improved on the best; the params of the last
-            round are kept.
-        callback: called with the fit after each round, once its checkpoint is written, such as to measure what
-            clients are served then. What it returns is not used; an error that it raises ends the run.
+        patience: stop once so many scores in a row have not improved on the best; the params of the
+            last round are kept.
+        callback: called with the fit after each round, once its checkpoint is written, such as to
+            measure what clients are served then. What it returns is not used; an error that it
+            raises ends the run.
         progress: show a progress bar; None: where standard error is a terminal.
         settings: how the fit is computed, who takes part, and what the server may see.
 
@@ -73,12 +78,12 @@ def fit(
     Raises:
         TypeError: an argument is of another kind, such as a frame for `data`.
         ValueError: bad data, a cohort larger than the federation, a device that is not available, a
-            checkpoint of another run, `rounds` is None and the method does not stop by itself, or the method
-            discloses more than the settings allow.
+            checkpoint of another run, `rounds` is None and the method does not stop by itself, or
+            the method discloses more than the settings allow.
         ProgramError: a model or guide that cannot be run as it is written.
         KeyError: `validation` has a client that `data` does not have.
-        ClientError: a client fails, or its update is not finite; with on_client_error="skip", all clients of a
-            round.
+        ClientError: a client fails, or its update is not finite; with on_client_error="skip", all
+            clients of a round.
     """
     model, data, validation = of_frames(model, data, validation)
     check_model(model, data)

@@ -1,7 +1,7 @@
 """The lock on a run's folder: one writer at a time, and the next one is told who holds it.
 
-The lock is the operating system's (`flock`), on a file in the folder. It ends with its process, however that
-ends, so that a lock of a killed process never has to be broken.
+The lock is the operating system's (`flock`), on a file in the folder. It ends with its process,
+however that ends, so that a lock of a killed process never has to be broken.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class FolderInUse(RuntimeError):
 def held(folder: str | Path) -> Iterator[None]:
     """Hold the lock on a run's folder.
 
-    Where the system has no such locks (Windows, some network file systems) nothing is locked, and a warning
-    says so.
+    Where the system has no such locks (Windows, some network file systems) nothing is locked, and a
+    warning says so.
 
     Args:
         folder: of the run; made if it does not exist.

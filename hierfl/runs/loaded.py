@@ -26,8 +26,8 @@ def without_rows(
         federated: reads the method's program with given data.
 
     Raises:
-        RowsNotSaved: the rows are needed already here: this is a checkpoint of a run, or the program cannot be
-            read without them, or what it starts from depends on them.
+        RowsNotSaved: the rows are needed already here: this is a checkpoint of a run, or the
+            program cannot be read without them, or what it starts from depends on them.
         CheckpointError: torch's default dtype is not that of the fit.
     """
     if found.schema is None:
@@ -35,8 +35,8 @@ def without_rows(
     dtype = str(torch.get_default_dtype())
     if found.schema["dtype"] != dtype:
         raise CheckpointError(
-            f"'{folder}' is of a fit in {found.schema['dtype']}, and torch's default is {dtype}: call "
-            f"torch.set_default_dtype({found.schema['dtype']}) first"
+            f"'{folder}' is of a fit in {found.schema['dtype']}, and torch's default is {dtype}: "
+            f"call torch.set_default_dtype({found.schema['dtype']}) first"
         )
     for fills in FILLS:
         data = found.without_rows(fills)
@@ -49,5 +49,6 @@ def without_rows(
         if start_of(federation) == found.schema["start"]:
             return replace(federation, data=data)
     raise RowsNotSaved(
-        f"'{folder}' was saved without the clients' rows, and its program cannot be read without them: {HAND_IN}"
+        f"'{folder}' was saved without the clients' rows, and its program cannot be read without "
+        f"them: {HAND_IN}"
     )

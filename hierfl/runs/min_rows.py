@@ -27,7 +27,8 @@ def with_rows(data: ClientData, call: Call) -> tuple[ClientData, Call]:
         return data, call
     if len(few) == data.num_clients:
         raise ValueError(
-            f"min_rows is {least}, and no client has as many rows: the most are {int(data.counts.max())}"
+            f"min_rows is {least}, and no client has as many rows: the most are "
+            f"{int(data.counts.max())}"
         )
     more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
     warnings.warn(

@@ -23,6 +23,7 @@ from hierfl.method import Method
 from hierfl.program.check_scale import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
+from hierfl.runs.choice import Choice
 from hierfl.runs.folder_lock import held
 from hierfl.runs.identity import about
 from hierfl.runs.result import Fit
@@ -31,14 +32,14 @@ from hierfl.runs.run_folder import clear
 SCORE = "validation_log_score"  # its name in the history
 
 
-def run(method: Method, data: ClientData, call: Call, *, chosen: str | None = None) -> Fit:
+def run(method: Method, data: ClientData, call: Call, choice: Choice | None = None) -> Fit:
     """Run a method on the data of a federation.
 
     Args:
         method: to run.
         data: the clients' training rows.
         call: the other arguments of `hierfl.fit`.
-        chosen: which method was chosen and why, for the history; None: the user named the method.
+        choice: of the method; None: the user named it.
 
     Raises:
         ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
@@ -46,7 +47,14 @@ def run(method: Method, data: ClientData, call: Call, *, chosen: str | None = No
     planned = planned_of(method, call.rounds)
     if call.validation is not None:
         data.index(call.validation.names)  # refuses unknown clients now, not at the first score
-    eager = federate(method, data, seed=call.seed, cohort=call.cohort, settings=call.settings)
+    eager = federate(
+        method,
+        data,
+        seed=call.seed,
+        cohort=call.cohort,
+        settings=call.settings,
+        program=choice.program if choice else None,
+    )
     _check_scored(eager, call.validation)
     warn_of_unscaled(eager.program, data)
     who = about(method, eager, planned)
@@ -61,8 +69,8 @@ def run(method: Method, data: ClientData, call: Call, *, chosen: str | None = No
         with _bar(call.shown, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
-                if chosen is not None and where.round == 1:
-                    where.history[0][CHOSEN] = chosen
+                if choice is not None and where.round == 1:
+                    where.history[0][CHOSEN] = choice.why
                 last = where.round == planned or is_over(fitted, call.patience)
                 kept = folder is not None and where.round % call.checkpoint_every == 0
                 if last or kept or call.callback is not None:
@@ -80,7 +88,8 @@ def planned_of(method: Method, rounds: int | None) -> int:
         return rounds
     if method.most_rounds is None:
         raise ValueError(
-            f"rounds is None, and method '{method.name}' does not stop by itself: say how many, rounds=100"
+            f"rounds is None, and method '{method.name}' does not stop by itself: say how many, "
+            "rounds=100"
         )
     return method.most_rounds
 
@@ -122,8 +131,8 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
         return False
     if compile is True and any(phase.eager for phase in federation.client.phases):
         warnings.warn(
-            f"compile is True, and local steps of '{method.name}' cannot be compiled: they run eagerly, which "
-            f"gives the same numbers; leave compile out",
+            f"compile is True, and local steps of '{method.name}' cannot be compiled: they run "
+            "eagerly, which gives the same numbers; leave compile out",
             stacklevel=2,
         )
         return False

@@ -26,16 +26,18 @@ def personalized(
     Args:
         fit: of other clients.
         data: the new clients' rows.
-        anew: all start as new clients; False: all are clients of the fit, and go on from their states.
-        rounds: rounds of the clients' own steps; none are taken where the method keeps no client state.
+        anew: all start as new clients; False: all are clients of the fit, and go on from their
+            states.
+        rounds: rounds of the clients' own steps; none are taken where the method keeps no client
+            state.
 
     Returns:
         The federation of the new clients, and the run's progress with their client states.
 
     Raises:
         TypeError: `rounds` is no integer.
-        ValueError: `rounds` is negative; a field is missing or holds NaN, or labels that the method or its
-            guide reads are missing; or a client has no state to go on from.
+        ValueError: `rounds` is negative; a field is missing or holds NaN, or labels that the method
+            or its guide reads are missing; or a client has no state to go on from.
     """
     rounds = expect_count(rounds, "rounds", least=0)
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
@@ -43,7 +45,8 @@ def personalized(
     _check_labels(fit, federation)
     start = None if anew else subset(fit.progress.table, _places(fit, data))
     table = adapt(federation, fit.progress.server, rounds, start)
-    # weights of these clients alone would correct the draws toward a posterior without the fitted ones
+    # weights of these clients alone would correct the draws toward a posterior without the fitted
+    # ones
     history = without_correction(fit.progress.history)
     return federation, replace(fit.progress, table=table, history=history)
 
@@ -82,7 +85,7 @@ def _check_labels(fit: Snapshot, federation: Federation) -> None:
 
 def _needs(label: str) -> ValueError:
     return ValueError(
-        f"new clients are inferred from their labels, and the rows have no field '{label}': give it, "
-        f"or fit with a guide that does without, guides.amortized(fields=...); before any label, "
-        f"predict_from_prior(fit, rows)"
+        f"new clients are inferred from their labels, and the rows have no field '{label}': give "
+        "it, or fit with a guide that does without, guides.amortized(fields=...); before any "
+        "label, predict_from_prior(fit, rows)"
     )

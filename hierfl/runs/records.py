@@ -18,8 +18,8 @@ def read_json(path: Path) -> Any:
     """Read a JSON file that need not be trusted.
 
     Raises:
-        CheckpointError: the file is missing, is no plain file, is larger than `LARGEST`, is not JSON, or is
-            nested deeper than `DEEPEST`.
+        CheckpointError: the file is missing, is no plain file, is larger than `LARGEST`, is not
+            JSON, or is nested deeper than `DEEPEST`.
     """
     try:
         if not path.is_file():  # reading a pipe would wait for ever

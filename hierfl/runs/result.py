@@ -75,8 +75,9 @@ class Fit:
     def history(self) -> pd.DataFrame:
         """One row a round: clients, what the method logs (elbo, loss), bytes down and up, seconds, held-out score.
 
-        With `on_client_error="skip"`, `left_out` lists the clients that were left out, each with the reason.
-        `far_out` lists updates far larger than the others': client, share, and norm in medians.
+        With `on_client_error="skip"`, `left_out` lists the clients that were left out, each with
+        the reason. `far_out` lists updates far larger than the others': client, share, and norm in
+        medians.
         """
         return pd.DataFrame(list(self.progress.history))
 
@@ -111,27 +112,28 @@ class Fit:
     ) -> InferenceData:
         """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
 
-        Local sites have a dimension `client` with the clients' names, and features have theirs. A network of
-        more than `expand` numbers is summarized by layer, as `<network>_mean`, `_sd`, `_rms` and `_largest`
-        with a dimension `<network>_layer`. Attributes record what was run.
+        Local sites have a dimension `client` with the clients' names, and features have theirs. A
+        network of more than `expand` numbers is summarized by layer, as `<network>_mean`, `_sd`,
+        `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run.
 
         Args:
             draws: S.
             seed: of the draws.
             var_names: return only these sites, written out however large they are.
-            expand: the largest network, in numbers of one client or of the global level, that is still
-                written out.
-            correct: "psis": weigh the guide's draws and resample them until they are the posterior's, in one
-                to three more rounds in which each client returns one number a draw
-                (`hierfl.diagnostics.corrected`); None: the guide's own draws. "auto": "psis" where
-                `hierfl.fit(model, data)` chose the method and found that its weights can be trusted, else None.
-            log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which az.loo and
-                az.waic need.
+            expand: the largest network, in numbers of one client or of the global level, that is
+                still written out.
+            correct: "psis": weigh the guide's draws and resample them until they are the
+                posterior's, in one to three more rounds in which each client returns one number a
+                draw (`hierfl.diagnostics.corrected`); None: the guide's own draws. "auto": "psis"
+                where `hierfl.fit(model, data)` chose the method and found that its weights can be
+                trusted, else None.
+            log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which
+                az.loo and az.waic need.
 
         Raises:
             KeyError: a site in `var_names` does not exist.
-            ValueError: `draws` is below 1; `correct` is given and the guide has no density; `log_likelihood`
-                is given and the rows have no labels.
+            ValueError: `draws` is below 1; `correct` is given and the guide has no density;
+                `log_likelihood` is given and the rows have no labels.
         """
         if correct == "auto":
             correct = "psis" if is_corrected(self.progress.history) else None
@@ -203,8 +205,8 @@ class Fit:
 
         Raises:
             KeyError: a client was not fitted (`personalize` it first), or the site is not observed.
-            ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is
-                None.
+            ValueError: a field is missing or holds NaN; or the model observes several sites and
+                `site` is None.
         """
         return predict(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
@@ -213,8 +215,8 @@ class Fit:
     ) -> Tensor:
         """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
-        The labels of one draw share its latent sites, so they are dependent as those of one client's rows
-        are.
+        The labels of one draw share its latent sites, so they are dependent as those of one
+        client's rows are.
 
         Args:
             rows: of clients that were fitted, matched by name.
@@ -234,14 +236,14 @@ class Fit:
 
         Args:
             data: the new clients' rows; unlabeled where the guide needs no labels.
-            rounds: rounds of the clients' own steps; none are taken where the method keeps no client state, and
-                one by two_stage, which needs no more.
-            anew: all start as new clients; False: all are clients of this fit, and go on from their states, as for
-                `methods.fine_tuned`.
+            rounds: rounds of the clients' own steps; none are taken where the method keeps no
+                client state, and one by two_stage, which needs no more.
+            anew: all start as new clients; False: all are clients of this fit, and go on from their
+                states, as for `methods.fine_tuned`.
 
         Raises:
-            ValueError: a field is missing or holds NaN, or labels that the guide reads are missing; or `anew` is
-                False, and a client is new.
+            ValueError: a field is missing or holds NaN, or labels that the guide reads are missing;
+                or `anew` is False, and a client is new.
         """
         federation, progress = personalized(self, self._rows(data), rounds, anew=anew)
         return replace(self, federation=federation, progress=progress)
@@ -274,8 +276,9 @@ class Fit:
 
         Args:
             folder: made if it does not exist.
-            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the fit;
-                without them it answers what needs no rows, and `hierfl.load(folder, data=...)` the rest.
+            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the
+                fit; without them it answers what needs no rows, and `hierfl.load(folder, data=...)`
+                the rest.
 
         Raises:
             CheckpointError: the folder holds another run, or this one after more rounds.
@@ -303,12 +306,12 @@ class Fit:
 
         Args:
             path: of the file; an earlier report there is replaced.
-            held_out: labeled rows of fitted clients that were kept from the fit, to score; None: the
-                training rows are scored, with a warning.
-            foreign: out-of-distribution rows under the clients' names, to see whether predictions are less
-                certain.
-            local_only: a fit of the same local sites in which clients share nothing; its estimates are shown
-                beside this fit's.
+            held_out: labeled rows of fitted clients that were kept from the fit, to score; None:
+                the training rows are scored, with a warning.
+            foreign: out-of-distribution rows under the clients' names, to see whether predictions
+                are less certain.
+            local_only: a fit of the same local sites in which clients share nothing; its estimates
+                are shown beside this fit's.
             site: the observed site that is scored, as in `predict`.
             title: of the page.
             draws: S, of the posterior.
@@ -319,8 +322,8 @@ class Fit:
 
         Raises:
             KeyError: rows of a client that was not fitted.
-            ValueError: a field is missing; held-out rows have no labels; or several sites are observed and
-                `site` is None.
+            ValueError: a field is missing; held-out rows have no labels; or several sites are
+                observed and `site` is None.
             FileExistsError: the file is there already, and is no report of hierfl.
         """
         from hierfl.report import write  # Matplotlib and Jinja are slow to import

@@ -1,7 +1,8 @@
 """The folder of a run: which of its entries are checkpoints, how one is put there, and which are removed.
 
-Only what this run has written is ever removed: a checkpoint whose record says that it is of this run, down to
-the files that the record lists; and drafts, which no one but hierfl makes. The caller holds the folder's lock.
+Only what this run has written is ever removed: a checkpoint whose record says that it is of this
+run, down to the files that the record lists; and drafts, which no one but hierfl makes. The caller
+holds the folder's lock.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def _set_aside(path: Path) -> None:
         if not other.exists():
             os.rename(path, other)
             warnings.warn(
-                f"'{path}' was not written by this run as it stands, and is now '{other.name}': remove it if "
-                f"nobody needs it",
+                f"'{path}' was not written by this run as it stands, and is now '{other.name}': "
+                "remove it if nobody needs it",
                 stacklevel=2,
             )
             return

@@ -84,12 +84,13 @@ def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -
         if not is_of(record["about"], about):
             raise state.CheckpointError(
                 f"'{folder}' holds another run ({path.name}): it differs in "
-                f"{compared(record['about'], about).difference}; name another folder, or remove that run first"
+                f"{compared(record['about'], about).difference}; name another folder, or remove "
+                "that run first"
             )
         if record["round"] > round:
             raise state.CheckpointError(
-                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done {round}: name "
-                f"another folder"
+                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done "
+                f"{round}: name another folder"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from hierfl.runs.one_run import is_over, run
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import discard
 
-# Rounds of the attempts. Each attempt begins anew, so that the fit is the one that
-# `fit(method, data, rounds=...)` gives, with its step sizes falling over all of its rounds. radon needs 550.
+# Rounds of the attempts. Each attempt begins anew, so that the fit is the one that `fit(method,
+# data, rounds=...)` gives, with its step sizes falling over all of its rounds. radon needs 550.
 ATTEMPTS = (200, 600, 2000)
 DRAWS = 64  # for the gradient at the end
 WORK = 1e8  # rows x unknowns above which the gradient at the end is not estimated: it would take minutes
@@ -35,17 +36,20 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     Args:
         choice: the method and why.
         data: the clients' training rows.
-        call: the other arguments of `hierfl.fit`; rounds=None: until the method stops by itself, or is good.
+        call: the other arguments of `hierfl.fit`; rounds=None: until the method stops by itself, or
+            is good.
 
     Raises:
         ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
     """
     method = choice.method
+    for one in choice.said:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if call.shown:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
     if call.rounds is None and method.most_rounds is None:
         return _until_good(choice, data, call, ATTEMPTS)
-    fitted = run(method, data, call, chosen=choice.why)
+    fitted = run(method, data, call, choice)
     if method.most_rounds is None:
         _note(fitted, _judged(fitted, call))
     return fitted
@@ -56,7 +60,7 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
     done = _recorded(call.checkpoint) if call.resume else 0
     left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
     for rounds in left:
-        fitted = run(choice.method, data, replace(call, rounds=rounds), chosen=choice.why)
+        fitted = run(choice.method, data, replace(call, rounds=rounds), choice)
         found = _judged(fitted, call)
         stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
         if stopped or found.converged or rounds == left[-1] or _is_level(fitted, call):

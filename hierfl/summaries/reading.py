@@ -20,7 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import perturbed, terms_at
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import Program
+from hierfl.program.program import Program, once_a_program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, per_client, scored
 from hierfl.summaries.effects import Effects, seen_effects
@@ -94,6 +94,7 @@ def log_likelihood(terms: dict[str, Site]) -> Tensor:
     return sum((per_client(term)[0] for term in each), torch.zeros(()))
 
 
+@once_a_program
 def read_likelihood(program: Program) -> Reading:
     """Find which global sites the likelihood of a program reads.
 

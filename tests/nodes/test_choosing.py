@@ -67,7 +67,7 @@ def between(data: ClientData) -> Agreement:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
     data, model = federation((5, 3, 7, 2)), MODELS[name]()
-    found = chosen(model, between(data), disclose=disclose)
+    found, _ = chosen(model, FitCall(model, disclose=disclose), between(data))
     expected = choose(model, data, settings=Settings(disclose=disclose, on_client_error="skip"))
     assert found.why == expected.why
     assert describe(found.method) == describe(expected.method)
@@ -108,4 +108,4 @@ def test_a_model_that_needs_rows_is_refused() -> None:
         logistic(batch)
 
     with pytest.raises(ValueError, match=r"no method can be chosen without rows .*name one"):
-        chosen(odd, between(federation((5, 3))))
+        chosen(odd, FitCall(odd), between(federation((5, 3))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ from hierfl.core.trees import named_leaves
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.guides import mean_field, structured
 from hierfl.method import Method
+from hierfl.methods import fedsvi
+from hierfl.nodes import in_process
+from hierfl.program import read as read_module
 from hierfl.program.recipes import describe
 from hierfl.runs import checkpoint as state
 from hierfl.runs import choice, until_good
 from hierfl.runs.choice import choose
 from hierfl.runs.result import Fit
+from tests.formulas.frames import patients
 from tests.programs import federation, fit, logistic, regression
 
 
@@ -85,7 +90,7 @@ def normed() -> nn.Module:
 ROWS: dict[
     str, tuple[Any, str, Any, str]
 ] = {  # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
-    "few numbers": (lambda: regression, "two_stage", None, "reads 2 numbers only"),
+    "few numbers": (lambda: regression, "two_stage", None, "reads 2 parameters only"),
     "a prior of rows": (
         lambda: students,
         "fedsvi",
@@ -98,13 +103,13 @@ ROWS: dict[
         lambda: partial(wide, own=101),
         "fedsvi",
         structured,
-        "numbers, too many for two_stage",
+        "parameters, too many for two_stage",
     ),
     "too many global": (
         lambda: partial(wide, shared=301),
         "fedsvi",
         structured,
-        "301 global numbers",
+        "301 global parameters",
     ),
     "very many": (lambda: partial(wide, shared=1000), "fedsvi", mean_field, "1,001 unknowns"),
     "a learned param": (lambda: learned, "fedsvi", structured, "param 'mean' is learned"),
@@ -339,3 +344,31 @@ def test_a_method_that_stops_by_itself_is_chosen_and_run(
     named = fit(methods.two_stage(logistic), federation(), rounds=1)
     assert named.chosen is None
     same(found, named)
+
+
+# ------------------------------------------------------------------ reads
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_a_model_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By `fit` of a model, of a formula and of a method; over nodes by each party."""
+    count, whole = [0], read_module._read_model
+
+    def counted(*given: Any, **options: Any) -> Any:
+        count[0] += 1
+        return whole(*given, **options)
+
+    def reads(work: Callable[[], object]) -> int:
+        count[0] = 0
+        work()
+        return count[0]
+
+    monkeypatch.setattr(read_module, "_read_model", counted)
+    data = federation()
+    frame = patients(rows=40)
+    formula = hierfl.formula("y ~ age + (1 | site)", clients="site")
+    sums = hierfl.Settings(compile=False, disclose="sums")
+    assert reads(lambda: fit(logistic, data, rounds=1)) == 1
+    assert reads(lambda: hierfl.fit(logistic, data, rounds=1, settings=sums)) == 1
+    assert reads(lambda: fit(fedsvi(logistic), data, rounds=1)) == 1
+    assert reads(lambda: hierfl.fit(formula, frame, rounds=1, settings=sums)) == 1
+    around = in_process(data, tmp_path)
+    assert reads(lambda: hierfl.nodes.fit(logistic, around, rounds=1)) == 1 + data.num_clients
