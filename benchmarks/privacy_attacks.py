@@ -31,12 +31,12 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
 
 import hierfl
+from benchmarks.page_tables import Titled, put_tables
 from hierfl.method import Method
 from hierfl.methods import differentially_private, fedavg
 from hierfl.methods.privacy_budget import noise_for_epsilon
 from hierfl.models import likelihood, network
 from hierfl.optimizers import SGD
-from hierfl.studies.results import Found, put_into
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 REPEATS = 20
@@ -121,7 +121,7 @@ def at_random() -> float:
     )
 
 
-def reading() -> Found:
+def reading() -> Titled:
     """Return the table of what is read off a round."""
     found = {
         "a client's update": read(1, plain),
@@ -168,7 +168,7 @@ def recognized(alone: bool, protect: Protection, seed: int) -> float:
     return float(np.mean(found))
 
 
-def recognizing() -> Found:
+def recognizing() -> Titled:
     """Return the table of how well patients are recognized in a round."""
     ways: dict[str, tuple[bool, Protection]] = {
         "a hospital's update": (True, plain),
@@ -188,13 +188,13 @@ def recognizing() -> Found:
     )
 
 
-def tabled(title: str, column: str, found: dict[str, float] | dict[str, str], form: str) -> Found:
+def tabled(title: str, column: str, found: dict[str, float] | dict[str, str], form: str) -> Titled:
     """Return a table of one column."""
     rows = [(said, form.format(value)) for said, value in found.items()]
     for row in rows:
         print(*row, sep=": ", flush=True)
     frame = pd.DataFrame(rows, columns=["the attacker sees", column])
-    return Found(title, frame.set_index("the attacker sees"), frame)
+    return Titled(title, frame.set_index("the attacker sees"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write = parser.parse_args(argv).write
     found = [reading(), recognizing()]
     if write:
-        put_into(PAGE, "privacy attacks", found)
+        put_tables(PAGE, "privacy attacks", *found)
 
 
 if __name__ == "__main__":

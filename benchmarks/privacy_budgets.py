@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 import hierfl
+from benchmarks.page_tables import Titled, put_tables
 from hierfl.methods import differentially_private, fedavg
 from hierfl.methods.privacy_budget import default_delta, noise_for_epsilon
 from hierfl.models import network
 from hierfl.optimizers import SGD
 from hierfl.studies import image_splits as images
-from hierfl.studies.results import Found, put_into
 
 CLIENTS, ROWS, COHORT, ROUNDS, STEPS, LR = 2000, 30, 500, 40, 10, 0.1
 BUDGETS: tuple[float | None, ...] = (None, 16.0, 8.0, 4.0, 2.0, 1.0)
@@ -65,23 +65,21 @@ def accuracy(epsilon: float | None, seed: int, clip: float = CLIP) -> tuple[floa
     return 100.0 * float((logits.argmax(1) == y).double().mean()), noise
 
 
-def table(seeds: int) -> Found:
+def table(seeds: int) -> Titled:
     """Return accuracy and noise at each budget."""
-    rows, runs = [], []
+    rows = []
     for epsilon in BUDGETS:
         each = [accuracy(epsilon, seed) for seed in range(seeds)]
         found, noise = np.array([run[0] for run in each]), each[0][1]
         said = "no noise, no clip" if epsilon is None else f"{epsilon:g}"
         rows.append((said, f"{noise:.1f}", f"{found.mean():.1f} ± {found.std(ddof=1):.1f}"))
-        runs += [(said, seed, noise, value) for seed, value in enumerate(found)]
         print(*rows[-1], flush=True)
     delta = default_delta(CLIENTS)
-    return Found(
+    return Titled(
         f"Accuracy on rows of no client by budget, at delta {delta:.1e}",
         pd.DataFrame(rows, columns=["epsilon", "noise, in clips", "accuracy, %"]).set_index(
             "epsilon"
         ),
-        pd.DataFrame(runs, columns=["epsilon", "seed", "noise", "accuracy"]),
     )
 
 
@@ -98,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     found = table(args.seeds)
     if args.write:
-        put_into(PAGE, "privacy budgets", [found])
+        put_tables(PAGE, "privacy budgets", found)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import hierfl
+from benchmarks.page_tables import Titled, put_tables
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.methods import two_stage
-from hierfl.studies.results import Found, put_into
 from hierfl.summaries.row_noise import RowNoise
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
@@ -53,7 +53,7 @@ def moments(data: hierfl.ClientData, how: RowNoise | None) -> tuple[NDArray[np.f
     return together.mean(0), together.std(0)
 
 
-def table() -> Found:
+def table() -> Titled:
     """Return what each budget costs."""
     data = rows()
     mean, sd = moments(data, None)
@@ -73,7 +73,7 @@ def table() -> Found:
         print(*lines[-1], flush=True)
     columns = ["epsilon", "noise z", "sd, ratio", "means off, sd", "as they should be, sd"]
     frame = pd.DataFrame(lines, columns=columns)
-    return Found("Budgets for each patient", frame.set_index("epsilon"), frame)
+    return Titled("Budgets for each patient", frame.set_index("epsilon"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write = parser.parse_args(argv).write
     found = table()
     if write:
-        put_into(PAGE, "row noise", [found])
+        put_tables(PAGE, "row noise", found)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DEPLOYED = "flower_hospitals"  # a project of Flower, which make demo-flower runs
 EXAMPLES = {  # file -> text that its output must contain
-    "fedabml_toy.py": "from least squares",
-    "fedmap_lines.py": "client 5, 50 rows",
-    "fedmap_synthetic.py": "FedMAP",
-    "new_clients.py": "mean over 14 new clients",
-    "ood_entropy.py": "AUROC",
     "own_model.py": "thalach",
     "own_prior.py": "my own, cosh",
-    "prior_ablation.py": "mh + AM",
     "recipes/autoregression.py": "of a bad day",
     "recipes/frailty.py": "hazard ratio, a woman",
     "recipes/gaussian_process.py": "weeks over which",

@@ -94,14 +94,13 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     }
     expected |= {f"{name.replace('.', '/')}/__init__.py" for name in SETUPTOOLS["packages"]}
     stubs = {p.relative_to(ROOT).as_posix() for p in (ROOT / "hierfl").glob("**/*.pyi")}
-    expected |= (
-        {"hierfl/py.typed"}
-        | stubs
-        | {
-            f"hierfl/datasets/shipped/{p.name}"
-            for p in (ROOT / "hierfl" / "datasets" / "shipped").iterdir()
-        }
-    )
+    shipped = {
+        f"hierfl/{room}/shipped/{p.name}"
+        for room in ("datasets", "studies")
+        for p in (ROOT / "hierfl" / room / "shipped").iterdir()
+    }
+    expected |= {"hierfl/py.typed"} | stubs | shipped
+    assert "hierfl/studies/shipped/ood-entropy.toml" in inside
     assert inside == expected | {"hierfl/report/page.html", "hierfl/comparisons/published.csv"}
 
 

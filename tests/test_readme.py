@@ -18,7 +18,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hierfl
-from hierfl import cli, studies
+from hierfl import cli
+from hierfl.comparisons import find_study
 from hierfl.core.trees import tree_leaves
 from hierfl.methods.about import About, described, names
 from hierfl.program import marked
@@ -114,7 +115,7 @@ def commands() -> list[str]:
             found |= set(block.splitlines())
         found |= set(re.findall(r"`((?:hierfl|make|pip|python|HIERFL_\w+=\S+) [^`]+)`", text))
     bare = {re.sub("^(hierfl .*) --quick", r"\1", command) for command in found}
-    return sorted(bare - {"hierfl demo", "hierfl study"})
+    return sorted(bare - {"hierfl demo"})
 
 
 @pytest.mark.parametrize("command", commands())
@@ -139,6 +140,8 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
             words, quick = given, [] if runs else ["--help"]
         if words[0] in ("compare", "table", "plot", "data"):  # other tests run them
             assert all((ROOT / word).exists() for word in words if "/" in word)
+            if words[0] == "compare" and not words[1].startswith("--") and words[1].islower():
+                assert find_study.find(words[1]).exists()
             words, quick = words[:1], ["--help"]
         assert CliRunner().invoke(cli.app, [*words, *quick]).exit_code == 0
         torch.set_num_threads(threads)
@@ -201,7 +204,7 @@ def rows_of(page: str) -> dict[str, list[str]]:
             "docs/privacy.md",
             set(described(About)),
         ),
-        ("docs/studies.md", set(studies.names())),
+        ("docs/comparisons.md", set(find_study.names())),
         ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "Summary"}),
         ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLORS", "MARKERS", "equal_mass"}),
     ],
@@ -217,8 +220,3 @@ def test_the_rooms_are_those_of_the_linter() -> None:
     table = TEXT["CONTRIBUTING.md"].split("## Where things are")[1].split("\n## ")[0]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert [set(re.findall(r"`(\w+)`", cell)) for cell in first] == layers
-
-
-def test_every_study_file_is_on_its_page() -> None:
-    files = [path.name for path in (ROOT / "examples" / "studies").glob("*.toml")]
-    assert files and all(f"`{file}`" in TEXT["docs/comparisons.md"] for file in files)

@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo`, `study`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `data`, `node`.
+"""The command line: `hierfl demo`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `data`, `node`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -16,7 +16,6 @@ from hierfl.cli import nodes, projects, studies
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     studies.demo,
-    studies.study,
     studies.compare,
     studies.table,
     studies.plot,

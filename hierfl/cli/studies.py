@@ -1,17 +1,20 @@
-"""`hierfl demo`, `study`, `compare`, `table` and `plot`: runs, and what is read of their folders."""
+"""`hierfl demo`, `compare`, `table` and `plot`: runs, and what is read of their folders."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hierfl.cli.messages import show_files, show_step, stopped, unwritable
+
+if TYPE_CHECKING:
+    from hierfl.comparisons.compare import Failed
+    from hierfl.comparisons.study_file import Study
 
 
 def demo(
@@ -52,65 +55,11 @@ def demo(
     console.print(f"Took {time.perf_counter() - began:.0f} s.")
 
 
-def study(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Which study; an unknown name lists all studies.")
-    ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Do very little work, to check that all works.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Output folder. Default: study-NAME."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print every number as JSON, on the last line.")
-    ] = False,
-) -> None:
-    """Repeat a paper's measurements. A study that was stopped resumes: finished runs are kept in --out."""
-    from rich.console import Console
-
-    from hierfl import studies
-
-    if name not in studies.names():
-        raise typer.BadParameter(
-            f"there is no study '{name}'; choose from {', '.join(studies.names())}",
-            param_hint="NAME",
-        )
-    folder = out or Path(f"study-{name}")
-    try:
-        studies.claim_files(name, folder)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    began, console, progress = time.perf_counter(), Console(), Console(stderr=True)
-    parts = []
-    try:
-        for found in studies.run(name, folder, quick=quick, say=partial(show_step, progress)):
-            console.print(found.printed())
-            for line in found.reading:
-                console.print(line, markup=False)
-            show_files(console, found.files)
-            console.print()
-            parts.append(found.as_json())
-    except FileNotFoundError as error:  # a missing data set: the message says how to get it
-        progress.print(
-            f"This study needs data that are missing: {error}",
-            style="red",
-            markup=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(1) from error
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    seconds = time.perf_counter() - began
-    console.print(f"Took {seconds:.0f} s.")
-    if as_json:
-        answer = {"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}
-        typer.echo(json.dumps(answer))
-
-
 def compare(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file.")],
+    study: Annotated[
+        str | None,
+        typer.Argument(metavar="STUDY", help="A study's name, of --list, or a file STUDY.toml."),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="As the file's table 'quick' changes it.")
     ] = False,
@@ -119,41 +68,78 @@ def compare(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Output folder; a variant has a folder in it. Default: the file's name.",
+            help="Output folder; a variant has a folder in it. Default: the study's name.",
         ),
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="Of the file's variants; default: all."),
+        typer.Option("--variant", metavar="NAME", help="Of the study's variants; default: all."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 2,
+    every: Annotated[
+        bool, typer.Option("--list", help="List the studies that ship, and end.")
+    ] = False,
 ) -> None:
     """Compare methods as a study file says. A run that was stopped resumes: what is finished is kept in --out."""
+    if every:
+        _list_studies()
+        return
+    if study is None:
+        raise typer.BadParameter("name a study, or list them with --list", param_hint="STUDY")
     _as_users()
-    from rich.console import Console
+    from hierfl.comparisons import find_study, read_study
 
-    from hierfl.comparisons import read_study
-    from hierfl.comparisons.compare import compare as compared
-    from hierfl.comparisons.tables import markdown
-
-    progress = Console(stderr=True)
-    folder, failed = out or Path(f"{study.stem}{'-quick' * quick}"), []
+    folder, failed = out or Path(f"{Path(study).stem}{'-quick' * quick}"), []
+    missing: list[str] = []
     try:
-        declared = read_study.read(study, quick=quick)
-        for name in read_study.chosen(declared, variant):
-            inside = folder / name
-            say = partial(show_step, progress)
-            failed += compared(declared[name], inside, processes=processes, say=say)
-            typer.echo(markdown(inside))
-            typer.echo(f"{inside} has every number; `hierfl plot {inside}` draws them.")
+        declared = read_study.read(find_study.find(study), quick=quick)
+        wanted = read_study.chosen(declared, variant)
+        for name in wanted:
+            try:
+                failed += _compared(declared[name], folder / name, processes)
+            except FileNotFoundError as error:  # of a data set; the message says how to get it
+                missing.append(f"{name or study}: {error}")
+                if variant or len(missing) == len(wanted):
+                    raise
     except (FileNotFoundError, ValueError, RuntimeError) as error:
-        raise stopped(str(error)) from error  # of a data set, the message says how to get it
+        raise stopped(str(error)) from error
     except OSError as error:
         raise unwritable(folder, error) from error
+    for line in missing:
+        typer.secho(f"Left out {line}", fg="yellow", err=True)
     for one in failed:
-        progress.print(f"{one.what} failed: {one.why}", style="red", markup=False, soft_wrap=True)
+        typer.secho(f"{one.what} failed: {one.why}", fg="red", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:
+    """Run one study, and print its table, its figures and what to see in them; return what failed."""
+    from rich.console import Console
+
+    from hierfl.comparisons.compare import compare as compared
+    from hierfl.comparisons.figures import draw
+    from hierfl.comparisons.printed_table import markdown
+
+    say = partial(show_step, Console(stderr=True))
+    failed = compared(study, folder, processes=processes, say=say)
+    typer.echo(markdown(folder))
+    if study.see:
+        typer.echo(f"What to see: {study.see}\n")
+    typer.echo(f"Figures: {', '.join(str(path) for path in draw(folder))}. Every number: {folder}.")
+    return failed
+
+
+def _list_studies() -> None:
+    """Print a paragraph for each study that ships."""
+    from hierfl.comparisons.find_study import listed
+
+    for one in listed():
+        typer.secho(one.name, bold=True)
+        typer.echo(f"  {one.shows}")
+        typer.echo(f"  Data: {one.data}. Takes {one.quick} with --quick, {one.full} in full.")
+        if one.variants:
+            typer.echo(f"  Variants: {one.variants}.")
 
 
 def table(
@@ -173,10 +159,10 @@ def table(
     ] = None,
 ) -> None:
     """Print the tables of compared methods, with published numbers beside ours."""
-    from hierfl.comparisons import tables
-    from hierfl.studies.results import put_text
+    from hierfl.comparisons import printed_table
+    from hierfl.comparisons.page_blocks import put_block
 
-    forms = {"markdown": tables.markdown, "latex": tables.latex}
+    forms = {"markdown": printed_table.markdown, "latex": printed_table.latex}
     if form not in forms:
         raise typer.BadParameter(f"'{form}' is neither markdown nor latex", param_hint="--format")
     for folder in folders:
@@ -185,7 +171,7 @@ def table(
             if into is None:
                 typer.echo(text)
             else:
-                put_text(into, folder.as_posix(), text)
+                put_block(into, folder.as_posix(), text)
         except (FileNotFoundError, ValueError) as error:
             raise stopped(str(error)) from error
 
@@ -200,19 +186,15 @@ def plot(
     ] = None,
 ) -> None:
     """Draw compared methods, with published numbers and curves over rounds; and what was measured besides."""
-    from hierfl.comparisons.figures import figure
-    from hierfl.comparisons.figures_besides import figures
+    from hierfl.comparisons.figures import draw
 
-    file = out or folder / "figure.png"
     try:
-        besides = {file.with_stem(f"{file.stem}-{n}"): f for n, f in figures(folder).items()}
-        for path, drawn in {file: figure(folder), **besides}.items():
-            drawn.savefig(path, dpi=150)
+        for path in draw(folder, out):
             typer.echo(f"{path}")
     except (FileNotFoundError, ValueError) as error:
         raise stopped(str(error)) from error
     except OSError as error:
-        raise unwritable(file, error) from error
+        raise unwritable(out or folder, error) from error
 
 
 def _as_users() -> None:

@@ -69,7 +69,7 @@ def described(study: Study, entry: Entry) -> dict[str, Any]:
 def file_of(out: Path, kind: str, label: str, key: Mapping[str, Any]) -> Path:
     """Return the file of a cell, a trial or a choice; its name ends with a digest of the key."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-    plain = "".join(c if c.isalnum() or c in "-+_." else "-" for c in label)
+    plain = "".join(c if c.isalnum() or c in "-+_." else "-" for c in label)[:80].lstrip(".")
     return out / kind / f"{plain}-{digest}.json"
 
 
@@ -258,8 +258,12 @@ def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[st
         "clients": watch.clients,
         "classes": watch.classes,
         "entropies": watch.entropies,
+        "lines": watch.lines,
         "kb_down": float((history["bytes_down"] / history["clients"]).mean()) / 1e3,
         "kb_up": float((history["bytes_up"] / history["clients"]).mean()) / 1e3,
         "kb_kept": nbytes(fit.federation.client.own) / 1e3,
         "seconds": time.perf_counter() - began,
+        # without the first round, which compiles
+        "round_seconds": float(history["seconds"][min(1, len(history) - 1) :].mean()),
+        "evaluations": how.spent(study.run.evaluations) if not study.run.counts_steps else None,
     }

@@ -23,7 +23,8 @@ import torch
 from hierfl.comparisons import cells
 from hierfl.comparisons.cells import cell_file, keep, kept
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.result_files import FILES, STUDY, write
+from hierfl.comparisons.published_numbers import published
+from hierfl.comparisons.result_files import FIGURES, FILES, STUDY, write
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.comparisons.tuning import chosen
 from hierfl.core.outputs import claim, replace_text
@@ -62,7 +63,7 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
         FolderInUse: another process runs a study in this folder.
         ValueError: a method cannot be built with its settings, or a kept file is damaged.
     """
-    claim(out, FILES)
+    claim(out, (*FILES, *FIGURES))
     with held(out):
         replace_text(out / STUDY, study.model_dump_json(indent=1))
         check_methods(study)
@@ -85,10 +86,10 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
 
 
 def check_methods(study: Study) -> None:
-    """Build every method, so that a wrong setting is told before hours of work.
+    """Build every method and look up its published numbers, so that a mistake is found before hours of work.
 
     Raises:
-        ValueError: a setting is refused; the message names the method.
+        ValueError: a setting is refused, or there is no such number; the message names the method.
     """
     seed = study.run.seeds[0]
     federation = of_study(study, seed)
@@ -97,7 +98,9 @@ def check_methods(study: Study) -> None:
             cells.method_of(
                 study, entry, {}, federation.train, federation.classes, study.run.rounds, seed
             )
-        except (TypeError, ValueError, AssertionError) as error:
+            for score in entry.published:
+                published(study, entry, score)
+        except Exception as error:  # builders take settings as they are: anything may be raised
             raise ValueError(f"method '{entry.label}': {error}") from error
 
 

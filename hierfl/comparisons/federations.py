@@ -76,7 +76,9 @@ def federation(
 
     later = None if joining is None else (held_out(given(joining[0])), given(joining[1]))
     own, scored = held_out(given(train)), given(test)
-    strangers = {name: scaling.apply(foreign_rows(name, scored, seed)) for name in foreign}
+    strangers = {
+        name: scaling.apply(foreign_rows(name, _flat(test), data, seed)) for name in foreign
+    }
     variance = 1.0 if classes else float(own.fields["y"].double().var(correction=0))
     return Federation(own, scored, later, classes, strangers, variance)
 
@@ -86,25 +88,35 @@ def of_study(study: Study, seed: int) -> Federation:
     return federation(study.data, study.evaluation.new_clients, seed, study.evaluation.foreign)
 
 
-def foreign_rows(name: str, test: ClientData, seed: int) -> ClientData:
-    """Return images of a set that is no client's, as many for each client as it has test rows.
+def foreign_rows(name: str, test: ClientData, data: Data, seed: int) -> ClientData:
+    """Return images that are no client's, as many for each client as it has test rows.
 
     Args:
-        name: of the set; of "mnist" and "fashion_mnist" the test images are taken.
-        test: the clients' test rows.
+        name: as in `Evaluation.foreign`; of "mnist" and "fashion_mnist" the test images are taken.
+        test: the clients' test rows, x (n, pixels), not scaled.
+        data: of the study.
         seed: of the choice.
 
     Raises:
         FileNotFoundError: the set is missing; the message says how to get it.
         ValueError: its images have other pixels.
     """
-    images_of = datasets.notmnist() if name == "notmnist" else getattr(datasets, name)()[1]
-    x, columns = images_of.x.flatten(1), test.fields["x"].shape[1]
-    if x.shape[1] != columns:
+    generator = np.random.Generator(np.random.Philox(seed))
+    if name == "shuffled_pixels":
+        shuffled = generator.permuted(test.fields["x"].numpy(), axis=1)
+        return ClientData({"x": torch.from_numpy(shuffled)}, test.offsets, test.names)
+    if name == "unseen_classes":
+        source = images.labeled(data.name)
+        x = source.x[source.y >= len(source.classes) - data.unseen_classes]
+    else:
+        source = datasets.notmnist() if name == "notmnist" else getattr(datasets, name)()[1]
+        x = source.x.flatten(1)
+    if x.shape[1] != test.fields["x"].shape[1]:
         raise ValueError(
-            f"evaluation.foreign: images of '{name}' have {x.shape[1]} pixels, and rows {columns}: leave it out"
+            f"evaluation.foreign: images of '{name}' have {x.shape[1]} pixels, and rows "
+            f"{test.fields['x'].shape[1]}: leave it out"
         )
-    order = np.random.Generator(np.random.Philox(seed)).permutation(len(x))
+    order = generator.permutation(len(x))
     taken = torch.from_numpy(np.resize(order, test.num_rows))
     return ClientData({"x": x[taken].to(torch.get_default_dtype())}, test.offsets, test.names)
 
@@ -150,7 +162,7 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         train, test = rows.split(1.0 - data.test_share, seed=seed)
         classes = 0 if data.name in REGRESSION else int(rows.fields["y"].max()) + 1
     else:
-        source, how = images.labeled(data.name), data.partition
+        source, how = _seen(data), data.partition
         given = _rows_of(how, source, data.test_share, seed)
         if how.authors_labels:
             who: dict[str, int] = {"clients": how.clients, "classes": how.classes, "seed": seed}
@@ -173,6 +185,19 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         (train.select(later), test.select(later)),
         classes,
     )
+
+
+def _seen(data: Data) -> Labeled:
+    """Return the rows of an image set whose classes clients have."""
+    source = images.labeled(data.name)
+    seen = len(source.classes) - data.unseen_classes
+    if seen < 1:
+        raise ValueError(
+            f"data.unseen_classes is {data.unseen_classes}, and there are {len(source.classes)}: "
+            "leave some to the clients"
+        )
+    kept = source.y < seen
+    return replace(source, x=source.x[kept], y=source.y[kept]) if data.unseen_classes else source
 
 
 def _first(rows: ClientData, count: int) -> ClientData:

@@ -10,14 +10,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hierfl.comparisons.part_figures import figures
 from hierfl.comparisons.published_numbers import published
-from hierfl.comparisons.result_files import ALONG, CURVES, study_of
+from hierfl.comparisons.result_files import ALONG, curves_of, results, study_of
+from hierfl.comparisons.score_columns import Column, by_seed
 from hierfl.comparisons.study_file import Study
-from hierfl.comparisons.tables import Column, by_seed, results
 
 COLORS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}
 SHIFTS = {"P": 0.2, "P+FT": 0.0, "G": -0.2}  # of the scores of a method, in rows
 STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colors
+
+
+def draw(out: Path, file: Path | None = None) -> list[Path]:
+    """Draw all figures of the study whose results are in a folder.
+
+    Args:
+        out: the folder.
+        file: of the main figure, whose name those of the others extend; None: figure.png in the folder.
+
+    Returns:
+        The files.
+
+    Raises:
+        FileNotFoundError: no study has run there.
+        ValueError: the folder's files are not those of a study, or the file is of no known kind.
+    """
+    first = file or out / "figure.png"
+    drawn = {first: figure(out)}
+    drawn |= {first.with_stem(f"{first.stem}-{n}"): own for n, own in figures(out).items()}
+    for path, own in drawn.items():
+        own.savefig(path, dpi=150)
+    return list(drawn)
 
 
 def figure(out: Path) -> Figure:
@@ -26,7 +49,7 @@ def figure(out: Path) -> Figure:
     Raises:
         FileNotFoundError: no study has run there.
     """
-    study, scores, curves = study_of(out), results(out), pd.read_csv(out / CURVES)
+    study, scores, curves = study_of(out), results(out), curves_of(out)
     shown = [] if curves.empty else [None, *(name for name in ALONG if name in curves)]
     height = 1.2 + 0.32 * len(study.methods)
     drawn = Figure(figsize=(7.0 + 5.0 * len(shown), max(3.5, height)), layout="constrained")

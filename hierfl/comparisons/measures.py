@@ -11,15 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hierfl.comparisons import line_distance
 from hierfl.comparisons.federations import Federation, renamed
-from hierfl.comparisons.scores import WEIGHTINGS, Score, by_client, means, means_of
+from hierfl.comparisons.score_means import WEIGHTINGS, Score, by_client, means, means_of
 from hierfl.comparisons.study_evaluation import Evaluation
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
+    calibration_error,
     client_gradients,
     coherence,
+    confidence,
     loss_deviations,
     out_of_distribution,
 )
@@ -30,6 +33,7 @@ from hierfl.studies.baseline_methods import Baseline
 from hierfl.studies.lines import least_squares
 
 NOTED = 10  # clients whose entropies are kept, for figures
+LINES = 40  # draws of each client's line that are kept, for figures
 
 
 def stranger(client: str) -> str:
@@ -69,6 +73,7 @@ class Watch:
         self.clients: list[dict[str, Any]] = []
         self.classes: list[dict[str, Any]] = []
         self.entropies: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
 
     def look(self, fit: Fit) -> None:
         """Score a fit after a round, if the round is one of the last or a point of the curve."""
@@ -116,15 +121,39 @@ class Watch:
             if len(trained) > 1:
                 found["coherence"] = coherence(trained).minus_log_det
         if self.bias is not None:
-            found["distance"] = self._distance(fit, bias=self.bias)
+            line = self._common_line(fit, bias=self.bias)
+            found["distance"] = self._distance(line, bias=self.bias)
+            self._note_lines("G", fit.progress.round, 0, line.mean(0, keepdim=True))
         return found
 
-    def _distance(self, fit: Fit, *, bias: bool) -> float:
-        """Return how far the line of a client that has taken no step is from least squares on all training rows."""
+    def _common_line(self, fit: Fit, *, bias: bool) -> Tensor:
+        """Return the lines of clients that have taken no step, (clients, weights)."""
         train = self.federation.train
-        probes = line_distance.probes(train)
-        line = line_distance.weights(self._unserved(fit, train, probes), bias=bias)
-        return float((line - least_squares(train, bias=bias)).norm(dim=-1).mean())
+        return line_distance.weights(
+            self._unserved(fit, train, line_distance.probes(train)), bias=bias
+        )
+
+    def _distance(self, line: Tensor, *, bias: bool) -> float:
+        """Return how far lines are from least squares on all training rows, averaged over clients."""
+        target = least_squares(self.federation.train, bias=bias)
+        return float((line - target).norm(dim=-1).mean())
+
+    def _note_lines(self, score: str, at: int, draw: int, lines: Tensor) -> None:
+        """Note lines (clients, weights); those of G are of no client."""
+        names = self.federation.train.names if score == "P" else ("",)
+        self.lines += [
+            {"score": score, "round": at, "client": client, "draw": draw}
+            | {f"w{k}": round(float(w), 5) for k, w in enumerate(line)}
+            for client, line in zip(names, lines, strict=True)
+        ]
+
+    def _note_served_lines(self, served: Fit, *, bias: bool) -> None:
+        """Note draws of what each client is served; one of a method without draws."""
+        probes = line_distance.probes(self.federation.train)
+        for draw in range(LINES if self.how.draws else 1):
+            own = served.predict(probes, draws=1, seed=LINES * self.seed + draw)
+            at = served.progress.round
+            self._note_lines("P", at, draw, line_distance.weights(own, bias=bias))
 
     def scores(self, fit: Fit) -> list[Score]:
         """Return all scores, once the run has ended."""
@@ -160,13 +189,22 @@ class Watch:
         found += self._against_foreign(served)
         if self.evaluation.by_class:
             self._note_classes(served, tests)
+        if self.evaluation.calibration:
+            error = calibration_error(*confidence(self._predicted(served, rows.test)), draws=99)
+            found += self._of_all("P", "calibration_error", 100.0 * error.ece)
+            found += self._of_all("P", "calibration_by_chance", 100.0 * error.by_chance)
         if self.bias is not None:
-            away = self._distance(fit, bias=self.bias)
-            found += [
-                Score("G", "participating", 0, "local", weighting, 1, "distance", away)
-                for weighting in WEIGHTINGS
-            ]
+            away = self._distance(self._common_line(fit, bias=self.bias), bias=self.bias)
+            found += self._of_all("G", "distance", away)
+            self._note_served_lines(served, bias=self.bias)
         return found
+
+    def _of_all(self, kind: str, metric: str, value: float) -> list[Score]:
+        """Return a score that is the same by either weighting."""
+        return [
+            Score(kind, "participating", 0, "local", weighting, 1, metric, value)
+            for weighting in WEIGHTINGS
+        ]
 
     def _against_foreign(self, served: Fit) -> list[Score]:
         """Return the AUROC of P's entropy against each foreign set; note the entropies of the first clients."""

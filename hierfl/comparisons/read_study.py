@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,8 +10,25 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from hierfl.comparisons.study_data import nearest
+from hierfl.comparisons.study_data import Table, nearest
 from hierfl.comparisons.study_file import Study
+
+# a variant's name becomes a folder's
+FOLDER_NAME = re.compile(r"[\w(][\w .,+=()-]{0,80}(?<![. ])")
+
+
+class Listing(Table):
+    """The table `[list]` of a study file: its line in `hierfl compare --list`.
+
+    Args:
+        shows: what the study shows, in a sentence.
+        quick: how long the quick form takes.
+        full: how long the full form takes.
+    """
+
+    shows: str = ""
+    quick: str = ""
+    full: str = ""
 
 
 def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
@@ -22,17 +40,23 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no TOML, or no study; the message names each key and the mend.
+        ValueError: it is no TOML, or no study; the message names each key and how to fix it.
     """
     file = Path(path)
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no TOML file: {error}") from error
-    quicker, variants = given.pop("quick", {}), given.pop("variants", None) or {"": {}}
+    given = _tables(file)
+    given.pop("list", None)
+    quicker = _table(file, given, "quick")
+    variants = _table(file, given, "variants")
+    for name in variants:
+        if not FOLDER_NAME.fullmatch(name):
+            raise ValueError(
+                f"{file}: variants: {name!r} becomes the name of a folder: use letters, digits, "
+                "spaces and . , + = ( ) - _ alone, no dot at an end"
+            )
     studies = {}
-    for name, changes in variants.items():
-        quickest = changed(quicker, changes.pop("quick", {}))
+    for name in list(variants) or [""]:
+        changes = _table(file, variants, name, "variants.")
+        quickest = changed(quicker, _table(file, changes, "quick", f"variants.{name}."))
         own = changed(given, changes)
         try:
             studies[name] = Study.model_validate(own)
@@ -41,9 +65,18 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
                 studies[name] = Study.model_validate(own)
         except ValidationError as error:
             of = f", as variant '{name}'," if name else ""
-            lines = "\n".join(f"  {line}" for line in _told(error, own))
+            lines = "\n".join(f"  {line}" for line in _mistakes(error, own))
             raise ValueError(f"{file}{of} is no study:\n{lines}") from error
     return studies
+
+
+def listing(path: Path) -> Listing:
+    """Return the table `[list]` of a study file.
+
+    Raises:
+        ValueError: the file is no TOML, or the table has other keys.
+    """
+    return Listing.model_validate(_tables(path).get("list", {}))
 
 
 def chosen(studies: Mapping[str, Study], names: Iterable[str] | None) -> list[str]:
@@ -71,19 +104,38 @@ def changed(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _told(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]:
+def _tables(file: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{file} is no TOML file: {error}") from error
+    except IsADirectoryError as error:
+        raise ValueError(f"{file} is a folder, not a study file") from error
+
+
+def _table(file: Path, given: dict[str, Any], key: str, above: str = "") -> dict[str, Any]:
+    """Take a table out of another one; an empty one if there is none."""
+    found = given.pop(key, {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: {above}{key} must be a table, and is {found!r}")
+    return dict(found)
+
+
+def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]:
     """Yield one line for each thing that is wrong in these tables."""
-    left_out, methods = given.get("leave_out", ()), given.get("methods", ())
-    labels = [label for label in methods if label not in left_out]
+    left_out, methods = given.get("leave_out", ()), given.get("methods", {})
+    tables = isinstance(methods, Mapping) and isinstance(left_out, list | tuple)
+    labels = [label for label in methods if label not in left_out] if tables else []
     for one in error.errors():
         where = list(one["loc"])
-        if isinstance(methods, Mapping) and where[:1] == ["methods"] and len(where) > 1:
+        if labels and where[:1] == ["methods"] and len(where) > 1:
             where[1] = labels[int(where[1])]
         place = ".".join(str(part) for part in where)
         if one["type"] == "extra_forbidden":
             known = _keys_at(one["loc"][:-1])
-            mend = nearest(str(one["loc"][-1]), known) or f"; known: {', '.join(known)}"
-            yield f"{place}: unknown key{mend}"
+            fix = nearest(str(one["loc"][-1]), known) or f"; known: {', '.join(known)}"
+            yield f"{place}: unknown key{fix}"
         else:
             message = one["msg"].removeprefix("Value error, ")
             shown = (

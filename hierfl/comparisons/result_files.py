@@ -9,26 +9,36 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from hierfl.comparisons.cells import cell_file, kept
-from hierfl.comparisons.scores import Score
+from hierfl.comparisons.score_means import Score
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.comparisons.tuning import chosen, told
 from hierfl.core.outputs import replace_text
 
-STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES = (
+STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES, LINES = (
     *("study.json", "results.csv", "tuning.csv", "curves.csv", "costs.csv"),
-    *("clients.csv", "classes.csv", "entropies.csv"),
+    *("clients.csv", "classes.csv", "entropies.csv", "lines.csv"),
 )
-FILES = (STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES)
-# part of a cell -> its file, and the columns behind method and seed; entropies are of the first seed alone
+FILES = (STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES, LINES)
+FIGURES = (
+    "figure.png",
+    *(f"figure-{part}.png" for part in ("clients", "classes", "entropies", "lines")),
+)
+SPENT = ("kb_down", "kb_up", "kb_kept", "seconds", "round_seconds", "evaluations")
+FIRST_SEED = ("entropies", "lines")  # parts of a cell that are written for the first seed alone
+# part of a cell -> its file, and the columns behind method and seed; `OPTIONAL` stand behind them where measured
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scores": (RESULTS, Score._fields),
     "curve": (CURVES, ("round", "P", "G")),
     "clients": (CLIENTS, ("round", "client", "score", "value")),
     "classes": (CLASSES, ("test", "class", "deviation")),
     "entropies": (ENTROPIES, ("rows", "client", "entropy")),
+    "lines": (LINES, ("score", "round", "client", "draw", "w0", "w1")),
 }
 ALONG = ("P, new", "coherence", "distance")  # columns of curves where they are measured
+OPTIONAL = (*ALONG, "w2")
 
 
 def write(study: Study, out: Path) -> None:
@@ -46,21 +56,21 @@ def write(study: Study, out: Path) -> None:
                 continue
             who = {"method": entry.label, "seed": seed}
             for part, rows in parts.items():
-                if part != "entropies" or seed == study.run.seeds[0]:
+                if part not in FIRST_SEED or seed == study.run.seeds[0]:
                     rows += [{**who, **row} for row in found.get(part, ())]
             diverged = "diverged" in found
-            spent = {name: found.get(name) for name in ("kb_down", "kb_up", "kb_kept", "seconds")}
+            spent = {name: found.get(name) for name in SPENT}
             costs.append({**who, "options": told(found["options"]), "diverged": diverged, **spent})
         if study.tuning.rounds:
             trials += _trials(out, study, entry)
     for part, (file, columns) in PARTS.items():
-        along = [name for name in ALONG if any(name in row for row in parts[part])]
+        along = [name for name in OPTIONAL if any(name in row for row in parts[part])]
         if parts[part] or part in ("scores", "curve"):
             replace_text(out / file, as_csv(("method", "seed", *columns, *along), parts[part]))
         else:  # of the study before it was changed
             (out / file).unlink(missing_ok=True)
     replace_text(out / TUNED, as_csv(("method", "options", "score", "pruned", "chosen"), trials))
-    names = ("method", "seed", "options", "diverged", "kb_down", "kb_up", "kb_kept", "seconds")
+    names = ("method", "seed", "options", "diverged", *SPENT)
     replace_text(out / COSTS, as_csv(names, costs))
 
 
@@ -90,6 +100,62 @@ def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
+def results(out: Path) -> pd.DataFrame:
+    """Return results.csv of a study's folder."""
+    texts = ("method", "score", "clients", "test", "weighting", "metric")
+    return _frame(out / RESULTS, texts, ("seed", "adapted", "value"))
+
+
+def costs_of(out: Path) -> pd.DataFrame:
+    """Return costs.csv of a study's folder."""
+    return _frame(out / COSTS, ("method",), ("seed", "diverged"))
+
+
+def trials_of(out: Path) -> pd.DataFrame:
+    """Return tuning.csv of a study's folder."""
+    return _frame(out / TUNED, ("method", "options"), ("score", "chosen"))
+
+
+def curves_of(out: Path) -> pd.DataFrame:
+    """Return curves.csv of a study's folder."""
+    return _frame(out / CURVES, ("method",), ("seed", "round", "P", "G"))
+
+
+def part_of(out: Path, part: str) -> pd.DataFrame | None:
+    """Return what a study measured besides: a key of `PARTS`; None where it did not."""
+    file, columns = PARTS[part]
+    if not (out / file).exists():
+        return None
+    numbers = {"seed", "round", "value", "class", "deviation", "entropy", "draw", "w0", "w1"}
+    every = ("method", "seed", *columns)
+    return _frame(
+        out / file,
+        [name for name in every if name not in numbers],
+        [name for name in every if name in numbers],
+    )
+
+
+def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    """Return a CSV file that has these columns, texts as they are and numbers or booleans.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is another file; the message names the column.
+    """
+    try:
+        frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
+        frame[list(texts)] = frame[list(texts)].fillna("")
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{file} is not what `hierfl compare` wrote: {error}") from error
+    for name in numbers:
+        if name not in frame or not (
+            frame.empty or pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()
+        ):
+            has = "values that are no numbers" if name in frame else "not there"
+            raise ValueError(f"{file} is not what `hierfl compare` wrote: column '{name}': {has}")
+    return frame
+
+
 def study_of(out: Path) -> Study:
     """Return the study whose results are in a folder.
 
@@ -101,4 +167,7 @@ def study_of(out: Path) -> Study:
         raise FileNotFoundError(
             f"{out} holds no results: `hierfl compare STUDY.toml --out {out}` makes them"
         )
-    return Study.model_validate(json.loads(file.read_text()))
+    try:
+        return Study.model_validate(json.loads(file.read_text()))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not what `hierfl compare` wrote: {error}") from error

@@ -30,6 +30,8 @@ Source = Literal[
     "fedmap_lines",
 ]
 LINES = ("fedabml_lines", "fedmap_lines")  # drawn about lines, of real labels in their own units
+DRAWN = (*LINES, "fedmap_feature", "fedmap_quantity", "fedmap_label")
+SHIPPED = (*DRAWN, "digits", "heart_disease", "radon")  # all others are read from HIERFL_DATA
 REGRESSION = ("radon", "school_ilea", *LINES)  # real labels; all others have classes
 TO_PARTITION = (
     "digits",
@@ -43,7 +45,7 @@ TO_PARTITION = (
 class Table(BaseModel):
     """A table of a study file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Partition(Table):
@@ -91,6 +93,7 @@ class Data(Table):
         clients: so many of the data set's own clients take part, the first ones; None: all.
         scaling: "pixel": each column by its mean and sd over the training rows of participating clients; "one": all
             columns by one mean and sd; "none".
+        unseen_classes: so many last classes of the data set are no client's; with a partition.
         test_share: share of each client's rows that are test rows, where neither the partition nor the data say so.
         noise: standard deviation of real labels about what the model predicts: in standard deviations of the training
             labels, but of "..._lines" in their own units.
@@ -100,6 +103,7 @@ class Data(Table):
     partition: Partition | None = None
     scaling: Literal["pixel", "one", "none"] = "one"
     test_share: float = Field(default=0.25, gt=0.0, lt=1.0)
+    unseen_classes: int = Field(default=0, ge=0)
     clients: int | None = Field(default=None, gt=0)
     noise: float = Field(default=1.0, gt=0.0)
 
@@ -112,6 +116,8 @@ class Data(Table):
             raise ValueError(f"'{self.name}' {needs} 'partition'")
         if self.partition is not None and self.clients is not None:
             raise ValueError("clients: the partition says how many: leave it out")
+        if self.partition is None and self.unseen_classes:
+            raise ValueError(f"unseen_classes: '{self.name}' has clients of its own: leave it out")
         return self
 
 

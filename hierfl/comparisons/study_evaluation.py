@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from hierfl.comparisons.study_data import Table
 
+Foreign = Literal["mnist", "fashion_mnist", "notmnist", "unseen_classes", "shuffled_pixels"]
+
 
 class Evaluation(Table):
     """What is measured.
@@ -31,8 +33,10 @@ class Evaluation(Table):
         tune_steps: steps of fine-tuning, of "P+FT" and of methods with "+FT"; 0: as many as a round has.
         draws: of a posterior, for a prediction.
         global_rows: test rows of all clients together on which each client's model is scored as well; 0: none.
-        foreign: image sets of which each client predicts as many images as it has test rows; P gets the AUROC of the
-            entropy (FedABML, Figures 5 and 6), and entropies.csv the entropies.
+        calibration: P gets the calibration error of its predicted classes, over all test rows.
+        foreign: images that each client predicts, as many as it has test rows; P gets the AUROC of the entropy
+            (FedABML, Figures 5 and 6), and entropies.csv the entropies. An image set; "unseen_classes", images of
+            `data.unseen_classes`; or "shuffled_pixels", the test rows with pixels in random order.
         along: what is measured at the points of curves besides. "new_clients": P of new clients after the first of
             `join_rounds`; "coherence": of the gradients in the global params of clients that have
             trained, -log det (PRIOR, Figure 2); "clients": every client's score, in clients.csv.
@@ -49,7 +53,8 @@ class Evaluation(Table):
     tune_steps: int = Field(default=0, ge=0)
     draws: int = Field(default=20, gt=0)
     global_rows: int = Field(default=0, ge=0)
-    foreign: tuple[Literal["mnist", "fashion_mnist", "notmnist"], ...] = ()
+    calibration: bool = False
+    foreign: tuple[Foreign, ...] = ()
     along: tuple[Literal["new_clients", "coherence", "clients"], ...] = ()
     by_class: bool = False
 

@@ -33,13 +33,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hierfl import methods as published_methods
-from hierfl.comparisons.study_data import LINES, REGRESSION, Data, Table, nearest
+from hierfl.comparisons.study_data import LINES, REGRESSION, TO_PARTITION, Data, Table, nearest
 from hierfl.comparisons.study_evaluation import Evaluation
 from hierfl.studies.baseline_methods import BASELINES, baseline
-from hierfl.studies.tuning import RATES
 
 CLASSIFIERS = ("fedpac", "knn_per", "fedvi")  # models of classes alone
 MOST_POINTS = 6  # of a method's grid
+RATES = (1e-3, 1e-2, 10**-1.5, 1e-1, 10**-0.5)  # step sizes in FedABML, section 5
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 SAME_METHOD = {"fedprox": "fedavg", "fedper": "fedrep"}  # built from a method of another name
 
 
@@ -93,9 +94,15 @@ class Run(Table):
     scale: float = Field(default=0.0067, gt=0.0)
     lr: float = Field(default=0.1, gt=0.0)
     adam: float = Field(default=0.01, gt=0.0)
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
-    start: int | None = None
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
+    start: Seed | None = None
     compiled: bool = True
+
+    @model_validator(mode="after")
+    def _each_seed_once(self) -> Run:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: {list(self.seeds)} has one twice: leave it out")
+        return self
 
 
 class Tuning(Table):
@@ -218,7 +225,9 @@ class Study(Table):
         methods: what is compared, by label.
         leave_out: labels of methods that are not; for variants.
         published: numbers of a paper.
+        costs: the table has what a client receives, sends and keeps, and seconds and gradient evaluations of a round.
         notes: sentences that stand under the table.
+        see: what to see in the figures and the table, in a sentence or two.
     """
 
     title: str
@@ -230,7 +239,9 @@ class Study(Table):
     methods: tuple[Entry, ...] = Field(min_length=1)
     leave_out: tuple[str, ...] = ()
     published: Published | None = None
+    costs: bool = False
     notes: tuple[str, ...] = ()
+    see: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -239,17 +250,20 @@ class Study(Table):
         methods = given.get("methods") if isinstance(given, Mapping) else None
         if not isinstance(methods, Mapping):
             return given
-        out = tuple(given.get("leave_out", ()))
+        out = given.get("leave_out", ())
+        if not isinstance(out, list | tuple):
+            raise ValueError(f"leave_out must be a list of labels, and is {out!r}")
         for label in out:
             if label not in methods:
                 raise ValueError(
                     f"leave_out: there is no method '{label}'{nearest(label, methods)}"
                 )
-        entries = [
-            {"label": label, "name": label, **entry}
-            for label, entry in methods.items()
-            if label not in out
-        ]
+        entries = []
+        for label, entry in methods.items():
+            if not isinstance(entry, Mapping):
+                raise ValueError(f"methods.{label} must be a table, and is {entry!r}")
+            if label not in out:
+                entries.append({"label": label, "name": label, **entry})
         return {**given, "methods": entries}
 
     @model_validator(mode="after")
@@ -276,8 +290,15 @@ class Study(Table):
                 )
         if self.data.name in LINES and (self.net.hidden or self.net.conv):
             raise ValueError(f"net: '{self.data.name}' is of lines: leave out 'hidden' and 'conv'")
-        if real and (self.evaluation.foreign or self.evaluation.by_class):
-            raise ValueError("evaluation: 'foreign' and 'by_class' are of classes: leave them out")
+        seen = self.evaluation
+        if real and (seen.foreign or seen.by_class or seen.calibration):
+            raise ValueError(
+                "evaluation: 'foreign', 'by_class' and 'calibration' are of classes: leave them out"
+            )
+        if "shuffled_pixels" in seen.foreign and self.data.name not in (*TO_PARTITION, "femnist"):
+            raise ValueError(f"evaluation.foreign: '{self.data.name}' has no pixels to shuffle")
+        if "unseen_classes" in seen.foreign and not self.data.unseen_classes:
+            raise ValueError("evaluation.foreign: put in 'data.unseen_classes', how many there are")
         if self.evaluation.last_rounds > self.run.rounds:
             raise ValueError("evaluation.last_rounds: more than run.rounds")
         return self

@@ -21,7 +21,7 @@ from optuna.trial import Trial, TrialState, create_trial
 from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, trained
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import with_everyone
-from hierfl.comparisons.scores import means
+from hierfl.comparisons.score_means import means
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError

@@ -28,7 +28,6 @@ from hierfl.comparisons.result_files import (
     study_of,
 )
 from hierfl.comparisons.study_file import Study
-from hierfl.studies.results import quiet
 from tests.comparisons.small import study
 
 TINY = """
@@ -115,7 +114,7 @@ def test_one_method_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
         {"name": "fedprox", "grid": {"lr": [1e30]}},
     ]
     own = study(methods=methods, tuning={"rounds": 2, "lr": [0.1]}, run={"seeds": [0]})
-    (failed,) = compare(own, tmp_path, processes=1, say=quiet)
+    (failed,) = compare(own, tmp_path, processes=1, say=print)
     assert failed.what == "fedprox: options" and "smaller step sizes" in failed.why
     assert "fedavg" in (tmp_path / RESULTS).read_text()
 
@@ -140,17 +139,17 @@ def test_a_run_whose_last_round_of_all_diverges_is_told_and_has_no_scores() -> N
 def test_a_setting_that_is_refused_is_told_before_any_work(tmp_path: Path) -> None:
     own = study(methods=[{"name": "fedavg"}, {"name": "fedprox", "settings": {"prox": -1.0}}])
     with pytest.raises(ValueError, match=r"method 'fedprox': prox is -1\.0"):
-        compare(own, tmp_path, processes=1, say=quiet)
+        compare(own, tmp_path, processes=1, say=print)
     assert not list(tmp_path.glob("cells/*"))
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
     own = study(run={"seeds": [0]}, methods=[{"name": "fedavg"}])
-    compare(own, tmp_path, processes=1, say=quiet)
+    compare(own, tmp_path, processes=1, say=print)
     (cell,) = (tmp_path / "cells").iterdir()
     cell.write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
-        compare(own, tmp_path, processes=1, say=quiet)
+        compare(own, tmp_path, processes=1, say=print)
 
 
 # ------------------------------------------------------------------------------------------------------------- tuning
@@ -206,7 +205,7 @@ def test_the_three_commands(tmp_path: Path) -> None:
 def test_words_in_brackets_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "ImportError: install it with pip install 'hierfl[data]'"
     monkeypatch.setattr("hierfl.comparisons.compare.compare", lambda *_, **__: [Failed("one", why)])
-    monkeypatch.setattr("hierfl.comparisons.tables.markdown", lambda _: "")
+    monkeypatch.setattr("hierfl.comparisons.printed_table.markdown", lambda _: "")
     file = tmp_path / "tiny.toml"
     file.write_text(TINY)
     done = CliRunner().invoke(app, ["compare", str(file), "--out", str(tmp_path / "out")])

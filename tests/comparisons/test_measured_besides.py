@@ -15,17 +15,16 @@ from typer.testing import CliRunner
 
 from hierfl import datasets
 from hierfl.cli import app
-from hierfl.comparisons import cells, federations, figures_besides, line_distance
+from hierfl.comparisons import cells, federations, line_distance, part_figures
 from hierfl.comparisons.compare import compare
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.result_files import RESULTS
-from hierfl.comparisons.scores import by_client, means
+from hierfl.comparisons.score_means import by_client, means
+from hierfl.comparisons.score_table import table_of
 from hierfl.comparisons.study_file import Study
-from hierfl.comparisons.tables import table_of
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_gradients, coherence
 from hierfl.studies.lines import least_squares
-from hierfl.studies.results import quiet
 from tests.comparisons.small import study
 
 Found = dict[str, Any]
@@ -187,7 +186,7 @@ def test_labels_about_lines_are_in_their_own_units_and_explained_by_their_varian
 
 def test_the_smallest_distance_is_the_best(tmp_path: Path) -> None:
     own = lines({"fedavg": {}, "ditto": {}}, run={**LINES["run"], "rounds": 5, "seeds": [0]})
-    assert compare(own, tmp_path, processes=1, say=quiet) == []
+    assert compare(own, tmp_path, processes=1, say=print) == []
     shown = table_of(tmp_path)["distance of G from least squares"]
     bold = [cell for cell in shown if cell.startswith("**")]
     assert len(bold) == 1
@@ -286,7 +285,7 @@ def test_all_that_is_measured_is_drawn(
     monkeypatch.setattr(cells, "computed", lambda *_: found)
     file, key = cells.cell_file(tmp_path, own, own.methods[0], 0)
     cells.keep(file, key, found)
-    assert compare(own, tmp_path, processes=1, say=quiet) == []
+    assert compare(own, tmp_path, processes=1, say=print) == []
     done = CliRunner().invoke(app, ["plot", str(tmp_path)])
     assert done.exit_code == 0, done.output
     names = {"figure.png"} | {f"figure-{n}.png" for n in ("clients", "classes", "entropies")}
@@ -312,6 +311,6 @@ def test_densities_of_entropy_are_drawn_on_one_scale(tmp_path: Path) -> None:
     ]
     pd.DataFrame(reached).to_csv(tmp_path / RESULTS, index=False)
     own = study(methods=[{"name": name} for name in spread])
-    drawn = figures_besides.entropies(own, pd.DataFrame(rows), tmp_path)
+    drawn = part_figures.entropies(own, pd.DataFrame(rows), tmp_path)
     assert [axes.get_yscale() for axes in drawn.axes] == ["symlog"] * 2
     assert len({axes.get_ylim() for axes in drawn.axes}) == 1

@@ -10,7 +10,7 @@ import torch
 from hierfl.comparisons import cells, tuning
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import Watch, with_everyone
-from hierfl.comparisons.scores import Score, means
+from hierfl.comparisons.score_means import Score, means
 from hierfl.comparisons.study_file import Study
 from hierfl.core.trees import tree_leaves
 from hierfl.runs.result import Fit

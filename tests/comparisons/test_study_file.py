@@ -19,8 +19,6 @@ from hierfl.program.recipes import recipe_of
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from tests.comparisons.small import GIVEN, study
 
-ROOT = Path(__file__).parents[2]
-STUDIES = sorted((ROOT / "examples" / "studies").glob("*.toml"))
 MINIMAL = """
 title = "t"
 data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
@@ -32,15 +30,6 @@ def written(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "study.toml"
     file.write_text(text)
     return file
-
-
-@pytest.mark.parametrize("file", STUDIES, ids=lambda path: path.stem)
-def test_shipped_studies_are_read_in_full_and_quick(file: Path) -> None:
-    full, quick = read(file), read(file, quick=True)
-    assert list(quick) == list(full)
-    for name, own in full.items():
-        assert quick[name].run.rounds < own.run.rounds
-        assert [e.label for e in quick[name].methods] == [e.label for e in own.methods]
 
 
 VARIANTS = """

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hierfl
-from hierfl import cli, studies
+from hierfl import cli
 from hierfl.core.disk import CannotWrite
 from hierfl.core.outputs import WRITTEN, claim, replace_text
 from hierfl.demo.run import FILES, writable
@@ -31,24 +31,22 @@ def test_files_of_others_are_refused_and_ones_own_are_not(tmp_path: Path) -> Non
     claim(tmp_path / "new", ["scores.csv", "other.csv"])
 
 
-@pytest.mark.parametrize("command", [["demo"], ["study", "baselines"]])
+@pytest.mark.parametrize("command", [["demo"], ["compare", "digits"]])
 def test_the_command_line_keeps_users_files(command: list[str], tmp_path: Path) -> None:
-    for name in ("scores.csv", "baselines.csv", ".hierfl"):
+    for name in ("scores.csv", "results.csv", ".hierfl"):
         (tmp_path / name).write_text("mine")
     told = CliRunner().invoke(cli.app, [*command, "--quick", "--out", str(tmp_path)])
     assert told.exit_code == 2
     words = re.sub(r"[\s│]+", " ", told.output)
     assert "is there already, and hierfl did not write it" in words
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".hierfl", "baselines.csv", "scores.csv"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".hierfl", "results.csv", "scores.csv"]
 
 
 def test_a_folder_is_tried_without_touching_what_is_there(tmp_path: Path) -> None:
     (tmp_path / ".hierfl").write_text("mine")
     assert writable(tmp_path) == tmp_path
     assert (tmp_path / ".hierfl").read_text() == "mine"
-    assert len(FILES) == 5 and set(studies.FILES) == {
-        p for s in studies.STUDIES.values() for p in s
-    }
+    assert len(FILES) == 5
 
 
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:

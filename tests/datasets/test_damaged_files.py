@@ -15,8 +15,8 @@ from numpy.lib import format as npy
 
 from benchmarks.attacks.mutations import flipped
 from hierfl import datasets
+from hierfl.comparisons.cells import keep, kept
 from hierfl.datasets import archives
-from hierfl.studies.results import kept
 
 Arrays = dict[str, Any]
 
@@ -106,11 +106,10 @@ def test_flipped_bytes_are_refused_or_change_nothing(path: Path) -> None:
 
 
 def test_a_result_of_a_study_that_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
-    assert kept(tmp_path, "run", {"a": 1}, lambda: {"score": 1.0}) == {"score": 1.0}
-    file = next(tmp_path.rglob("*.json"))
+    file = tmp_path / "cells" / "run.json"
+    keep(file, {"a": 1}, {"score": 1.0})
+    assert kept(file) == {"score": 1.0} and kept(tmp_path / "none.json") is None
     for content in (b"", b"{", b"[]", b"{}", b"\x80\x04", b"[" * 100_000):
         file.write_bytes(content)
-        with pytest.raises(
-            ValueError, match=r"is damaged .*: remove it, and the run is computed again"
-        ):
-            kept(tmp_path, "run", {"a": 1}, lambda: {"score": 2.0})
+        with pytest.raises(ValueError, match=r"is damaged .*: remove it, and it is computed again"):
+            kept(file)

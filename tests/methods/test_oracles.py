@@ -502,7 +502,7 @@ def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str, way: str)
 
 def test_o13_personal_models_equal_to_the_global_one_score_as_it_does() -> None:
     """Accuracy of the personal models over all rows equals that of one network on the pooled rows."""
-    from hierfl.comparisons.scores import means
+    from hierfl.comparisons.score_means import means
 
     data = federation((15, 30, 7))
     data = data.with_fields(

@@ -1,9 +1,8 @@
-"""The papers' splits of images, their toy problems, and the search of options."""
+"""The papers' splits of images and their toy problems."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import torch
 from torch import nn
 
 from hierfl.datasets import Labeled
-from hierfl.engine.chunks import ClientError
 from hierfl.studies import image_splits as images
 from hierfl.studies import lines
-from hierfl.studies.tuning import tuned
 
 
 def labels(rows: int = 700) -> torch.Tensor:
@@ -106,26 +103,6 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     )
     assert torch.equal(a, b) and not torch.equal(a, c)
     assert torch.equal(before, torch.get_rng_state())
-
-
-# ------------------------------------------------------------------------------------------------ tuning
-def test_a_search_takes_one_option_after_the_other_and_drops_what_diverges(tmp_path: Path) -> None:
-    tried = []
-
-    def score(options: dict[str, float]) -> float:
-        tried.append(options)
-        if options["lr"] > 0.2:
-            raise ClientError("not finite")
-        return (
-            float("nan") if options["lr"] == 0.001 else -abs(options["lr"] * options["lam"] - 1e-3)
-        )
-
-    grid = {"lr": (0.1, 0.001, 0.3), "lam": (1.0, 0.01, 0.02)}
-    found = tuned(tmp_path, "a", {"study": "x"}, grid, score)
-    assert found == {"lr": 0.1, "lam": 0.01} and len(tried) == 5
-    assert tuned(tmp_path, "a", {"study": "x"}, grid, score) == found and len(tried) == 5
-    with pytest.raises(ValueError, match="every trial of 'lr' diverges"):
-        tuned(tmp_path, "b", {}, {"lr": (0.3, 0.4), "lam": (1.0,)}, score)
 
 
 # ------------------------------------------------------------------------------------------------ toy problems

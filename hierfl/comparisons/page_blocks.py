@@ -1,0 +1,24 @@
+"""Blocks of a Markdown page that a program writes: between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def put_block(page: Path, name: str, block: str) -> None:
+    """Replace a block of a page.
+
+    Args:
+        page: of Markdown, with the lines `<!-- NAME -->` and `<!-- end of NAME -->`.
+        name: of the block.
+        block: what stands there from now on.
+
+    Raises:
+        ValueError: the page has no such block.
+    """
+    text, first, last = page.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, opened, rest = text.partition(first)
+    _, closed, after = rest.partition(last)
+    if not (opened and closed):
+        raise ValueError(f"{page} has no block '{name}': put the lines {first} and {last} into it")
+    page.write_text(f"{before}{first}\n{block}\n{last}{after}")

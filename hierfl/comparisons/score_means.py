@@ -1,0 +1,84 @@
+"""Scores of predictions: of each client, and their means over rows and over clients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from hierfl.data.clients import ClientData
+from hierfl.posterior.prediction import Prediction
+
+WEIGHTINGS = ("rows", "clients")
+
+
+class Score(NamedTuple):
+    """One number of a run.
+
+    Args:
+        score: "P", "P+FT", which is P after fine-tuning, or "G".
+        clients: "participating" or "new".
+        adapted: rounds of `personalize` on its own rows that a client has had before.
+        test: "local", a client's own test rows; "global", rows of all clients; or, of "auroc", the foreign images.
+        weighting: "rows" or "clients" count the same.
+        rounds: how many last rounds it is a mean over.
+        metric: "accuracy", "balanced_accuracy" or "explained" in %; "log_score" in nats a row; "auroc" of the entropy
+            of foreign images against own rows, from 0 to 1; "calibration_error" and what it would be by chance alone,
+            "calibration_by_chance", in %, over all rows; or, about lines, "distance" of the weights from those of least
+            squares on all training rows.
+        value: the number.
+    """
+
+    score: str
+    clients: str
+    adapted: int
+    test: str
+    weighting: str
+    rounds: int
+    metric: str
+    value: float
+
+
+def by_client(prediction: Prediction, variance: float = 1.0) -> pd.DataFrame:
+    """Return each client's scores: one row a client, one column a metric.
+
+    Args:
+        prediction: of labeled rows.
+        variance: of real labels, of which "explained" is a share.
+    """
+    scores = prediction.scores()
+    found = {"log_score": scores["log_score"]}
+    if "rmse" in scores:
+        found["explained"] = 100.0 * (1.0 - scores["rmse"] ** 2 / variance)
+    else:
+        found["accuracy"] = 100.0 * scores["accuracy"]
+        found["balanced_accuracy"] = 100.0 * balanced(prediction)
+    return pd.DataFrame(found)
+
+
+def means(prediction: Prediction, variance: float = 1.0) -> dict[tuple[str, str], float]:
+    """Return (weighting, metric) -> mean over the rows or the clients of a prediction; `variance` as in `by_client`."""
+    return means_of(by_client(prediction, variance), prediction.data)
+
+
+def means_of(each: pd.DataFrame, rows: ClientData) -> dict[tuple[str, str], float]:
+    """Return (weighting, metric) -> mean of the scores that `by_client` returned, for clients of these rows."""
+    counts = rows.counts.numpy()
+    found = {}
+    for metric, value in each.items():
+        found["clients", str(metric)] = float(value.mean())
+        found["rows", str(metric)] = float((value * counts).sum() / counts.sum())
+    return found
+
+
+def balanced(prediction: Prediction) -> pd.Series:
+    """Return each client's balanced accuracy: the mean over the classes of its rows of the accuracy in each."""
+    label = prediction.known()[0].long()
+    binary = prediction.kind == "binary"
+    chosen = (prediction.mean > 0.5).long() if binary else prediction.mean.argmax(-1)
+    right = chosen == label
+    frame = pd.DataFrame(
+        {"client": prediction.data.row_client, "label": label, "right": right.double()}
+    )
+    by_client = frame.groupby(["client", "label"])["right"].mean().groupby("client").mean()
+    return by_client.set_axis([prediction.data.names[k] for k in by_client.index])
