@@ -26,14 +26,14 @@ class Link(NamedTuple):
 
 
 def _counted(
-    b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any], at_nought: Callable[[Any], Any]
+    b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any], at_zero: Callable[[Any], Any]
 ) -> Callable[[Any, Tensor, Tensor], Tensor]:
     """Return the score y eta - n b(eta) + c(y) of an exponential family in its natural parameter.
 
     Args:
         b: the log-partition function.
         weight: distribution -> n, the number of trials.
-        at_nought: distribution -> the distribution at eta = 0, whose log likelihood is c(y) - n b(0).
+        at_zero: distribution -> the distribution at eta = 0, whose log likelihood is c(y) - n b(0).
     """
 
     def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _counted(
         if not y.is_floating_point():  # torch's Bernoulli refuses labels that are integers
             y = y.to(eta.dtype)
         zero = torch.zeros_like(y)
-        return y * eta - n * b(eta) + (at_nought(fn).log_prob(y) + n * b(zero))
+        return y * eta - n * b(eta) + (at_zero(fn).log_prob(y) + n * b(zero))
 
     return score
 
@@ -111,6 +111,12 @@ def all_linked(terms: Mapping[str, Site]) -> bool:
 def predictors(terms: Mapping[str, Site]) -> Tensor:
     """Return the predictors of all rows, site after site, (n,)."""
     return torch.cat([link_of(site).predictor(site["fn"]).flatten() for site in terms.values()])
+
+
+def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
+    """Return the log likelihood of each row by the sites' own distributions, site after site, (n,)."""
+    each = [scored(site, site["fn"].log_prob(site["value"])).flatten() for site in terms.values()]
+    return torch.cat(each)
 
 
 def scores(terms: Mapping[str, Site], eta: Tensor) -> Tensor:

@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
+from hierfl.laplace.linear_predictors import FAILS, is_linear, moved_rows, predictors_of, trial
 from hierfl.laplace.links import all_linked, predictors, scores
-from hierfl.laplace.trials import alike, perturbed, terms_at
-from hierfl.program.few_rows import double_precision, in_double, in_dtype
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.laplace.trials import alike, terms_at
+from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Values
-from hierfl.program.traces import Site, scored
+from hierfl.program.traces import Site
 
 TRIES = 3  # random points
 FAR = 0.7  # how far one number is moved to see what it changes
-FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +62,8 @@ class Effects:
 def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
     """Return the predictors at z and e = 0, (n,), and how they change with each number of e, (n, D)."""
     size = program.latents.local_block.size
-
-    def at(e: Tensor) -> Tensor:
-        return predictors(_terms(program, z, e, batch))
-
-    base = at(torch.zeros(size, dtype=z.dtype))
-    return base, (torch.vmap(at)(torch.eye(size, dtype=z.dtype)) - base).mT
+    read = predictors_of(lambda e: _terms(program, z, e, batch), size, z.dtype)
+    return read.base, read.design
 
 
 def seen_effects(program: Program, read: list[int]) -> Effects | None:
@@ -86,7 +81,7 @@ def seen_effects(program: Program, read: list[int]) -> Effects | None:
     """
     if not read or not program.latents.local_block.size:
         return None
-    with untouched_store(), torch.no_grad(), unchecked(), double_precision():
+    with trial():
         g = torch.Generator().manual_seed(0)
         try:
             return _tried(program, read, _made_up(program, g), g)
@@ -123,13 +118,11 @@ def _tried(
 
 def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
     """Return perturbed copies of the prototype's rows, three times as many as there are local numbers."""
-    batch = in_double(program.prototype)
+    batch = program.prototype
     rows = batch.num_rows
     index = torch.arange(max(rows, 3 * program.latents.local_block.size + 3)) % rows
     fields = {name: v.index_select(1, index) for name, v in batch.fields.items()}
-    labels = frozenset(program.labels.values())
-    made = replace(batch, fields=fields, rows=None)
-    return perturbed(made, names_of_labels=labels, g=g, codes=program.codes)
+    return moved_rows(program, g, replace(batch, fields=fields, rows=None))
 
 
 def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[str, Site]:
@@ -143,15 +136,14 @@ def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[s
 
 def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bool:
     """Return whether the likelihood depends on e through linear predictors alone."""
-    terms = _terms(program, z, e, batch)
-    if not all_linked(terms):
+
+    def terms(e: Tensor) -> dict[str, Site]:
+        return _terms(program, z, e, batch)
+
+    if not is_linear(terms, e):
         return False
     base, design = predicted(program, z, batch)
-    each = (scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms.values())
-    known = sum(each, torch.zeros(()))
-    return alike(base + design @ e, predictors(terms)) and alike(
-        scores(_terms(program, z, 0.0 * e, batch), base + design @ e).sum(), known
-    )
+    return alike(base + design @ e, predictors(terms(e)))
 
 
 def _stepped(z: Tensor, j: int) -> Tensor:

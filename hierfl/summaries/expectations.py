@@ -10,7 +10,7 @@ is all of v.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,17 @@ from torch.func import grad, jacrev, vjp
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import SIZES
+from hierfl.laplace.linear_predictors import (
+    FAILS,
+    SIZES,
+    is_linear,
+    moved_rows,
+    predictors_of,
+    trial,
+)
 from hierfl.laplace.links import all_linked, predictors, scores
-from hierfl.laplace.trials import alike, perturbed
-from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.laplace.trials import alike
+from hierfl.program.traces import Site
 from hierfl.summaries.reading import Reading, start_of
 
 # Gauss-Hermite nodes of a predictor, and of s where it is one number: odd, so that the mean is one of them
@@ -91,6 +97,10 @@ class Line:
         """Return v of l (L,) and s (S,)."""
         return torch.cat([line, rest])[self.order]
 
+    def terms(self, line: Tensor, rest: Tensor, batch: ClientBatch) -> dict[str, Site]:
+        """Return the likelihood's sites of one client at l (L,) and s (S,), by name."""
+        return self.reading.terms(self.whole(line, rest), batch)
+
 
 def nodes_of(line: Line) -> Nodes:
     """Return the nodes at which expectations are summed."""
@@ -151,8 +161,7 @@ class Rows:
         """Return the log likelihood with the predictors moved by `shift` (n,) from l = 0, at s (S,)."""
         if not len(self.line.inside):
             return self.log_likelihood(rest)
-        v = self.line.whole(torch.zeros(len(self.line.inside)), rest)
-        terms = self.line.reading.terms(v, self.batch)
+        terms = self.line.terms(torch.zeros(len(self.line.inside)), rest, self.batch)
         return scores(terms, predictors(terms) + shift).sum()
 
     def at_mean(self, mean: Tensor, precision: Tensor) -> Expected:
@@ -232,49 +241,28 @@ def rows_of(line: Line, batch: ClientBatch) -> Rows:
     if not len(line.inside):
         return Rows(line, batch, torch.zeros(0, 0))
     rest = start_of(line.reading)[line.rest]
-
-    def at(along: Tensor) -> Tensor:
-        return predictors(line.reading.terms(line.whole(along, rest), batch))
-
-    size = len(line.inside)
-    base = at(torch.zeros(size))
-    return Rows(line, batch, (torch.vmap(at)(torch.eye(size)) - base).mT)
+    read = predictors_of(partial(line.terms, rest=rest, batch=batch), len(line.inside))
+    return Rows(line, batch, read.design)
 
 
 def seen_line(reading: Reading) -> Line:
-    """Find which numbers of v enter a likelihood through linear predictors alone.
-
-    The answer is tested at random points near 0 and far from it, not proven.
-    """
+    """Find which numbers of v enter a likelihood through linear predictors alone, by trial."""
     none = Line(reading, torch.zeros(0, dtype=torch.long))
-    with (
-        untouched_store(),
-        torch.no_grad(),
-        unchecked(),
-        double_precision(),
-    ):
+    with trial():
         g = torch.Generator().manual_seed(0)
-        labels = frozenset(reading.program.labels.values())
-        rows, codes = in_double(reading.program.prototype), reading.program.codes
-        batch = perturbed(rows, names_of_labels=labels, g=g, codes=codes)
+        batch = moved_rows(reading.program, g)
         try:
-            found = _tried(reading, batch, g)
-        except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError):
-            return none  # quasi-random points need no structure, and report what is wrong with the program
-    return found or none
+            return _tried(reading, batch, g) or none
+        except FAILS:
+            return none
 
 
 def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | None:
-    start = start_of(reading).double()
-    points = [
-        start + torch.cat([far * w, 0.5 * u])
-        for far in SIZES * TRIES
-        for w, u in [
-            torch.randn(reading.size, generator=g).split(
-                [reading.own_size, reading.size - reading.own_size]
-            )
-        ]
-    ]
+    start, sizes = start_of(reading).double(), [reading.own_size, len(reading.shared)]
+    points = []
+    for far in SIZES * TRIES:
+        w, u = torch.randn(reading.size, generator=g).split(sizes)
+        points.append(start + torch.cat([far * w, 0.5 * u]))
     if not all_linked(reading.terms(points[0], batch)):
         return None
     slopes = torch.stack([jacrev(lambda v: predictors(reading.terms(v, batch)))(v) for v in points])
@@ -286,10 +274,8 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
             other[j] += 0.7
             constant[j] &= alike(*(scores(reading.terms(at, batch), eta) for at in (v, other)))
     line = Line(reading, constant.nonzero()[:, 0])
-    rows = rows_of(line, batch)
-    for v in points:
-        known = reading.log_likelihood(v, batch)
-        made = rows._shifted(rows.design @ v[line.inside], v[line.rest])
-        if not alike(made, known):
-            return None
-    return line
+    straight = not len(line.inside) or all(
+        is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside])
+        for v in points
+    )
+    return line if straight else None

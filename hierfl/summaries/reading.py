@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.func import grad
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import perturbed, terms_at
-from hierfl.program.few_rows import double_precision, in_double
+from hierfl.laplace.linear_predictors import moved_rows
+from hierfl.laplace.trials import terms_at
+from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.sites import Values
@@ -107,9 +108,7 @@ def read_likelihood(program: Program) -> Reading:
     everything = Reading(program, torch.arange(block.size), block.start)
     with untouched_store(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(0)
-        labels = frozenset(program.labels.values())
-        rows = in_double(program.prototype)
-        batch = perturbed(rows, names_of_labels=labels, g=g, codes=program.codes)
+        batch = moved_rows(program, g)
         felt = torch.zeros(block.size)
         for _ in range(TRIES):
             v = start_of(everything).double()

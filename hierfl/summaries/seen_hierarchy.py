@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
+from hierfl.laplace.linear_predictors import FAILS, trial
 from hierfl.laplace.trials import perturbed
-from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.program.few_rows import in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import Site, scored
@@ -25,7 +25,6 @@ from hierfl.summaries.seen_means import FAR, Point, alike_here, point_of, same, 
 
 NORMAL, ENTRYWISE, SAMPLED = "normal", "entrywise", "sampled"  # kinds of local sites
 TRIES = 3  # random points
-FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 
 
 def seen_hierarchy(reading: Reading) -> Hierarchy:
@@ -38,7 +37,7 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
             rows; the message names the site.
     """
     plain = Hierarchy(replace(reading, effects=None))
-    with untouched_store(), torch.no_grad(), unchecked(), double_precision():
+    with trial():
         g = torch.Generator().manual_seed(0)
         batch = in_double(plain.row)
         points = [point_of(reading, g) for _ in range(TRIES)]

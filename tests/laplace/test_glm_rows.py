@@ -104,9 +104,7 @@ def read(model: Any) -> hierfl.Program:
 def test_numbers_agree_with_the_general_method(name: str) -> None:
     model, site, fixed = ALL_LINEAR[name]
     program = read(model)
-    assert seen_linear(program) == Linear(
-        frozenset([site]), frozenset([site] if fixed else []), prior_alone=True
-    )
+    assert seen_linear(program) == Linear(frozenset([site]), fixed=fixed, prior_alone=True)
     fast, general = Marginal(program, seen_linear(program)), Marginal(program)
     batch, z = full_batch(federation(), torch.tensor([2])), torch.full((fast.shared.size,), 0.2)
     with pyro.validation_enabled(False):
@@ -129,7 +127,7 @@ def test_nonlinear_predictors_are_not_taken_for_linear() -> None:
 
 def test_a_prior_that_reads_rows_is_given_all_of_them() -> None:
     program = read(contextual)
-    assert seen_linear(program) == Linear(frozenset(["y"]), frozenset(["y"]), prior_alone=False)
+    assert seen_linear(program) == Linear(frozenset(["y"]), fixed=True, prior_alone=False)
     z, batch = torch.tensor([0.4]), full_batch(federation(), torch.tensor([2]))
     fast, general = Marginal(program, seen_linear(program)), Marginal(program)
     close(
@@ -144,7 +142,7 @@ def test_the_mode_of_a_predictor_wrongly_taken_for_linear_counts_as_lost() -> No
         {"a": {"x": torch.tensor([[20.0, 0.0], [25.0, 1.0]]), "ill": torch.ones(2)}}
     )
     program = hierfl.read(clamped, guides.conditional, data)
-    wrong = Marginal(program, Linear(frozenset(["ill"]), frozenset(["ill"]), prior_alone=True))
+    wrong = Marginal(program, Linear(frozenset(["ill"]), fixed=True, prior_alone=True))
     batch, z = full_batch(data, torch.tensor([0])), torch.tensor([0.7, 0.0])
     with pyro.validation_enabled(False):
         assert bool(wrong.mode(z, wrong.start(z, batch), batch, 12)[2])
