@@ -102,15 +102,13 @@ def test_conditional_without_a_mode_suggests_more_newton_steps() -> None:
 
 
 # ------------------------------------------------------------------ options and names
-@pytest.mark.parametrize("name", guides.__all__)
-def test_exported_guides_are_documented_and_keep_their_names(name: str) -> None:
-    made = getattr(guides, name)
-    assert (made.__doc__ or "").split("\n")[0].endswith((".", ":"))
-    assert made.__name__ == name
-    if isinstance(made, Family):
-        assert made.build.__name__ == name, (
-            "a saved recipe looks a family up by its function's name"
-        )
+def test_exported_guides_are_documented_and_keep_their_names() -> None:
+    for name in guides.__all__:
+        made = getattr(guides, name)
+        assert (made.__doc__ or "").split("\n")[0].endswith((".", ":")), name
+        assert made.__name__ == name
+        if isinstance(made, Family):
+            assert made.build.__name__ == name, "a saved recipe looks a family up by this name"
 
 
 def test_later_options_override_earlier_ones() -> None:
@@ -156,11 +154,12 @@ def test_shapes_of_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> 
 
 
 @pytest.mark.parametrize("family", ["structured", "conditional", "amortized", "unrolled"])
-@pytest.mark.parametrize("shared", [full_normal, diagonal_normal, low_rank_normal, spline_flow])
-def test_families_take_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
-    program = read(regression, FAMILIES[family](shared=shared), federation())
-    terms = program.terms(at_random(program, by=0.05), full_batch(federation(), torch.tensor([0])))
-    assert all(bool(t.isfinite().all()) for t in terms)
+def test_families_take_any_posterior_of_the_global_sites(family: str) -> None:
+    batch = full_batch(federation(), torch.tensor([0]))
+    for shared in (full_normal, diagonal_normal, low_rank_normal, spline_flow):
+        program = read(regression, FAMILIES[family](shared=shared), federation())
+        terms = program.terms(at_random(program, by=0.05), batch)
+        assert all(bool(t.isfinite().all()) for t in terms), shared
 
 
 @pytest.mark.parametrize("init_scale", [0.05, 0.4])
@@ -182,13 +181,13 @@ def test_guides_start_at_the_prior_with_the_given_scale(family: str, init_scale:
     # Pyro's checks look at values, which vmap does not allow
     with pyro.validation_enabled(False):
         draws = torch.vmap(lambda d: program.draw({**shared, **own}, batch.redrawn(d)))(
-            torch.arange(2000, dtype=torch.int32)
+            torch.arange(500, dtype=torch.int32)
         )
-    assert torch.allclose(draws["loc"].mean(0), torch.zeros(2), atol=5 * init_scale / 2000**0.5)
-    assert torch.allclose(draws["loc"].std(0), torch.tensor(init_scale), rtol=0.15)
+    assert torch.allclose(draws["loc"].mean(0), torch.zeros(2), atol=5 * init_scale / 500**0.5)
+    assert torch.allclose(draws["loc"].std(0), torch.tensor(init_scale), rtol=0.16)
     spread = draws["spread"].log()
     assert spread.mean().item() == pytest.approx(
-        0.5 * torch.log(torch.tensor(2 / torch.pi)).item(), abs=5 * init_scale / 2000**0.5
+        0.5 * torch.log(torch.tensor(2 / torch.pi)).item(), abs=5 * init_scale / 500**0.5
     )
 
 

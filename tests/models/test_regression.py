@@ -1,8 +1,8 @@
-"""Regressions: densities by hand, every family fitted, parameters that vary or are known, and errors."""
+"""Regressions: densities by hand, parameters that vary or are known, and errors."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyro.distributions as dist
@@ -12,9 +12,7 @@ from scipy.special import expit, logsumexp
 from scipy.stats import bernoulli, halfcauchy, poisson
 from scipy.stats import t as student
 
-import hierfl
-from benchmarks.family_programs import LEVELS, NAMES, additions_of, drawn, family_of, response_of
-from hierfl import Settings, guides, methods, models
+from hierfl import guides, models
 from hierfl.data.clients import ClientData
 from hierfl.program.read import read
 from tests.models.scene import (
@@ -29,7 +27,6 @@ from tests.models.scene import (
     values_at_random,
 )
 
-ENGINES: tuple[Literal["vectorized", "sequential"], ...] = ("vectorized", "sequential")
 LOCAL = {"intercept", "slope", "log_sigma"}
 MODELS: dict[str, Any] = {
     "gaussian": models.regression(centered=True),
@@ -77,22 +74,6 @@ def test_default_priors_of_noise_are_those_of_formulas(data: ClientData) -> None
     by_hand += np.log(2.0) + student.logpdf(v["sigma"], 3.0, 0.0, 2.5)
     by_hand += half_normal(v["sigma_spread"], 0.5)
     assert densities(program, values, everyone(data))[1].item() == pytest.approx(by_hand)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_family_is_fitted_on_both_engines(name: str) -> None:
-    family, data = family_of(name), drawn(name, 1, clients=3, rows=5)[1]
-    fields: dict[str, Any] = {addition: addition for addition in additions_of(name)}
-    if name in LEVELS:
-        fields["num_classes"] = len(LEVELS[name])
-    method = methods.fedsvi(models.regression(family, **fields), guides.mean_field)
-    one, other = (
-        hierfl.fit(method, data, rounds=1, settings=Settings(engine=engine, compile=False))
-        for engine in ENGINES
-    )
-    assert {*family.parameters(response_of(name))} <= {*one.draws(2).shared}
-    np.testing.assert_allclose(other.history["elbo"], one.history["elbo"], rtol=1e-8)
-    assert np.isfinite(one.history["elbo"]).all()
 
 
 def test_eight_schools(data: ClientData) -> None:

@@ -45,9 +45,16 @@ def people(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData
     )
 
 
+_READ: dict[Any, Program] = {}
+
+
 def program_of(model: Any, data: ClientData | None = None) -> Program:
-    """Return a program, read with the guide of two_stage."""
-    return hierfl.read(model, guides.conditional, people() if data is None else data)
+    """Return a program, read with the guide of two_stage; on `people()` it is read once."""
+    if data is not None:
+        return hierfl.read(model, guides.conditional, data)
+    if model not in _READ:
+        _READ[model] = hierfl.read(model, guides.conditional, people())
+    return _READ[model]
 
 
 def rows_of_client(data: ClientData, k: int) -> ClientBatch:

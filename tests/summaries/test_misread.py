@@ -48,7 +48,7 @@ def flags(program: Program, data: ClientData) -> list[float]:
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_is_read_rightly_is_found_right(name: str) -> None:
     data = people()
-    assert flags(program_of(getattr(programs, name), data), data) == [0.0] * data.num_clients
+    assert flags(program_of(getattr(programs, name)), data) == [0.0] * data.num_clients
 
 
 def of_years() -> ClientData:

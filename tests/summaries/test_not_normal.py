@@ -110,7 +110,8 @@ NODES: dict[str, Callable[[], tuple[Grid, Grid]]] = {
     "horseshoe": lambda: _product(stats.halfcauchy.ppf(_middle(60))),
     "two_levels": lambda: _product(stats.lognorm.ppf(_middle(40), 1.0)),
 }
-SLOW = ("double_exponential", "two_levels")
+SLOW = ("double_exponential", "horseshoe", "two_levels")  # the kinds of `student` and `rates`
+DRAWS = 500
 
 
 @pytest.mark.parametrize(
@@ -121,26 +122,26 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
     data = people(EIGHT)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        found = fit(two_stage(globals()[name], draws=2000), data)
+        found = fit(two_stage(globals()[name], draws=DRAWS), data)
     assert found.history["k_hat"].iloc[-1] < 0.7
     mu, tau = np.meshgrid(np.linspace(-5.0, 5.0, 31), np.linspace(0.02, 4.5, 45), indexing="ij")
     rows = binary_rows(data) if name == "student" else gaussian_rows(data)
     p, levels = posterior_on(mu, tau, -0.125 * mu**2 - 0.5 * tau**2, rows, NODES[name]())
-    draws = found.draws(4000)
+    draws = found.draws(2000)
     for site, x in (("mu", mu), ("tau", tau)):
         mean, sd = moments(p, x)
         drawn = draws.shared[site].flatten()
-        assert abs(drawn.mean() - mean) < 0.1 * sd, site
-        assert 0.9 < drawn.std() / sd < 1.1, site
-    own = draws.own["a"].view(4000, 8)
+        assert abs(drawn.mean() - mean) < 0.15 * sd, site
+        assert 0.87 < drawn.std() / sd < 1.15, site
+    own = draws.own["a"].view(2000, 8)
     for k, level in enumerate(levels):
-        assert abs(own[:, k].mean() - level[0]) < 0.12 * level[1], k
+        assert abs(own[:, k].mean() - level[0]) < 0.18 * level[1], k
 
 
 def test_rates_are_those_of_a_closed_form() -> None:
     """Given the shape, a Gamma rate of Poisson rows is Gamma again; the shape's posterior is summed on a grid."""
     data = people(EIGHT)
-    found = fit(two_stage(rates, draws=2000), data)
+    found = fit(two_stage(rates, draws=DRAWS), data)
     total = torch.stack([v.sum() for v in data.fields["visits"].split(data.counts.tolist())])
     seen_visits, rows = total.numpy()[:, None], data.counts.numpy()[:, None].astype(float)
     shape = np.linspace(0.02, 12.0, 3000)
@@ -149,13 +150,13 @@ def test_rates_are_those_of_a_closed_form() -> None:
     p = np.exp(log_p - log_p.max())
     p = p / p.sum()
     mean, sd = moments(p, shape)
-    draws = found.draws(4000)
+    draws = found.draws(2000)
     drawn = draws.shared["shape"].flatten()
-    assert abs(drawn.mean() - mean) < 0.1 * sd
-    assert 0.9 < drawn.std() / sd < 1.1
+    assert abs(drawn.mean() - mean) < 0.15 * sd
+    assert 0.87 < drawn.std() / sd < 1.15
     known = ((shape + seen_visits) / (1.0 + rows) * p).sum(1)
-    spread = draws.own["rate"].view(4000, 8).std(0).numpy()
-    assert (np.abs(draws.own["rate"].view(4000, 8).mean(0).numpy() - known) < 0.1 * spread).all()
+    own = draws.own["rate"].view(2000, 8)
+    assert (np.abs(own.mean(0).numpy() - known) < 0.15 * own.std(0).numpy()).all()
 
 
 # ------------------------------------------------------------------------------------ what is seen

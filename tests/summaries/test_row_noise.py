@@ -26,7 +26,7 @@ from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit
 
-DRAWS = 200
+DRAWS = 60
 
 
 def model() -> Any:
@@ -40,7 +40,7 @@ def model() -> Any:
     )
 
 
-def rows(count: int = 60) -> ClientData:
+def rows(count: int = 30) -> ClientData:
     return federation((count, count + 5, count - 7))
 
 
@@ -102,7 +102,7 @@ def test_noise_is_of_the_secret_the_client_and_the_step() -> None:
 
 
 def test_less_budget_widens_the_posterior() -> None:
-    data = rows(200)
+    data = rows(120)
     sds = []
     for epsilon in (1e5, 4.0, 0.5):
         fitted = fit(method(epsilon=epsilon), data)
@@ -136,7 +136,7 @@ def test_a_factor_of_noise_alone_is_no_factor() -> None:
     """Where the noise leaves no positive eigenvalue, the client is as one without rows."""
     none = Factor(torch.zeros(2, 2), torch.zeros(2), torch.zeros(()))
     assert torch.equal(rounded(none).precision, none.precision)
-    for secret in range(6):
+    for secret in range(2):
         fitted = fit(method(epsilon=0.05, secret=secret), federation((3, 2, 4)))
         assert all(
             v.isfinite().all()

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import hierfl
-from benchmarks.family_programs import NAMES, additions_of, drawn, family_of, program
+from benchmarks.family_programs import (
+    LEVELS,
+    NAMES,
+    additions_of,
+    drawn,
+    family_of,
+    program,
+    response_of,
+)
 from hierfl import guides
 from hierfl.methods import fedsvi, two_stage
+from hierfl.models import regression
+from tests.programs import fit
 
 QUICK = ("poisson",)  # by two_stage, where the others take 10 to 30 seconds each
 
@@ -21,17 +32,23 @@ WARNS = ("zero_inflated_poisson",)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_short_fit_predicts_and_draws(name: str) -> None:
-    data = drawn(name, 1, clients=3, rows=5)[1]
-    method = fedsvi(program(name, additions_of(name)), guides.mean_field, local_steps=2)
-    found = hierfl.fit(method, data, rounds=1, progress=False)
+def test_a_regression_is_fitted_on_both_engines_predicts_and_draws(name: str) -> None:
+    family, data = family_of(name), drawn(name, 1, clients=3, rows=5)[1]
+    columns: dict[str, Any] = {addition: addition for addition in additions_of(name)}
+    if name in LEVELS:
+        columns["num_classes"] = len(LEVELS[name])
+    method = fedsvi(regression(family, **columns), guides.mean_field)
+    found, other = (
+        fit(method, data, rounds=1, engine=engine) for engine in ("vectorized", "sequential")
+    )
+    np.testing.assert_allclose(other.history["elbo"], found.history["elbo"], rtol=1e-8)
     assert np.isfinite(found.history["elbo"]).all()
-    predicted = found.predict(data, draws=5)
-    assert bool(predicted.mean.isfinite().all())
+    assert {*family.parameters(response_of(name))} <= {*found.draws(2).shared}
+    assert bool(found.predict(data, draws=3).mean.isfinite().all())
     labels = found.posterior_predictive(draws=3)["posterior_predictive"]["y"].to_numpy()
-    fields = {k: np.tile(data.fields[k].numpy(), 3) for k in additions_of(name)}
-    fields = {k: v for k, v in fields.items() if k == "trials"}  # times are drawn uncensored
-    family_of(name).check(labels.reshape(-1), fields)
+    # times are drawn uncensored
+    trials = {k: np.tile(data.fields[k].numpy(), 3) for k in columns if k == "trials"}
+    family.check(labels.reshape(-1), trials)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +58,12 @@ def test_a_short_fit_predicts_and_draws(name: str) -> None:
 def test_two_stage_finds_the_truth(name: str) -> None:
     """The truth lies within 4 posterior sds of the posterior mean, at each of 8 or more numbers."""
     truth, data = drawn(name, SEEDS.get(name, 3))
-    method = two_stage(program(name, additions_of(name)), draws=1000)
+    method = two_stage(program(name, additions_of(name)), draws=500)
     # a client without zeros knows of zi only that it is small, which no Gaussian factor says
     warned = pytest.warns(UserWarning, match="k-hat") if name in WARNS else nullcontext()
     with warned:
         found = hierfl.fit(method, data, progress=False)
-    draws = found.draws(1000)
+    draws = found.draws(500)
     for site, values in {**draws.shared, **draws.own}.items():
         distance = (values.double().mean(0) - truth[site]) / values.double().std(0)
         assert bool((distance.abs() < 4.0).all()), (site, distance)
