@@ -23,22 +23,22 @@ def amortized(
     shared: Shared = full_normal,
     init_scale: float = 0.1,
 ) -> Guide:
-    """Build a guide in which a network, common to all clients, infers the local sites from the client's rows.
+    """Build a guide in which one network for all clients infers local sites from rows.
 
         q(w_k | rows of k) = Normal(m, s^2),    (m, log s) = B(mean over rows of A(row), log n_k)
 
-    A and B are networks of two layers (Zaheer et al. 2017, arXiv:1703.06114). The mean over rows makes the
-    result independent of their order. m and log s are relative to the prior's middle and to `init_scale`.
-    Every weight is global: clients keep no state, and a new client is inferred without a single step. Rows
-    should be standardized.
+    A and B are networks of two layers (Zaheer et al. 2017, arXiv:1703.06114). The mean over rows
+    makes the result independent of their order. m and log s are relative to the prior's middle and
+    to `init_scale`. Every weight is global: clients keep no state, and a new client is inferred
+    without a single step. Rows should be standardized.
 
     Params: those of `shared`, and `_encoder.<layer>.weight` and `.bias`, all global.
 
     Args:
         model: unused; all guide families have the same signature.
         latents: the latent sites of the model.
-        fields: names of the fields that the network reads. Default None: every field, labels included.
-            Without the labels, a client that has none can be personalized all the same.
+        fields: names of the fields that the network reads. Default None: every field, labels
+            included. Without the labels, a client that has none can be personalized all the same.
         hidden: width of all layers.
         shared: posterior of the global sites, from `hierfl.guides.global_sites`.
         init_scale: initial standard deviation of the local sites, unconstrained, > 0.
@@ -85,7 +85,7 @@ def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
 
 
 def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
-    """Return a summary of each client's rows, (C, hidden), that ignores their order and padded rows."""
+    """Return a summary of each client's rows, (C, hidden), whatever their order and padding."""
     each = torch.relu(layer("_encoder.row1", rows, hidden))
     each = torch.relu(layer("_encoder.row2", each, hidden))
     mask = batch.mask()[..., None].to(each.dtype)

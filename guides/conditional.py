@@ -17,17 +17,18 @@ def conditional(
 ) -> Guide:
     """Build a guide in which each client uses Laplace's approximation, given the global sites.
 
-        q(z) q(w_k | z),    q(w_k | z) = Normal(mode, (minus the Hessian)^-1)  of log p(y_k, w_k | z) in w_k
+        q(z) q(w_k | z),    q(w_k | z) = Normal(mode, (-Hessian)^-1)  of log p(y_k, w_k | z) in w_k
 
-    There are no local params. The approximation is exact for linear-Gaussian clients; for generalized linear
-    ones it is what INLA does (Rue, Martino and Chopin 2009), here in each client.
+    There are no local params. The approximation is exact for linear-Gaussian clients; for
+    generalized linear ones it is what INLA does (Rue, Martino and Chopin 2009), here in each
+    client.
 
-    The default posterior of the global sites is Gaussian in unconstrained coordinates. A scale with a long
-    tail (eight schools: few clients, half-Cauchy prior) needs `shared=spline_flow`: a Normal for its
-    logarithm gives only 0.6 of its standard deviation.
+    The default posterior of the global sites is Gaussian in unconstrained coordinates. A scale with
+    a long tail (eight schools: few clients, half-Cauchy prior) needs `shared=spline_flow`: a Normal
+    for its logarithm gives only 0.6 of its standard deviation.
 
-    The guide needs all rows of a client at each step. It needs local sites whose log joint has a single mode
-    and is curved there.
+    The guide needs all rows of a client at each step. It needs local sites whose log joint has a
+    single mode and is curved there.
 
     Params: those of `shared`.
 
@@ -35,12 +36,12 @@ def conditional(
         model: the model, whose log joint is maximized over the local sites.
         latents: the latent sites of the model.
         shared: posterior of the global sites, from `hierfl.guides.global_sites`.
-        newton_steps: safeguarded Newton steps to the mode, before the one that gradients flow through. 0 is
-            enough, and exact, where the rows and the local sites are Gaussian.
+        newton_steps: safeguarded Newton steps to the mode, before the one that gradients flow
+            through. 0 is enough, and exact, where the rows and the local sites are Gaussian.
 
     Raises:
-        ValueError: after these steps, minus the Hessian of a client is not positive definite. This is found
-            when the guide runs.
+        ValueError: after these steps, minus the Hessian of a client is not positive definite. This
+            is found when the guide runs.
     """
     block = latents.local_block
     posterior = shared(latents.global_block) if latents.global_block.size else None
@@ -60,9 +61,9 @@ def conditional(
                 normal = dist.MultivariateNormal(mode, precision_matrix=precision)
             except (RuntimeError, ValueError):  # torch's own message prints the whole matrix
                 raise ValueError(
-                    f"guides.conditional: after newton_steps={newton_steps}, the log joint of a client is "
-                    f"not curved like that of a Gaussian: use more newton_steps, or guides.structured "
-                    f"if its local sites have no single mode"
+                    f"guides.conditional: after newton_steps={newton_steps}, the log joint of a "
+                    "client is not curved like that of a Gaussian: use more newton_steps, or "
+                    "guides.structured if its local sites have no single mode"
                 ) from None
             vector = pyro.sample("_local", normal, infer={"is_auxiliary": True})
         emit(block, vector, batch)

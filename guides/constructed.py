@@ -28,17 +28,17 @@ def constructed(
     pool: Literal["features", "outputs"] = "features",
     gain: float = 0.01,
 ) -> Guide:
-    """Build the guide of FedVI, in which a network infers a client's head from the mean of its features.
+    """Build FedVI's guide: a network infers a client's head from the mean of its features.
 
         (m_k, raw_k, bias_k) = P(mean over rows of the features)
         q(beta_k) = Normal(m_k, s_k^2),    q(bias_k) = a point at bias_k
 
-    P is dense-relu-dense-relu-dense, and s = softplus(raw + c) with c such that s starts at `scale`. The mean
-    over rows makes the result independent of their order. Global sites, such as the noise scale of a
-    likelihood, are points.
+    P is dense-relu-dense-relu-dense, and s = softplus(raw + c) with c such that s starts at
+    `scale`. The mean over rows makes the result independent of their order. Global sites, such as
+    the noise scale of a likelihood, are points.
 
-    Params: `constructor.<layer>.weight` and `.bias`, and `<site>.at` (unconstrained) of each global site; all
-    global.
+    Params: `constructor.<layer>.weight` and `.bias`, and `<site>.at` (unconstrained) of each global
+    site; all global.
 
     Args:
         model: with the sites `beta` and `bias` of `hierfl.models.PersonalHeads`.
@@ -46,10 +46,10 @@ def constructed(
         features: maps a batch to (C, B, F) by the model's own params: `heads.global_features`.
         scale: initial standard deviation, > 0; use that of the prior.
         hidden: width of P. Default: the paper's.
-        pool: what is averaged over the rows: "features", the inputs of P, or "outputs", its outputs. The
-            paper does not say which.
-        gain: factor on the initial weights of the last layer. A small gain starts the posteriors near the
-            prior.
+        pool: what is averaged over the rows: "features", the inputs of P, or "outputs", its
+            outputs. The paper does not say which.
+        gain: factor on the initial weights of the last layer. A small gain starts the posteriors
+            near the prior.
 
     Reference: Vedadi et al. 2023, arXiv:2305.13672.
     """

@@ -13,7 +13,8 @@ from hierfl.program.sites import Guide, Latents, Model, family, repeat_over_clie
 def delta(model: Model, latents: Latents) -> Guide:
     """Build a guide of points, one for each site.
 
-    The ELBO is then the log joint density in the sites' own coordinates, and its maximum is the MAP estimate.
+    The ELBO is then the log joint density in the sites' own coordinates, and its maximum is the MAP
+    estimate.
 
     Params: `<site>.at` for each site, unconstrained; (..., C, 1, *event) for local ones.
 

@@ -1,4 +1,4 @@
-"""The guide of two_stage: local sites drawn from their prior times the client's own Gaussian factor, and weighed."""
+"""The guide of two_stage: weighted draws of the local prior times the client's own factor."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class FromFactor:
 
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
-    Of several candidates from q, widened by a tenth, one is kept with a probability proportional to its
-    importance weight p(y, w | z) / q(w | z). Its own density is p(y, w | z) over the mean weight, which is an
-    unbiased estimate of p(y | z).
+    Of several candidates from q, widened by a tenth, one is kept with a probability proportional to
+    its importance weight p(y, w | z) / q(w | z). Its own density is p(y, w | z) over the mean
+    weight, which is an unbiased estimate of p(y | z).
 
-    The hierarchy is found once the program has been read, which takes the guide: `hold` hands it over. Before,
-    the guide draws standard normals, which tell the reader its sites.
+    The hierarchy is found once the program has been read, which takes the guide: `hold` hands it
+    over. Before, the guide draws standard normals, which tell the reader its sites.
 
     Args:
         model: the model.
@@ -148,8 +148,8 @@ class FromFactor:
 class Candidate(NamedTuple):
     """Local vectors of clients.
 
-    vector: (C, D).
-    log_weight: (C,) log of p(w, t | z) over the density of the candidate, less the log of the program's own prior
+    vector: (C, D). log_weight: (C,) log of p(w, t | z) over the density of the candidate, less the
+    log of the program's own prior
         density at `vector`.
     """
 

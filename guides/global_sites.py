@@ -75,7 +75,7 @@ def _drawn(block: Block, fn: Any, loc: Tensor, scale: Tensor, batch: ClientBatch
 
 
 def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
-    """Declare the params of a mean, which starts at the block's start, and of a scale, (K,) each."""
+    """Declare the params of a mean, from the block's start, and of a scale, (K,) each."""
     loc = pyro.param("_shared.loc", block.start)
     return loc, pyro.param(
         "_shared.scale", torch.full((block.size,), init_scale), constraint=positive
@@ -87,8 +87,8 @@ def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBat
 
         q(z) = Normal(loc, (S U)(S U)'),    S = diag(scale),  U unit lower triangular
 
-    Params: `_shared.loc` (K,), `_shared.scale` (K,) > 0 and `_shared.lower` (K, K), the strict lower triangle
-    of U.
+    Params: `_shared.loc` (K,), `_shared.scale` (K,) > 0 and `_shared.lower` (K, K), the strict
+    lower triangle of U.
 
     Args:
         block: the global sites.
@@ -137,7 +137,8 @@ def low_rank_normal(
     Args:
         block: the global sites.
         rank: number of columns of F.
-        init_scale: initial value of `scale`, > 0; F starts near 0. Default 0.1, as in Pyro's AutoNormal.
+        init_scale: initial value of `scale`, > 0; F starts near 0. Default 0.1, as in Pyro's
+            AutoNormal.
     """
 
     def posterior(batch: ClientBatch) -> Drawn:
@@ -154,8 +155,8 @@ def low_rank_normal(
 def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Drawn]:
     """Return a posterior in which z is one of `size` points that were drawn elsewhere.
 
-    It has no density and cannot be fitted. The draws 0, 1, ... of one seed visit the points in a scattered
-    order, so that `size` of them visit every point once.
+    It has no density and cannot be fitted. The draws 0, 1, ... of one seed visit the points in a
+    scattered order, so that `size` of them visit every point once.
 
     Params: `_shared.points` (size, K).
 
@@ -183,9 +184,10 @@ def spline_flow(
 
         z = loc + scale f(e),    e ~ Normal(0, I)
 
-    f is a spline flow followed by an affine one, both autoregressive (`hierfl.guides.splines`). It is for
-    posteriors that no Gaussian fits, such as the long tail of a scale with a half-Cauchy prior and few
-    clients, or skewed effects. It needs several particles (8 to 16) and step sizes of 0.01 to 0.02.
+    f is a spline flow followed by an affine one, both autoregressive (`hierfl.guides.splines`). It
+    is for posteriors that no Gaussian fits, such as the long tail of a scale with a half-Cauchy
+    prior and few clients, or skewed effects. It needs several particles (8 to 16) and step sizes of
+    0.01 to 0.02.
 
     Params: `_shared.loc` (K,), `_shared.scale` (K,) > 0 and `_shared.flow.<weight>`.
 
@@ -210,8 +212,8 @@ def spline_flow(
         )
         bent, jacobian = functional_call(flow, weights, (noise_,))
         vector = loc + scale * bent
-        # The density of z is that of e over the Jacobian. This factor is a site of its own, because the model
-        # has only the sites cut from z.
+        # The density of z is that of e over the Jacobian. This factor is a site of its own, because
+        # the model has only the sites cut from z.
         stretch = -jacobian - scale.log().sum()
         pyro.sample(
             "_shared.stretch",

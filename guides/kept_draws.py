@@ -1,4 +1,4 @@
-"""The guide of FedPop: a point for each global site, and for local sites one of the draws that the client keeps."""
+"""The guide of FedPop: points for global sites, and for local sites one of the kept draws."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ POINTS = "_local.points"
 def kept_draws(model: Model, latents: Latents, *, size: int = 100) -> Guide:
     """Build a guide whose local sites are the empirical law of `size` draws, made elsewhere.
 
-    It has no density in the local sites. The draws 0, 1, ... of one seed visit a client's draws in a scattered
-    order that differs from client to client, so that `size` of them visit each once.
+    It has no density in the local sites. The draws 0, 1, ... of one seed visit a client's draws in
+    a scattered order that differs from client to client, so that `size` of them visit each once.
 
     Params: `<site>.at` for each global site, unconstrained; `_local.points` (C, 1, size, D).
 

@@ -16,23 +16,25 @@ from hierfl.program.sites import Guide, Latents, Model, family
 
 @family
 def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float = 0.1) -> Guide:
-    """Build a guide of low-rank Normals, one for the global sites and one for the local sites of each client.
+    """Build a guide of low-rank Normals: one for the global sites, one per client's local sites.
 
         q = Normal(loc, S (F F' + I) S),    S = diag(scale),  F with `rank` columns
 
-    It has 2 + rank params for each unconstrained number. Pyro's AutoLowRankMultivariateNormal is a single
-    Normal over all sites of all clients, which no client could hold by itself.
+    It has 2 + rank params for each unconstrained number. Pyro's AutoLowRankMultivariateNormal is a
+    single Normal over all sites of all clients, which no client could hold by itself.
 
     Params:
 
     * those of `hierfl.guides.global_sites.low_rank_normal`, global.
-    * `_local.loc` (C, 1, D), `_local.scale` (C, 1, D) > 0 and `_local.factor` (C, 1, D, rank), local.
+    * `_local.loc` (C, 1, D), `_local.scale` (C, 1, D) > 0 and `_local.factor` (C, 1, D, rank),
+      local.
 
     Args:
         model: unused; all guide families have the same signature.
         latents: the latent sites of the model.
         rank: number of columns of F, 1 or more.
-        init_scale: initial value of `scale`, > 0; F starts near 0. Default 0.1, as in Pyro's AutoNormal.
+        init_scale: initial value of `scale`, > 0; F starts near 0. Default 0.1, as in Pyro's
+            AutoNormal.
 
     Raises:
         ValueError: `rank` is less than 1.

@@ -20,8 +20,8 @@ def mean_field(
 
         q = prod over sites of Normal(loc, scale^2)
 
-    The KL to a Normal prior is in closed form. The guide underestimates the spread of a hierarchy's scale,
-    and its local sites do not follow the global ones: see `structured`.
+    The KL to a Normal prior is in closed form. The guide underestimates the spread of a hierarchy's
+    scale, and its local sites do not follow the global ones: see `structured`.
 
     Params: `<site>.loc` and `<site>.scale` > 0 for each site; (..., C, 1, *event) for local ones.
 

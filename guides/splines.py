@@ -1,7 +1,7 @@
 """A normalizing flow of a few numbers, by pointwise operations alone.
 
-It therefore runs under `torch.vmap` and compiles. Pyro's spline selects the numbers inside its box by a
-boolean mask, which `torch.vmap` does not allow. Pyro's autoregressive networks are used here.
+It therefore runs under `torch.vmap` and compiles. Pyro's spline selects the numbers inside its box
+by a boolean mask, which `torch.vmap` does not allow. Pyro's autoregressive networks are used here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def spline(
         x: (...).
         widths: (..., bins), of the pieces along x, before a softmax.
         heights: (..., bins), of the pieces along y, before a softmax.
-        slopes: (..., bins - 1), at the knots between the pieces, before a softplus. They are 1 at both ends.
+        slopes: (..., bins - 1), at the knots between the pieces, before a softplus. They are 1 at
+            both ends.
         bound: > 0.
 
     Returns:
@@ -76,16 +77,16 @@ def _pieces(raw: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 class SplineFlow(nn.Module):
     """The flow f(e) with its log |det df/de|: a spline flow, followed by an affine flow.
 
-    The spline of each number depends on the numbers before it; its shift and scale then depend on those after
-    it. Two masked networks (Germain et al. 2015, arXiv:1502.03509) compute the parameters. The flow starts
-    near the identity.
+    The spline of each number depends on the numbers before it; its shift and scale then depend on
+    those after it. Two masked networks (Germain et al. 2015, arXiv:1502.03509) compute the
+    parameters. The flow starts near the identity.
 
     Args:
         size: length of the vector e.
         hidden: width of the networks; `size` where it is larger.
         bins: number of pieces of each spline.
-        bound: the splines' box is [-bound, bound]. By default a draw of a standard Normal lies outside it
-            once in 5e8 times, so that the identity there does no harm.
+        bound: the splines' box is [-bound, bound]. By default a draw of a standard Normal lies
+            outside it once in 5e8 times, so that the identity there does no harm.
     """
 
     def __init__(self, size: int, *, hidden: int, bins: int, bound: float = 6.0) -> None:

@@ -1,4 +1,4 @@
-"""The structured guide: local sites follow the global ones, so that the posterior keeps the hierarchy."""
+"""The structured guide: local sites follow the global ones, as in the hierarchy."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def structured(
 
         q(z) q(w_k | z),    w_k = loc_k + slope_k e(z) + S_k U_k eps_k
 
-    e(z) is the global vector about its mean, in units of its scale; S_k is a diagonal of scales, U_k unit
-    lower triangular and eps_k standard normal.
+    e(z) is the global vector about its mean, in units of its scale; S_k is a diagonal of scales,
+    U_k unit lower triangular and eps_k standard normal.
 
-    The guide is exact for a linear-Gaussian hierarchy with known variances. Where a *scale* is unknown, the
-    client's mean is curved in it and a line is not: prefer `conditional`, or write the model non-centered.
-    Largest error of a mean on radon, in posterior standard deviations (`python -m benchmarks.reference
-    radon`): conditional 0.04, structured non-centered 0.10, structured centered 1.7.
+    The guide is exact for a linear-Gaussian hierarchy with known variances. Where a *scale* is
+    unknown, the client's mean is curved in it and a line is not: prefer `conditional`, or write the
+    model non-centered. Largest error of a mean on radon, in posterior standard deviations (`python
+    -m benchmarks.reference radon`): conditional 0.04, structured non-centered 0.10, structured
+    centered 1.7.
 
     Params:
 
@@ -43,10 +44,10 @@ def structured(
         model: unused; all guide families have the same signature.
         latents: the latent sites of the model.
         shared: posterior of the global sites, from `hierfl.guides.global_sites`.
-        full: whether a client's local sites are correlated given z. Default None: they are if D is at most
-            64.
-        init_scale: initial standard deviation of the local sites given z, > 0. Default 0.1, as in Pyro's
-            AutoNormal.
+        full: whether a client's local sites are correlated given z. Default None: they are if D is
+            at most 64.
+        init_scale: initial standard deviation of the local sites given z, > 0. Default 0.1, as in
+            Pyro's AutoNormal.
 
     Reference: Section 3 of SFVI, arXiv:2302.03314.
     """

@@ -1,4 +1,4 @@
-"""The unrolled guide: a client's posterior is the result of a few gradient steps that start at its prior."""
+"""The unrolled guide: a client's posterior results from a few gradient steps from its prior."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def unrolled(
     init_scale: float = 0.1,
     through: bool = True,
 ) -> Guide:
-    """Build a guide in which each client takes a few gradient steps on its negative ELBO, from its prior.
+    """Build a guide in which each client takes a few gradient steps on -ELBO from its prior.
 
         q(w_k | z) = Normal(m, s^2),    phi = (m, log s)
         phi <- phi - lr grad_phi [ -E_q log p(y_k, w_k | z) - entropy(q) ] / n_k,    `steps` times
 
-    m starts at the center of the client's prior given z. Clients keep no state; a new client takes the same
-    steps. This is the inner loop of FedABML (Liu et al. 2023, Eq. 3.8), with MAML's derivative through the
-    steps or without.
+    m starts at the center of the client's prior given z. Clients keep no state; a new client takes
+    the same steps. This is the inner loop of FedABML (Liu et al. 2023, Eq. 3.8), with MAML's
+    derivative through the steps or without.
 
     Params: those of `shared`, and `_local.log_scale` (D,), the initial log s, global.
 
@@ -44,8 +44,8 @@ def unrolled(
         lr: step size, for a loss per row.
         shared: posterior of the global sites, from `hierfl.guides.global_sites`.
         init_scale: initial value of s in `_local.log_scale`, > 0.
-        through: whether gradients flow through the steps (second order) or take their result as given (first
-            order).
+        through: whether gradients flow through the steps (second order) or take their result as
+            given (first order).
     """
     block = latents.local_block
     posterior = shared(latents.global_block) if latents.global_block.size else None

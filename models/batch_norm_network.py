@@ -1,4 +1,4 @@
-"""A network whose batch normalization, weights and statistics alike, stays on each client (FedBN)."""
+"""A network whose batch normalization, weights and statistics, stays on each client (FedBN)."""
 
 from __future__ import annotations
 
@@ -31,35 +31,36 @@ def batch_norm_network(
 
         y_kn ~ likelihood(f(x_kn; theta, b_k))
 
-    b_k is the batch normalization of client k, under a flat prior; theta, all other weights, is common to all
-    clients. Both are point estimates.
+    b_k is the batch normalization of client k, under a flat prior; theta, all other weights, is
+    common to all clients. Both are point estimates.
 
     Params, where `1` is a batch-normalization layer with F features:
 
     * `theta.<tensor>` (*shape), global: the weights of the other layers.
     * `norm.1.weight`, `norm.1.bias` (C, 1, F), local: the affine weights, where the layer has them.
-    * `norm.1.mean`, `norm.1.var` (C, 1, F), local: the stored statistics, which `hierfl.methods.fedbn` sets
-      to those of all rows of the client.
-    * `norm.learning` (C, 1), local: which statistics normalize. 1 is the batch's, as in gradient steps; 0 is
-      the stored ones.
+    * `norm.1.mean`, `norm.1.var` (C, 1, F), local: the stored statistics, which
+      `hierfl.methods.fedbn` sets to those of all rows of the client.
+    * `norm.learning` (C, 1), local: which statistics normalize. 1 is the batch's, as in gradient
+      steps; 0 is the stored ones.
 
     Sites:
 
-    * `seen.1.mean`, `seen.1.var` (C, 1, F), local and deterministic: the batch's statistics, without padded
-      rows.
+    * `seen.1.mean`, `seen.1.var` (C, 1, F), local and deterministic: the batch's statistics,
+      without padded rows.
     * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        module: the network. Layers nn.BatchNorm1d, 2d and 3d are found by their type; it need not have any.
-            All else is as for `network`.
-        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
-            of batch shape (C, B). Default `categorical()`.
+        module: the network. Layers nn.BatchNorm1d, 2d and 3d are found by their type; it need not
+            have any. All else is as for `network`.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) ->
+            distribution` of batch shape (C, B). Default `categorical()`.
         x: name of the field of inputs.
         y: name of the field of labels.
 
     Raises:
-        ValueError: the module has dropout in training mode, another layer that normalizes by statistics of
-            other rows, lazy parameters, or no parameter outside batch normalization that requires a gradient.
+        ValueError: the module has dropout in training mode, another layer that normalizes by
+            statistics of other rows, lazy parameters, or no parameter outside batch normalization
+            that requires a gradient.
 
     Reference: Li et al. 2021, arXiv:2102.07623.
 

@@ -1,4 +1,4 @@
-"""Bayesian neural networks of any `nn.Module`: every weight tensor is local or global, with its own prior."""
+"""Bayesian neural networks of any `nn.Module`, with local and global weight tensors."""
 
 from __future__ import annotations
 
@@ -39,63 +39,65 @@ def bayesian_network(
 
         y_kn ~ likelihood(f(x_kn; w_k, theta)),    w_k ~ Normal(theta, s^2)  for each local tensor
 
-    A global tensor is theta itself. Every tensor is a site or param of its own; the weights are never
-    flattened into one long vector.
+    A global tensor is theta itself. Every tensor is a site or param of its own; the weights are
+    never flattened into one long vector.
 
     Sites and params, for a tensor `0.weight` of the module:
 
-    * `w.0.weight` (C, 1, *shape), if the tensor is local: a local site, inside the clients plate. With
-      `centered=False` the site is `w.0.weight_offset`, and `w.0.weight` is deterministic.
-    * `theta.0.weight` (*shape): a global param (a point estimate), or a global site where it has a prior.
-      If the theta of a local tensor is a known value, there is neither.
-    * `scale.0.weight`, if the tensor is local: a global param (*shape) where s is "learned", a global site ()
-      where it has a prior.
+    * `w.0.weight` (C, 1, *shape), if the tensor is local: a local site, inside the clients plate.
+      With `centered=False` the site is `w.0.weight_offset`, and `w.0.weight` is deterministic.
+    * `theta.0.weight` (*shape): a global param (a point estimate), or a global site where it has a
+      prior. If the theta of a local tensor is a known value, there is neither.
+    * `scale.0.weight`, if the tensor is local: a global param (*shape) where s is "learned", a
+      global site () where it has a prior.
     * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
-    Parameters that require no gradient keep their values, as do buffers. The module is copied; its own
-    weights never change.
+    Parameters that require no gradient keep their values, as do buffers. The module is copied; its
+    own weights never change.
 
     Args:
         module: maps the rows of one client, (B, ...), to outputs (B, outputs) or (B,).
-        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
-            of batch shape (C, B). Default `categorical()`.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) ->
+            distribution` of batch shape (C, B). Default `categorical()`.
         x: name of the field of inputs.
         y: name of the field of labels.
-        local: the names of the local tensors: "all", "none", a regular expression searched for in each name,
-            a sequence of prefixes, or a predicate `(name) -> bool`.
-        prior_loc: theta of the local tensors: "learned" (a param that starts at the module's values, as in
-            FedABML, FedMAP and pFedMe), "module" (fixed at those values), "zero", a number, or a
-            distribution, the prior of each element of theta.
+        local: the names of the local tensors: "all", "none", a regular expression searched for in
+            each name, a sequence of prefixes, or a predicate `(name) -> bool`.
+        prior_loc: theta of the local tensors: "learned" (a param that starts at the module's
+            values, as in FedABML, FedMAP and pFedMe), "module" (fixed at those values), "zero", a
+            number, or a distribution, the prior of each element of theta.
         prior_scale: s, a standard deviation > 0: a number, "learned" (one for each weight), or a
-            distribution, the prior of one scale per tensor. Default 0.1, about the size of a dense layer's
-            initial weights. This is our choice: check how sensitive the results are to it.
+            distribution, the prior of one scale per tensor. Default 0.1, about the size of a dense
+            layer's initial weights. This is our choice: check how sensitive the results are to it.
         scale_start: initial value of learned scales, > 0.
-        scale_link: "softplus" or "exp", the function from a real number to a learned scale; "exp" is that of
-            the FedABML paper. See `hierfl.program.scale_links`.
-        global_prior: prior of each element of a global tensor, for example Normal(0, 1). Default None: point
-            estimates.
+        scale_link: "softplus" or "exp", the function from a real number to a learned scale; "exp"
+            is that of the FedABML paper. See `hierfl.program.scale_links`.
+        global_prior: prior of each element of a global tensor, for example Normal(0, 1). Default
+            None: point estimates.
         centered: whether the local sites are the weights themselves or standardized offsets; see
             `priors.varying`.
-        local_reparameterization: whether dense layers sample their outputs, row by row, instead of their
-            weights (Kingma et al. 2015, arXiv:1506.02557). The expectation is the same, with less noise in
-            the gradient and far fewer random numbers. This needs a guide that gives each weight an
-            independent Normal (`mean_field`); other layers, other guides and predictions sample weights as
-            usual.
+        local_reparameterization: whether dense layers sample their outputs, row by row, instead of
+            their weights (Kingma et al. 2015, arXiv:1506.02557). The expectation is the same, with
+            less noise in the gradient and far fewer random numbers. This needs a guide that gives
+            each weight an independent Normal (`mean_field`); other layers, other guides and
+            predictions sample weights as usual.
 
     Raises:
-        ValueError: the module mixes rows in another way than by nn.BatchNorm, draws noise of its own (dropout in
-            training mode), has lazy parameters, or has none that requires a gradient; `local` matches no tensor; a
-            scale is not > 0; `prior_loc`, `prior_scale` or `scale_link` is not one of its allowed values; or
-            `local_reparameterization` is set and `centered` is not.
-        ProgramError: (at fit) the module has batch norm, and no `hierfl.methods.batch_normed` is around the method.
+        ValueError: the module mixes rows in another way than by nn.BatchNorm, draws noise of its
+            own (dropout in training mode), has lazy parameters, or has none that requires a
+            gradient; `local` matches no tensor; a scale is not > 0; `prior_loc`, `prior_scale` or
+            `scale_link` is not one of its allowed values; or `local_reparameterization` is set and
+            `centered` is not.
+        ProgramError: (at fit) the module has batch norm, and no `hierfl.methods.batch_normed` is
+            around the method.
 
     >>> bayesian_network(nn.Linear(2, 3), local=["weight"], prior_scale="learned").__name__
     'bayesian_network'
     """
     if local_reparameterization and not centered:
         raise ValueError(
-            "local_reparameterization is set and centered is False: it needs the weights themselves as sites; "
-            "set centered=True"
+            "local_reparameterization is set and centered is False: it needs the weights "
+            "themselves as sites; set centered=True"
         )
     net = frozen_copy(module)
     tensors = weights(net)
@@ -132,7 +134,7 @@ def network(
     x: str = "x",
     y: str = "y",
 ) -> Model:
-    """Build one network for all clients, of point estimates without a prior: the model that FedAvg trains.
+    """Build one network for all clients, without a prior: the model that FedAvg trains.
 
         y_kn ~ likelihood(f(x_kn; theta))
 

@@ -1,14 +1,14 @@
-"""Bregman-divergence priors, with the kernel exp(-lam D_{g*}(x, mu)) of any convex log-normalizer g.
+"""Bregman-divergence priors: the kernel exp(-lam D_{g*}(x, mu)) of a convex log-normalizer g.
 
 The Gaussian, Bernoulli, Poisson and exponential families are built in.
 
-An exponential family with log-normalizer g and natural parameter s has the mean mu = grad g(s); conversely,
-s = grad g*(mu), where g* is the convex conjugate of g. Its scaled density is exp(-lam D_{g*}(x, mu)) times
-factors that depend on x alone (Shi et al. 2023, arXiv:2310.09183, Eq. 4 to 6). The priors here keep only the
-kernel exp(-lam D_{g*}(x, mu)), as the authors do, and drop those factors. For the Gaussian family the kernel
-is the Gaussian density. For the other families it is a different density with the same mode mu; for the
-exponential family it is Gamma(lam + 1, lam / mu). These priors are therefore for point estimates (guide
-`delta`) and cannot be sampled.
+An exponential family with log-normalizer g and natural parameter s has the mean mu = grad g(s);
+conversely, s = grad g*(mu), where g* is the convex conjugate of g. Its scaled density is exp(-lam
+D_{g*}(x, mu)) times factors that depend on x alone (Shi et al. 2023, arXiv:2310.09183, Eq. 4 to 6).
+The priors here keep only the kernel exp(-lam D_{g*}(x, mu)), as the authors do, and drop those
+factors. For the Gaussian family the kernel is the Gaussian density. For the other families it is a
+different density with the same mode mu; for the exponential family it is Gamma(lam + 1, lam / mu).
+These priors are therefore for point estimates (guide `delta`) and cannot be sampled.
 
 Table 7 of the paper has misprints. The entries here are derived from g and tested against it.
 """
@@ -37,12 +37,12 @@ NEWTON_STEPS = 40
 class BregmanPrior:
     """A family of priors, given by a strictly convex, twice differentiable log-normalizer g.
 
-    g is separable if it is a sum of one term per number. It then returns those terms, in the shape of its
-    argument.
+    g is separable if it is a sum of one term per number. It then returns those terms, in the shape
+    of its argument.
 
     Args:
-        g: maps natural parameters, in the shape of one tensor, to that same shape where g is separable, and
-            to a scalar () where the numbers interact.
+        g: maps natural parameters, in the shape of one tensor, to that same shape where g is
+            separable, and to a scalar () where the numbers interact.
         natural: domain of the natural parameters: all real numbers, or one side of a bound.
         mean: domain of the means, and so of the values x: the image of grad g.
         gradient: grad g in closed form. Default None: by autograd.
@@ -50,9 +50,8 @@ class BregmanPrior:
         conjugate: g* in closed form, with the output shape of g. Default None: <x, s> - g(s) at
             s = grad g*(x).
 
-    >>> cosh = BregmanPrior(lambda s: torch.cosh(s))  # grows as x^2 near 0, and as |x| log |x| far away
-    >>> round(float(cosh.divergence(torch.tensor([2.0]), torch.tensor([0.0]))), 4)
-    1.6512
+    >>> cosh = BregmanPrior(lambda s: torch.cosh(s))  # grows as x^2 near 0, and as |x| log |x| far
+    away >>> round(float(cosh.divergence(torch.tensor([2.0]), torch.tensor([0.0]))), 4) 1.6512
     """
 
     g: Callable[[Tensor], Tensor]
@@ -89,7 +88,7 @@ class BregmanPrior:
         return self._newton(at.detach(), mean, damped=False)
 
     def _newton(self, at: Tensor, mean: Tensor, *, damped: bool) -> Tensor:
-        """Take one Newton step on grad g(s) = mu from s = `at`; a damped step is at most 1 per number."""
+        """Take one Newton step on grad g(s) = mu; a damped step is at most 1 per entry."""
         residual = self.mean_of(at) - mean
         if self.separable(at):
             step = residual / self.curvature(at)
@@ -98,7 +97,7 @@ class BregmanPrior:
         return keep_inside(self.natural, at - (step.clamp(-1.0, 1.0) if damped else step), at)
 
     def separable(self, like: Tensor) -> bool:
-        """Return whether g is separable, judged by the shape that it returns for an argument like `like`."""
+        """Return whether g is separable: whether g(like) has the shape of `like`."""
         return self.g(like).shape == like.shape
 
     def curvature(self, natural: Tensor) -> Tensor:
@@ -139,7 +138,7 @@ class BregmanPrior:
         return self.terms(x, mean).sum()
 
     def terms(self, x: Tensor, mean: Tensor) -> Tensor:
-        """Return the divergence before summation: one term per number if g is separable, else a scalar ()."""
+        """Return the divergence before summation: one term per entry if g is separable, else ()."""
         slope = self.natural_of(mean) * (x - mean)
         difference = self._conjugate(x) - self._conjugate(mean)
         return difference - (slope if difference.dim() else slope.sum())

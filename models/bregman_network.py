@@ -1,4 +1,4 @@
-"""A network whose local weights have a Bregman prior: its constraint, transform, kernel and model."""
+"""A network whose local weights have a Bregman prior: constraint, transform, kernel, model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hierfl.program.sites import Model
 
 
 class Means(Constraint):
-    """The constraint that values are means of a prior; unconstrained, such a value is its natural parameter.
+    """The constraint that values are means of a prior; unconstrained, they are natural parameters.
 
     Args:
         prior: the family.
-        event_dim: dimensions of one tensor, where its numbers interact in g. Default 0: g is separable, or
-            the value is a single tensor.
+        event_dim: dimensions of one tensor, where its numbers interact in g. Default 0: g is
+            separable, or the value is a single tensor.
     """
 
     def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
@@ -41,7 +41,7 @@ class Means(Constraint):
         return self._event_dim
 
     def check(self, value: Tensor) -> Tensor:
-        """Return whether each number, or each tensor where `event_dim` > 0, is in the domain of the means."""
+        """Return whether each entry (each tensor if `event_dim` > 0) is in the domain of means."""
         each: Tensor = self.prior.mean.check(value)
         return each.flatten(value.dim() - self._event_dim).all(-1) if self._event_dim else each
 
@@ -136,7 +136,7 @@ class BregmanKernel(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mode mu, where guides start: the mean of the exponential family, but not of the kernel."""
+        """The mode mu, where guides start: the exponential family's mean, not the kernel's."""
         return self.loc
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -173,20 +173,20 @@ def bregman_network(
 
     Sites and params:
 
-    * `theta.<tensor>` (*shape), a global param: mu. Its unconstrained value, which is what methods learn and
-      average, is the natural parameter grad g*(mu).
+    * `theta.<tensor>` (*shape), a global param: mu. Its unconstrained value, which is what methods
+      learn and average, is the natural parameter grad g*(mu).
     * `w.<tensor>` (C, 1, *shape), a local site: v_k.
     * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        module: maps the rows of one client, (B, ...), to outputs (B, outputs) or (B,). Its weights are the
-            initial values of link(mu).
-        prior: `gaussian()`, `bernoulli()`, `poisson()` or `exponential()` of `hierfl.models.bregman`, or
-            another `BregmanPrior`.
-        link: the transform from the prior's domain to the network's weights. Default None: logit for values
-            in (0, 1), log for positive values, the identity for real ones.
-        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
-            of batch shape (C, B). Default `categorical()`.
+        module: maps the rows of one client, (B, ...), to outputs (B, outputs) or (B,). Its weights
+            are the initial values of link(mu).
+        prior: `gaussian()`, `bernoulli()`, `poisson()` or `exponential()` of
+            `hierfl.models.bregman`, or another `BregmanPrior`.
+        link: the transform from the prior's domain to the network's weights. Default None: logit
+            for values in (0, 1), log for positive values, the identity for real ones.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) ->
+            distribution` of batch shape (C, B). Default `categorical()`.
         x: name of the field of inputs.
         y: name of the field of labels.
 

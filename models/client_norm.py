@@ -1,8 +1,9 @@
-"""Batch normalization as a pure function of weights, statistics and rows, and which statistics it takes.
+"""Batch normalization as a pure function of weights, statistics and rows.
 
-While a method learns, a layer normalizes by the rows of the mini-batch. When it predicts, by the client's
-statistics: the mean and the variance of the layer's inputs over all rows of the client, which
-`hierfl.methods.batch_normed` finds and keeps. Outside such a method a network with batch norm is refused.
+While a method learns, a layer normalizes by the rows of the mini-batch. When it predicts, by the
+client's statistics: the mean and the variance of the layer's inputs over all rows of the client,
+which `hierfl.methods.batch_normed` finds and keeps. Outside such a method a network with batch norm
+is refused.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class ClientNorm(nn.Module):
         y = weight (x - mean) / sqrt(var + eps) + bias
 
     The affine weights, the statistics, the mode and the row mask are all parameters, so that
-    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch normalize;
-    otherwise the stored `mean` and `var` do. A call stores the (mean, variance) of its batch in `seen`, to be
-    set to None before the next one.
+    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch
+    normalize; otherwise the stored `mean` and `var` do. A call stores the (mean, variance) of its
+    batch in `seen`, to be set to None before the next one.
 
     Args:
         of: the batch-normalization layer to replace.
@@ -84,8 +85,8 @@ class ClientNorm(nn.Module):
         """
         if self.seen is not None:
             raise ProgramError(
-                "the network runs one layer of batch norm twice, and its statistics are of one place: give each "
-                "place a layer of its own"
+                "the network runs one layer of batch norm twice, and its statistics are of one "
+                "place: give each place a layer of its own"
             )
         trailing = (1,) * (x.dim() - 2)
         mask = self.there.to(x.dtype).reshape(-1, 1, *trailing)
@@ -117,14 +118,14 @@ def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
     return {name: part for name, part in module.named_modules() if isinstance(part, ClientNorm)}
 
 
-# ------------------------------------------------------------------------------------ which statistics
+# --------------------------------------------------------------------------------- which statistics
 @contextmanager
 def normalized(by: By) -> Iterator[None]:
     """Choose the statistics that layers normalize by; inside another choice, that one stands.
 
     Args:
-        by: "client": the client's, which are params of the program. "mini-batch": those of the rows at hand.
-            "looking": likewise, and what each layer sees is said as a param (`Looked`).
+        by: "client": the client's, which are params of the program. "mini-batch": those of the rows
+            at hand. "looking": likewise, and what each layer sees is said as a param (`Looked`).
     """
     token = _BY.set(_BY.get() or by)
     try:
@@ -134,7 +135,7 @@ def normalized(by: By) -> Iterator[None]:
 
 
 def normalizing(function: Callable[..., Found], by: By) -> Callable[..., Found]:
-    """Return a function, such as a model, whose layers normalize by some statistics: see `normalized`."""
+    """Return a function, such as a model, run inside `normalized(by)`."""
 
     @wraps(function, updated=())
     def run(*args: Any, **options: Any) -> Found:
@@ -145,7 +146,7 @@ def normalizing(function: Callable[..., Found], by: By) -> Callable[..., Found]:
 
 
 class Looked(Messenger):
-    """Collects the statistics that the layers of a model see: name of the param -> value of one client."""
+    """Collects the statistics that a model's layers see: param -> value of one client."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class Looked(Messenger):
 
 
 def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors that a network's layers of batch norm need of each client, (C, 1, ...) each.
+    """Return the tensors that layers of batch norm need of each client, (C, 1, ...) each.
 
     Args:
         module: the network.
@@ -174,8 +175,9 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
         return {}
     if by is None:
         raise ProgramError(
-            f"layer '{next(iter(layers))}' is batch norm, which normalizes by statistics of other rows: wrap the "
-            f"method, hierfl.methods.batch_normed(method), or use nn.GroupNorm or nn.LayerNorm"
+            f"layer '{next(iter(layers))}' is batch norm, which normalizes by statistics of other "
+            "rows: wrap the method, hierfl.methods.batch_normed(method), or use nn.GroupNorm or "
+            "nn.LayerNorm"
         )
     for norm in layers.values():
         norm.seen = None  # of a run that failed
@@ -193,7 +195,7 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
 
 
 def say_what_was_seen(module: nn.Module) -> None:
-    """Say the statistics of a network's last run on one client as params, where a method looks for them."""
+    """Declare the statistics of a network's last run on one client as params, for a method."""
     for layer, norm in norms_of(module).items():
         seen, count = norm.seen, norm.count
         norm.seen = norm.count = None

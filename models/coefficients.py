@@ -1,4 +1,4 @@
-"""The linear predictor of every regression: an intercept and slopes, local or global, and their priors."""
+"""The linear predictor of a regression: intercept and slopes, local or global, with priors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Whose = Literal["varying", "global"]
 
 
 class Coefficients(TypedDict, total=False):
-    """Options common to all regressions, for F features and one output (or several classes, in `softmax`).
+    """Options of the linear predictor of `regression`, for F features and one output per class.
 
         eta_kn = a_k + x_kn . b_k
         a_k ~ Normal(alpha, s^2),    b_k ~ Normal(beta, t^2)  for each coefficient
@@ -26,25 +26,27 @@ class Coefficients(TypedDict, total=False):
 
     * `slope_loc` (beta) and `slope_scale` (t), global: (F, *E).
     * `intercept_loc` (alpha) and `intercept_scale` (s), global: E.
-    * `slope` (b_k) and `intercept` (a_k), local: event shapes (F, *E) and E. With `centered=False` the sites
-      are `slope_offset` and `intercept_offset`, and `slope` and `intercept` are deterministic.
+    * `slope` (b_k) and `intercept` (a_k), local: event shapes (F, *E) and E. With `centered=False`
+      the sites are `slope_offset` and `intercept_offset`, and `slope` and `intercept` are
+      deterministic.
 
-    With "global", the coefficients are one global site, `slope` or `intercept`, with the prior of their loc.
-    A prior is a distribution of one coefficient, a distribution of all of them, or a known number, which
-    makes no site.
+    With "global", the coefficients are one global site, `slope` or `intercept`, with the prior of
+    their loc. A prior is a distribution of one coefficient, a distribution of all of them, or a
+    known number, which makes no site.
 
     Keys:
         intercept: "varying" (default), "global", or None for no intercept.
         slopes: "varying" (default) or "global".
-        prior_loc: prior of slope_loc and intercept_loc. Default Normal(0, 2.5), for features of about unit
-            scale: a prior of rstanarm (Gelman, Jakulin, Pittau and Su 2008, arXiv:0901.4011, argue for that
-            scale).
-        prior_scale: prior of slope_scale and intercept_scale. Default HalfNormal(1): coefficients of two
-            clients rarely differ by more than 2 or 3. HalfCauchy has a longer tail; LogNormal avoids 0.
+        prior_loc: prior of slope_loc and intercept_loc. Default Normal(0, 2.5), for features of
+            about unit scale: a prior of rstanarm (Gelman, Jakulin, Pittau and Su 2008,
+            arXiv:0901.4011, argue for that scale).
+        prior_scale: prior of slope_scale and intercept_scale. Default HalfNormal(1): coefficients
+            of two clients rarely differ by more than 2 or 3. HalfCauchy has a longer tail;
+            LogNormal avoids 0.
         intercept_loc: prior of intercept_loc alone. Default: `prior_loc`.
         intercept_scale: prior of intercept_scale alone. Default: `prior_scale`.
-        centered: whether the local sites are the coefficients themselves. Default False: they are standardized
-            offsets, which suits clients with few rows; see `priors.varying`.
+        centered: whether the local sites are the coefficients themselves. Default False: they are
+            standardized offsets, which suits clients with few rows; see `priors.varying`.
     """
 
     intercept: Whose | None
@@ -59,8 +61,8 @@ class Coefficients(TypedDict, total=False):
 class Predictor:
     """The linear predictor of a regression.
 
-    Call it outside the clients plate to sample the global sites. It returns a function; call that inside the
-    plate to sample the local sites and get the predictor.
+    Call it outside the clients plate to sample the global sites. It returns a function; call that
+    inside the plate to sample the local sites and get the predictor.
 
     Args:
         x: name of the field of features, (F,) or () per row. None: an intercept alone.
@@ -68,8 +70,9 @@ class Predictor:
         **options: the keys of `Coefficients`.
 
     Raises:
-        ValueError: `intercept` or `slopes` is not one of its allowed values; `x` and `intercept` are both
-            None; or a prior of scales allows negative values or is a number that is not > 0.
+        ValueError: `intercept` or `slopes` is not one of its allowed values; `x` and `intercept`
+            are both None; or a prior of scales allows negative values or is a number that is not >
+            0.
     """
 
     def __init__(
@@ -116,8 +119,8 @@ class Predictor:
             batch: the rows of C clients.
 
         Returns:
-            A function to call inside the clients plate. It samples the local sites and returns the predictor,
-            in a shape that broadcasts to (C, B, *outputs).
+            A function to call inside the clients plate. It samples local sites and returns the
+            predictor, in a shape that broadcasts to (C, B, *outputs).
         """
         x = None if self.x is None else features(batch, self.x)
         slope = None if x is None else self._coefficient("slope", (x.shape[-1], *self.outputs))
@@ -137,7 +140,7 @@ class Predictor:
         return predict
 
     def _coefficient(self, name: str, shape: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Sample the global sites of one coefficient; return a function that gives the coefficient."""
+        """Sample the global sites of one coefficient; return a function that gives it."""
         prior = either(self.loc[name], lambda: dist.Normal(0.0, 2.5))
         if self.whose[name] == "global":
             value = given(name, prior, shape)

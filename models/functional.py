@@ -23,18 +23,19 @@ RUNNING = ("running_mean", "running_var")
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """Copy a module, after checking that each row's output depends on that row and the weights alone.
+    """Copy a module, after checking that each row's output depends on that row alone.
 
-    The likelihood of a client is a product over its rows only for such a module. Layers of batch norm are replaced by
-    `ClientNorm`: they run where a method takes care of their statistics (`hierfl.methods.batch_normed`).
+    The likelihood of a client is a product over its rows only for such a module. Layers of batch
+    norm are replaced by `ClientNorm`: they run where a method takes care of their statistics
+    (`hierfl.methods.batch_normed`).
 
     Args:
         module: any module; it is left as it is.
 
     Raises:
-        ValueError: the module has lazy parameters or buffers, no parameter that requires a gradient, a layer
-            that normalizes by statistics of other rows in another way, one layer of batch norm in two places, or
-            dropout in training mode.
+        ValueError: the module has lazy parameters or buffers, no parameter that requires a
+            gradient, a layer that normalizes by statistics of other rows in another way, one layer
+            of batch norm in two places, or dropout in training mode.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
@@ -50,13 +51,14 @@ def frozen_copy(module: nn.Module) -> nn.Module:
         label = f"'{name}' ({type(part).__name__})" if name else type(part).__name__
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
-                f"{label} is in the module in two places, each of which has statistics of its own: give each place "
-                f"a layer of its own"
+                f"{label} is in the module in two places, each of which has statistics of its own: "
+                "give each place a layer of its own"
             )
         if any(getattr(part, key, None) is not None for key in RUNNING):
             raise ValueError(
-                f"{label} normalizes by statistics of other rows, which are not weights with a prior, "
-                f"and averaging over clients often spoils them: use nn.GroupNorm or nn.LayerNorm"
+                f"{label} normalizes by statistics of other rows, which are not weights with a "
+                "prior, and averaging over clients often spoils them: use nn.GroupNorm or "
+                "nn.LayerNorm"
             )
         rate = (
             getattr(part, "p", 0.0)
@@ -95,7 +97,7 @@ class Spread:
 
 
 class _SampledOutputs(TorchFunctionMode):
-    """A mode in which one client's dense layers sample their outputs, row by row, instead of their weights.
+    """A mode in which one client's dense layers sample outputs, row by row, instead of weights.
 
     Reference: Eq. (6), Kingma, Salimans and Welling 2015, arXiv:1506.02557.
     """
@@ -139,8 +141,8 @@ def apply(
         own: local tensors by name, (C, 1, *shape) each.
         shared: global tensors by name, (*shape) each.
         x: inputs, (C, B, ...).
-        spread: the Normals of local tensors, for local reparameterization. Default None: the local tensors
-            are used as they are.
+        spread: the Normals of local tensors, for local reparameterization. Default None: the local
+            tensors are used as they are.
         mask: (C, B) bool, false at padded rows; None if there are none: `batch.rows`.
 
     Raises:
@@ -199,7 +201,8 @@ def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
     names = [name for name, _ in module.named_modules() if name]
     if layer not in names:
         raise ValueError(
-            f"{option} is '{layer}', and the module's layers are {', '.join(names)}: name one of these"
+            f"{option} is '{layer}', and the module's layers are {', '.join(names)}: name one of "
+            "these"
         )
     return layer
 

@@ -29,8 +29,8 @@ class HeadedNetwork:
 
         y_kn ~ Categorical(softmax head(phi(x_kn; body)))
 
-    An instance is a model, to be called on a batch. Its params are all global: `theta.<tensor>` (*shape), those of
-    the head being `theta.<head>.<tensor>`.
+    An instance is a model, to be called on a batch. Its params are all global: `theta.<tensor>`
+    (*shape), those of the head being `theta.<head>.<tensor>`.
 
     Args:
         module: maps rows (B, ...) to logits (B, classes).
@@ -39,8 +39,8 @@ class HeadedNetwork:
         y: name of the field of labels, 0 to classes - 1.
 
     Raises:
-        ValueError: the module has no layer of that name, or none with weights; all its weights are in that layer; or
-            `network` does not accept the module.
+        ValueError: the module has no layer of that name, or none with weights; all its weights are
+            in that layer; or `network` does not accept the module.
     """
 
     def __init__(self, module: nn.Module, *, head: str, x: str = "x", y: str = "y") -> None:
@@ -50,8 +50,8 @@ class HeadedNetwork:
         mine = [name for name in self.tensors if self.in_head(f"theta.{name}")]
         if len(mine) in (0, len(self.tensors)):
             raise ValueError(
-                f"head is '{head}', with {len(mine)} of the module's {len(self.tensors)} tensors: it needs some, "
-                f"and so does the body below it"
+                f"head is '{head}', with {len(mine)} of the module's {len(self.tensors)} tensors: "
+                "it needs some, and so does the body below it"
             )
         self.x, self.y = x, y
         self.__name__ = "headed_network"
@@ -67,7 +67,7 @@ class HeadedNetwork:
 
     @contextmanager
     def features_seen(self) -> Iterator[list[Tensor]]:
-        """Collect phi of every row, (C B, ...), for each run of the model while the context is open.
+        """Collect phi of every row, (C B, ...), for each run of the model in the context.
 
         A loss that reads both outputs and features then runs the network once.
         """

@@ -13,20 +13,22 @@ from hierfl.core import noise
 from hierfl.core.misspelled import spelled
 from hierfl.models.penalized import Above, Penalized, center_param
 
-START = -4.0  # of the raw weights out of the last layer and between layers: the penalty starts near |w - theta|^2
+# of the raw weights out of the last layer and between layers: the penalty starts near |w - theta|^2
+START = -4.0
 
 
 @spelled
 @dataclass(frozen=True)
 class InputConvex:
-    """A learned penalty that is jointly convex in a client's tensor and theta, as in the authors' later code.
+    """A learned penalty, jointly convex in a client's tensor and theta: the authors' later code.
 
         R = out . z_L + a/2 |w - theta|^2 + eps (|w|^2 + |theta|^2),    out = softplus(raw) > 0
         z_1 = softplus(A_1 w + B_1 theta + b_1)
         z_l = softplus(softplus(C_l) z_(l-1) + A_l w + B_l theta + b_l),    l = 2..L
 
-    The second term keeps clients near theta, which is their weighted mean. The server learns A, B, b, C and raw
-    by gradient steps. softplus(C) > 0 keeps deeper networks convex (Amos et al. 2017, arXiv:1609.07152).
+    The second term keeps clients near theta, which is their weighted mean. The server learns A, B,
+    b, C and raw by gradient steps. softplus(C) > 0 keeps deeper networks convex (Amos et al. 2017,
+    arXiv:1609.07152).
 
     Args:
         hidden: width of each hidden layer z_l, > 0; an int is one layer. Default: our choice.
@@ -100,5 +102,5 @@ class InputConvex:
 
 
 def _mark(layer: int) -> str:
-    """Return what stands behind the names of a layer's weights: nothing for the first, which may be the only one."""
+    """Return the suffix of the names of a layer's weights: none for the first."""
     return str(layer + 1) if layer else ""

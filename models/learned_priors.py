@@ -47,7 +47,7 @@ class LearnedPrior(Protocol):
         """
 
     def given(self, above: Above) -> Any:
-        """Return the prior of a local tensor, a distribution of event shape `theta.shape` and mean theta."""
+        """Return the prior of a local tensor, of event shape `theta.shape` and mean theta."""
 
     def hyper(self, above: Above) -> Tensor:
         """Return the penalty on the global params themselves, ()."""
@@ -98,7 +98,8 @@ class Isotropic:
 class LearnedVariance:
     """A penalty with a learned precision for each weight, as in the paper.
 
-        R = sum_j alpha(s_j)/2 (w_j - theta_j)^2 + eps (s_j^2 + theta_j^2),    alpha(s) = 1 / (s + c),  s > -c
+        R = sum_j alpha(s_j)/2 (w_j - theta_j)^2 + eps (s_j^2 + theta_j^2)
+        alpha(s) = 1 / (s + c),    s > -c
 
     R lacks the normalizer of a Normal, so it is no density and s is not a variance. At the optimum
     s (s + c)^2 = V / (4 eps), with V the variance of the clients' weights about theta, so that eps
@@ -129,7 +130,7 @@ class LearnedVariance:
         }
 
     def alpha(self, s: Tensor) -> Tensor:
-        """Return the precision of each weight, with s clamped just above -c, where it is infinite."""
+        """Return the precision of each weight, with s clamped above -c, where it is infinite."""
         return 1.0 / (s.clamp(min=-0.999 * self.c) + self.c)
 
     def given(self, above: Above) -> Penalized:

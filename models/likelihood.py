@@ -1,4 +1,4 @@
-"""Likelihoods for networks: functions `(output (C, B, outputs)) -> distribution` of batch shape (C, B)."""
+"""Likelihoods for networks: functions `(output (C, B, outputs)) -> distribution`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ __all__ = ["Bernoulli", "Likelihood", "bernoulli", "categorical", "normal", "poi
 @spelled
 @dataclass(frozen=True)
 class Likelihood:
-    """A likelihood of each row given the network's output, with global unknowns of its own if it needs any.
+    """A likelihood of each row given the network's output, with global unknowns of its own.
 
     A plain function is enough where there are none:
     `bayesian_network(net, likelihood=lambda out: dist.Laplace(out[..., 0], 1.0))`.
 
     Args:
-        of: `(output, **numbers) -> distribution`, with output (C, B, outputs) and batch shape (C, B).
-            Dimensions within a row are declared by `.to_event`.
-        priors: name of a number -> its prior, which makes a global site of that name, or its known value.
+        of: `(output, **numbers) -> distribution`, with output (C, B, outputs) and batch shape (C,
+            B). Dimensions within a row are declared by `.to_event`.
+        priors: name of a number -> its prior, which makes a global site of that name, or its known
+            value.
     """
 
     of: Callable[..., Distribution]
@@ -44,7 +45,7 @@ class Likelihood:
 
 
 def as_likelihood(likelihood: Likelihood | Callable[[Tensor], Distribution] | None) -> Likelihood:
-    """Return a likelihood as a `Likelihood`: a plain function is wrapped, and None is `categorical()`."""
+    """Return a likelihood as a `Likelihood`; None is `categorical()`."""
     if isinstance(likelihood, Likelihood):
         return likelihood
     return Likelihood(likelihood) if likelihood else categorical()
@@ -75,8 +76,8 @@ def categorical() -> Likelihood:
     def of(output: Tensor) -> Distribution:
         if output.shape[-1] < 2:
             raise ValueError(
-                f"the network gives {output.shape[-1]} output per row: categorical() needs one per class, "
-                f"at least 2; for 0/1 labels use bernoulli()"
+                f"the network gives {output.shape[-1]} output per row: categorical() needs one per "
+                "class, at least 2; for 0/1 labels use bernoulli()"
             )
         return dist.Categorical(logits=output)
 
@@ -102,12 +103,12 @@ def normal(scale: Prior | None = None) -> Likelihood:
         y ~ Normal(output, noise_scale^2)
 
     Args:
-        scale: prior of the global site `noise_scale` (), a standard deviation, or its known value > 0.
-            Default HalfNormal(1), for y of about unit scale.
+        scale: prior of the global site `noise_scale` (), a standard deviation, or its known value >
+            0. Default HalfNormal(1), for y of about unit scale.
 
     Raises:
-        ValueError: `scale` is a prior that allows negative values, or a number that is not > 0; or the
-            network has several outputs, which is found when the model runs.
+        ValueError: `scale` is a prior that allows negative values, or a number that is not > 0; or
+            the network has several outputs, which is found when the model runs.
     """
     prior = either(scale, lambda: dist.HalfNormal(1.0))
     return Likelihood(

@@ -1,4 +1,4 @@
-"""A common network beside each client's memory of its own rows: nearest neighbors among their features."""
+"""A common network, and nearest neighbors among the features of a client's own rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemoryNetwork:
     """Classes by a network, mixed with those of a client's own rows whose features are nearest.
 
         y_kn ~ Categorical((1 - weight) softmax f(x_kn; theta) + weight p_k(x_kn))
-        p_k(x)_c ~ sum of exp(-|phi(x) - phi(x_j)|^2 / (D s)) over the nearest rows j in memory with y_j = c
+        p_k(x)_c ~ sum of exp(-|phi(x) - phi(x_j)|^2 / (D s)) over the nearest rows j with y_j = c
 
     phi is what the layer `features` takes, with D numbers. A client without memory has weight 0.
 
@@ -47,17 +47,20 @@ class MemoryNetwork:
 
     Args:
         module: maps rows (B, ...) to logits (B, classes).
-        features: name in the module of the layer whose input are the features, such as the last dense one.
-        memory: M, rows that a client keeps at most, > 0. One with more keeps M of them, evenly spread.
+        features: name in the module of the layer whose input are the features, such as the last
+            dense one.
+        memory: M, rows that a client keeps at most, > 0. One with more keeps M of them, evenly
+            spread.
         neighbors: k, > 0. Default: the authors'.
-        scale: s, > 0. Default: that of the authors' code, which squares the distance; the paper does not.
+        scale: s, > 0. Default: that of the authors' code, which squares the distance; the paper
+            does not.
         weight: of the memory, in [0, 1]. The authors tune it for each client on rows held out.
         x: name of the field of inputs.
         y: name of the field of labels.
 
     Raises:
-        ValueError: a number is out of range, the module has no layer of that name, or `network` does not accept
-            the module.
+        ValueError: a number is out of range, the module has no layer of that name, or `network`
+            does not accept the module.
 
     Reference: Marfoq et al. 2022, arXiv:2111.09360, Eq. (8).
     """
@@ -76,8 +79,8 @@ class MemoryNetwork:
     ) -> None:
         if min(memory, neighbors) < 1 or scale <= 0.0 or not 0.0 <= weight <= 1.0:
             raise ValueError(
-                f"memory is {memory}, neighbors {neighbors}, scale {scale}, weight {weight}: the first two must be "
-                f"1 or more, scale above 0, weight in [0, 1]"
+                f"memory is {memory}, neighbors {neighbors}, scale {scale}, weight {weight}: the "
+                "first two must be 1 or more, scale above 0, weight in [0, 1]"
             )
         self.net = frozen_copy(module)
         self.features = known_layer(self.net, features, option="features")
@@ -118,19 +121,12 @@ class MemoryNetwork:
                 observe(self.y, fn, batch)
 
     def _nearest(
-        self,
-        theta: dict[str, Tensor],
-        batch: ClientBatch,
-        mine: dict[str, Tensor],
-        classes: int,
+        self, theta: dict[str, Tensor], batch: ClientBatch, mine: dict[str, Tensor], classes: int
     ) -> Tensor:
         """Return the probabilities of the classes by the memory, (C, B, classes)."""
         asked, kept = (
             inputs_of(self.net, self.features, theta, x, mask=there)
-            for x, there in (
-                (field(batch, self.x), batch.rows),
-                (mine["x"], mine["there"] > 0.0),
-            )
+            for x, there in ((field(batch, self.x), batch.rows), (mine["x"], mine["there"] > 0.0))
         )
         away = (asked[:, :, None] - kept[:, None]).square().mean(-1) / self.scale  # (C, B, M)
         away = torch.where(mine["there"][:, None] > 0.0, away, torch.inf)

@@ -105,7 +105,7 @@ class Mixed(dist.TorchDistribution):
 
 
 class _Part(Messenger):
-    """Runs one copy of a model: its params get a number, and what it observes is kept, not scored."""
+    """Runs one copy of a model: its params get a number; observations are kept, not scored."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class _Part(Messenger):
             msg["stop"] = True
         elif type(msg["fn"]).__name__ != "_Subsample":
             raise ValueError(
-                f"a mixture's parts are models of params alone, and this one has the latent site '{msg['name']}': take "
-                f"models.network"
+                "a mixture's parts are models of params alone, and this one has the latent site "
+                f"'{msg['name']}': take models.network"
             )
 
 
@@ -146,8 +146,8 @@ def mixture(model: Model, *, components: int = 3) -> Model:
         components: M, 1 or more. Default: that of the authors of FedEM.
 
     Raises:
-        ValueError: `components` is below 1. (When it runs) the model has a latent site, or observes another number of
-            sites than one.
+        ValueError: `components` is below 1. (When it runs) the model has a latent site, or observes
+            another number of sites than one.
 
     Reference: Marfoq et al. 2021, arXiv:2108.10252.
     """
@@ -161,7 +161,8 @@ def mixture(model: Model, *, components: int = 3) -> Model:
                 model(batch)
             if len(part.observed) != 1:
                 raise ValueError(
-                    f"a mixture's parts observe one site, and this model observes {len(part.observed)}"
+                    "a mixture's parts observe one site, and this model observes "
+                    f"{len(part.observed)}"
                 )
             parts.append(part.observed)
         name = next(iter(parts[0]))

@@ -24,8 +24,8 @@ def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
         batch: the rows of C clients.
 
     Raises:
-        ValueError: a row of the field has another number of dimensions than an event of the likelihood;
-            without this check it would broadcast silently.
+        ValueError: a row of the field has another number of dimensions than an event of the
+            likelihood; without this check it would broadcast silently.
     """
     y = field(batch, name)
     if y.dim() != 2 + len(fn.event_shape):

@@ -1,4 +1,4 @@
-"""FedVI's model: a shared embedding and classifier, with a small local classifier for each client."""
+"""FedVI's model: a shared embedding and classifier, and a small classifier per client."""
 
 from __future__ import annotations
 

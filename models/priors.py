@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 Prior = TorchDistributionMixin | Tensor | float
-"""A distribution, of one number (the same for each element) or of the whole tensor; or a known value."""
+"""A distribution of one element (the same for each) or of the whole tensor; or a known value."""
 
 
 def given(
@@ -25,8 +25,8 @@ def given(
 
     Args:
         name: the site's.
-        prior: a distribution or a known value, of shape () or `shape`. The shape of a distribution is that of
-            its batch and event dimensions together.
+        prior: a distribution or a known value, of shape () or `shape`. The shape of a distribution
+            is that of its batch and event dimensions together.
         shape: shape of the tensor.
         start: initial value for guides, of shape `shape`. Default None: the prior's mean.
 
@@ -64,19 +64,21 @@ def varying(
         centered:      w_k ~ Normal(loc, scale^2)
         non-centered:  w_k = loc + scale * z_k,    z_k ~ Normal(0, 1)
 
-    Centered, `name` is a local site. Non-centered, `name_offset` (z_k) is the local site, and `name` is
-    deterministic.
+    Centered, `name` is a local site. Non-centered, `name_offset` (z_k) is the local site, and
+    `name` is deterministic.
 
-    Both are the same density of (loc, scale, w) in different coordinates. The posterior of z_k hardly depends
-    on the scale where clients have few rows, and that of w_k hardly does where they have many. Choose
-    accordingly if the guide cannot represent this dependence; only `guides.conditional` can.
+    Both are the same density of (loc, scale, w) in different coordinates. The posterior of z_k
+    hardly depends on the scale where clients have few rows, and that of w_k hardly does where they
+    have many. Choose accordingly if the guide cannot represent this dependence; only
+    `guides.conditional` can.
 
     Args:
         name: name of w_k.
         loc: mean, (*event).
         scale: standard deviation > 0, () or (*event).
         centered: which of the two.
-        start: initial value of w_k for guides, in the shape of `loc`. Default None: the prior's mean.
+        start: initial value of w_k for guides, in the shape of `loc`. Default None: the prior's
+            mean.
     """
     event = loc.dim()
     if centered:
@@ -106,7 +108,8 @@ def check_scale(argument: str, prior: Prior) -> Prior:
         prior: a distribution or a known value.
 
     Raises:
-        ValueError: the distribution allows negative values, or the known value is not > 0 everywhere.
+        ValueError: the distribution allows negative values, or the known value is not > 0
+            everywhere.
     """
     if is_distribution(prior):
         positive = not bool(prior.support.check(-torch.ones(prior.shape())).any())
@@ -135,5 +138,5 @@ def is_distribution(prior: Prior) -> TypeGuard[TorchDistributionMixin]:
 
 
 def either(prior: Prior | None, default: Callable[[], Prior]) -> Prior:
-    """Return the prior if there is one, else the default, made now, in torch's current default dtype."""
+    """Return the prior, or else the default, made in torch's current default dtype."""
     return default() if prior is None else prior

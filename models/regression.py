@@ -40,40 +40,44 @@ def regression(
 
         eta_kn = a_k + x_kn . b_k,    y_kn ~ family(eta_kn, parameters)
 
-    Families are those of formulas (`hierfl.models.families`): gaussian, student, lognormal, gamma, beta,
-    bernoulli, binomial, beta_binomial, poisson, negative_binomial, zero_inflated_poisson, categorical,
-    cumulative, exponential, weibull, piecewise_exponential.
+    Families are those of formulas (`hierfl.models.families`): gaussian, student, lognormal, gamma,
+    beta, bernoulli, binomial, beta_binomial, poisson, negative_binomial, zero_inflated_poisson,
+    categorical, cumulative, exponential, weibull, piecewise_exponential.
 
-    Gelman and Hill's radon model is `regression(slopes="global", prior_loc=Normal(0, 1))`; Rubin's eight
-    schools are
-    `regression(x=None, priors={"sigma": "sigma"}, prior_loc=Normal(0, 5), prior_scale=HalfCauchy(5))`.
+    Gelman and Hill's radon model is `regression(slopes="global", prior_loc=Normal(0, 1))`; Rubin's
+    eight schools are `regression(x=None, priors={"sigma": "sigma"}, prior_loc=Normal(0, 5),
+    prior_scale=HalfCauchy(5))`.
 
-    In "categorical" every class has coefficients, a_k (classes,) and b_k (F, classes); none is the reference.
-    The likelihood does not determine their mean over the classes, the prior does. Compare classes by
-    differences of coefficients. In "cumulative" and "piecewise_exponential" the thresholds and baseline
-    hazards are the common intercept: the clients' intercepts vary around 0.
+    In "categorical" every class has coefficients, a_k (classes,) and b_k (F, classes); none is the
+    reference. The likelihood does not determine their mean over the classes, the prior does.
+    Compare classes by differences of coefficients. In "cumulative" and "piecewise_exponential" the
+    thresholds and baseline hazards are the common intercept: the clients' intercepts vary around 0.
 
     Sites:
 
     * those of `Coefficients`.
-    * the family's parameters, global: `sigma`, `shape`, `phi`, `nu`, `zi`, `thresholds`, `log_hazard`.
-    * for a parameter in `varying`, such as "sigma", also `sigma_spread` (), global, and `log_sigma` (C, 1),
-      local: log sigma_k ~ Normal(log sigma, sigma_spread^2). With `centered=False` the local site is
-      `log_sigma_offset`, and `log_sigma` is deterministic.
+    * the family's parameters, global: `sigma`, `shape`, `phi`, `nu`, `zi`, `thresholds`,
+      `log_hazard`.
+    * for a parameter in `varying`, such as "sigma", also `sigma_spread` (), global, and `log_sigma`
+      (C, 1), local: log sigma_k ~ Normal(log sigma, sigma_spread^2). With `centered=False` the
+      local site is `log_sigma_offset`, and `log_sigma` is deterministic.
     * the observed site, named after the field `y`.
 
     Args:
         family: of the response, or its name. Default "gaussian".
         x: name of the field of features, (F,) or () per row. None: no slopes.
         y: name of the field of responses. Classes and levels are codes 0 to num_classes - 1.
-        num_classes: number of classes or ordered levels, 2 or more; of "categorical" and "cumulative" alone.
-        priors: parameter of the family -> its prior; or its known value; or the name of the field that holds
-            each row's known value. Default: the family's own for a response of mean 1 and sd 1, so sigma has a
-            half-StudentT(3, 0, 2.5). A spread such as "sigma_spread" has HalfNormal(0.5): the sigmas of two
-            clients rarely differ by more than a factor of 4.
-        varying: positive parameters of the family that differ between clients, such as ("sigma",). Default none.
-        exposure: name of the field that holds the exposure e > 0 of each row, such as person-years or area,
-            for families with a log link: eta_kn = log e_kn + a_k + x_kn . b_k. Default None: e = 1.
+        num_classes: number of classes or ordered levels, 2 or more; of "categorical" and
+            "cumulative" alone.
+        priors: parameter of the family -> its prior; or its known value; or the name of the field
+            that holds each row's known value. Default: the family's own for a response of mean 1
+            and sd 1, so sigma has a half-StudentT(3, 0, 2.5). A spread such as "sigma_spread" has
+            HalfNormal(0.5): the sigmas of two clients rarely differ by more than a factor of 4.
+        varying: positive parameters of the family that differ between clients, such as ("sigma",).
+            Default none.
+        exposure: name of the field that holds the exposure e > 0 of each row, such as person-years
+            or area, for families with a log link: eta_kn = log e_kn + a_k + x_kn . b_k. Default
+            None: e = 1.
         trials: name of the field of numbers of trials; "binomial" and "beta_binomial" need it.
         cens: name of the field that tells censored times: 0 exact, 1 right, -1 left, 2 interval.
         upper: name of the field of upper ends of intervals.
@@ -81,9 +85,10 @@ def regression(
         **coefficients: the keys of `Coefficients`.
 
     Raises:
-        ValueError: the family is unknown or has no such parameter or field; `num_classes` is missing, less
-            than 2 or not used; a parameter in `varying` is not one positive number or is known for each row; a
-            prior of a positive parameter allows negative values; or as for `Predictor`.
+        ValueError: the family is unknown or has no such parameter or field; `num_classes` is
+            missing, less than 2 or not used; a parameter in `varying` is not one positive number or
+            is known for each row; a prior of a positive parameter allows negative values; or as for
+            `Predictor`.
 
     >>> regression("poisson", slopes="global", exposure="person_years").__name__
     'regression'
@@ -128,7 +133,8 @@ def _response(family: ResponseFamily, num_classes: int | None) -> Response:
     if family.kind not in ("category", "ordered"):
         if num_classes is not None:
             raise ValueError(
-                f"num_classes is {num_classes}, but family '{family.name}' has no classes: leave it out"
+                f"num_classes is {num_classes}, but family '{family.name}' has no classes: leave "
+                "it out"
             )
         return Response(1.0, 1.0)
     if num_classes is None:
@@ -145,7 +151,7 @@ def _predictor(
     response: Response,
     coefficients: Coefficients,
 ) -> Predictor:
-    """Return the linear predictor, around 0 where the family has thresholds or hazards as intercept."""
+    """Return the linear predictor, around 0 if thresholds or hazards are the intercept."""
     if not family.has_intercept:
         if coefficients.get("intercept") == "global" or "intercept_loc" in coefficients:
             (instead,) = family.parameters(response)
@@ -176,17 +182,19 @@ class _Parameters:
         for name in self.differ:
             if name not in positive:
                 raise ValueError(
-                    f"varying has '{name}', but {_choice(self.family, positive, 'positive parameter')}"
+                    f"varying has '{name}', but "
+                    f"{_choice(self.family, positive, 'positive parameter')}"
                 )
             if isinstance(self.priors.get(name), str):
                 raise ValueError(
-                    f"'{name}' is the field '{self.priors[name]}', which gives the value of each row: "
-                    f"it cannot be in varying"
+                    f"'{name}' is the field '{self.priors[name]}', which gives the value of each "
+                    "row: it cannot be in varying"
                 )
         for name, prior in self.priors.items():
             if name not in defaults and name not in spreads:
                 raise ValueError(
-                    f"priors has '{name}', but {_choice(self.family, {*defaults, *spreads}, 'parameter')}"
+                    f"priors has '{name}', but "
+                    f"{_choice(self.family, {*defaults, *spreads}, 'parameter')}"
                 )
             if isinstance(prior, str):
                 if name in spreads or not _is_number(defaults[name]):

@@ -1,4 +1,4 @@
-"""Priors of a network's weights: of each tensor's mean and scale, and of local tensors given these."""
+"""Priors of a network's weights: of means and scales, and of local tensors given these."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class WeightPriors:
     Args:
         tensors: name -> the module's own values, (*shape).
         own: names of the local tensors.
-        loc: theta of the local tensors: "zero", "module" (the module's values), "learned", a number or a
-            prior.
+        loc: theta of the local tensors: "zero", "module" (the module's values), "learned", a number
+            or a prior.
         scale: s, > 0: "learned", a number or a prior.
         scale_start: initial value of a learned s, > 0.
         scale_link: "softplus" or "exp", the function from a real number to a learned s.
@@ -35,8 +35,8 @@ class WeightPriors:
         centered: see `priors.varying`.
 
     Raises:
-        ValueError: `loc` or `scale` is a string other than these, `scale_link` is neither "softplus" nor
-            "exp", or a scale is not > 0.
+        ValueError: `loc` or `scale` is a string other than these, `scale_link` is neither
+            "softplus" nor "exp", or a scale is not > 0.
     """
 
     tensors: Mapping[str, Tensor]
@@ -68,8 +68,8 @@ class WeightPriors:
         """Declare the global params and sites. Call it outside the plates.
 
         Returns:
-            theta of every tensor by name, (*shape) each, and s of the local tensors by name, () or (*shape)
-            each.
+            theta of every tensor by name, (*shape), and s of the local tensors by name, ()
+            or (*shape).
         """
         return {name: self._theta(name) for name in self.tensors}, {
             name: self._scale(name) for name in self.tensors if name in self.own
@@ -95,8 +95,8 @@ class WeightPriors:
 
     def below(self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sample the local tensors, (C, 1, *shape) each. Call it inside the clients plate."""
-        # Guides start at the prior's mean. Where that is a given number, they start at the module's values
-        # instead: with all weights at 0, a network has no gradient.
+        # Guides start at the prior's mean. Where that is a given number, they start at the module's
+        # values instead: with all weights at 0, a network has no gradient.
         known = self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
         return {
             name: varying(

@@ -1,1 +1,1 @@
-"""Modes, curvatures and integrals of a client's log joint, by Newton's method and the Laplace approximation."""
+"""Modes, curvatures and integrals of a client's log joint: Newton's and Laplace's methods."""

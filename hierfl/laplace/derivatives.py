@@ -1,11 +1,11 @@
 """Two operations of a log likelihood whose repeated derivatives stay cheap under `torch.vmap`.
 
-`times` is a product with a matrix that no derivative is taken of. Under `torch.vmap` torch copies a matrix
-that all points share once per point, and then once per direction of a derivative. With rows x points x
-directions, those copies are most of the work.
+`times` is a product with a matrix that no derivative is taken of. Under `torch.vmap` torch copies a
+matrix that all points share once per point, and then once per direction of a derivative. With rows
+x points x directions, those copies are most of the work.
 
-`softplus` is log(1 + e^x). Its n-th derivative is a polynomial in the logistic function, evaluated in one
-step. Reverse mode over reverse mode, nested four deep, takes hundreds.
+`softplus` is log(1 + e^x). Its n-th derivative is a polynomial in the logistic function, evaluated
+in one step. Reverse mode over reverse mode, nested four deep, takes hundreds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class _Times(torch.autograd.Function):
-    """The product v T of v (*lead, n) and T (*lead, n, m); the leading dims of T are 1 where it is shared."""
+    """The product v T of v (*lead, n) and T (*lead, n, m), whose shared leading dims are 1."""
 
     @staticmethod
     def forward(v: Tensor, matrix: Tensor) -> Tensor:
@@ -57,13 +57,13 @@ _times: Any = _Times.apply
 
 
 def times(v: Tensor, matrix: Tensor) -> Tensor:
-    """Return v @ matrix for v (n,) and matrix (n, m): (m,). No derivative is taken of the matrix."""
+    """Return v @ matrix (m,) for v (n,) and matrix (n, m), which takes no derivative."""
     answer: Tensor = _times(v, matrix.detach())
     return answer
 
 
 class _Logistic(torch.autograd.Function):
-    """The derivative of log(1 + e^x) of a given order, 1 or more: a polynomial in the logistic function."""
+    """The derivative of log(1 + e^x) of an order >= 1: a polynomial in the logistic function."""
 
     @staticmethod
     def forward(x: Tensor, order: int) -> Tensor:

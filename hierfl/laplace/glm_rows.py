@@ -1,9 +1,9 @@
 """The parts of a client's log joint: rows with a linear predictor in the local sites, and the rest.
 
-Row i of a generalized linear model has the log likelihood l_i(eta_i), with the scalar linear predictor
-eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i'' x_i'. One pass over
-the rows therefore gives the curvature, while reverse mode over reverse mode takes one pass for every entry of
-w.
+Row i of a generalized linear model has the log likelihood l_i(eta_i), with the scalar linear
+predictor eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i''
+x_i'. One pass over the rows therefore gives the curvature, while reverse mode over reverse mode
+takes one pass for every entry of w.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Rows:
         return self.read.base + (times(w, design.T) if self.fixed else design @ w)
 
     def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient (D,) and the Hessian (D, D) in w of the log likelihood of all rows."""
+        """Return the gradient (D,) and Hessian (D, D) in w of the log likelihood of all rows."""
         slope, pull = vjp(grad(self.total), self.predictor(w))[:2]
-        # The likelihood of a row depends on its own eta alone, so this is the diagonal of a diagonal Hessian.
+        # The likelihood of a row depends on its own eta alone, so this is the diagonal of a
+        # diagonal Hessian.
         second = pull(torch.ones_like(slope))[0]
         design = self.read.design
         if self.fixed:
@@ -70,11 +71,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The log joint h(z, .) of one client at one z, as a function of its unconstrained local vector w (D,).
+    """The log joint h(z, .) of a client at one z, as a function of its local vector w (D,).
 
     Args:
-        rest: (D,) -> (), all that is not in `rows`: the prior of w given z, and the observed sites without a
-            linear predictor.
+        rest: (D,) -> (), all that is not in `rows`: the prior of w given z, and the observed sites
+            without a linear predictor.
         rows: the rows of the observed sites with a linear predictor, if there are any.
     """
 
@@ -107,8 +108,8 @@ class Linear:
 
     Args:
         sites: the observed sites that depend on the local sites only through a linear predictor.
-        fixed: whether their design is the same at every z, as in a centered program, where the local sites are
-            the effects themselves.
+        fixed: whether their design is the same at every z, as in a centered program, where the
+            local sites are the effects themselves.
         prior_alone: whether everything else is the prior of the local sites, and reads no rows.
     """
 
@@ -159,7 +160,7 @@ def _terms(program: Program, names: frozenset[str], shared: Values, batch: Clien
 
 
 def seen_linear(program: Program) -> Linear:
-    """Find which observed sites of a program have a linear predictor, and whether the rest reads rows.
+    """Find which observed sites have a linear predictor, and whether the rest reads rows.
 
     The features of a few rows are perturbed, so that no column is 0 by chance.
     """
@@ -206,7 +207,7 @@ def _is_fixed(
 def _reads_no_rows(
     program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
 ) -> bool:
-    """Return whether the log joint without these sites is the same on the first row as on all rows."""
+    """Return whether the log joint without these sites is the same on one row as on all."""
     few, all_rows = Linear(names, prior_alone=True), Linear(names)
     return batch.num_rows > 1 and all(
         torch.allclose(

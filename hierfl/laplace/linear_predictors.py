@@ -20,11 +20,11 @@ from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.traces import Site
 
-# Linearity is tested at random points near 0 and far from it, so that a predictor that bends or is clamped is
-# recognized: at these distances, at each of them TRIES times.
+# Linearity is tested at random points near 0 and far from it, so that a predictor that bends or is
+# clamped is recognized: at these distances, at each of them TRIES times.
 SIZES, TRIES = (0.3, 2.0, 8.0), 3
-# Raised by a program at points that it cannot compute. The general methods need no structure, and report what
-# is wrong with the program.
+# Raised by a program at points that it cannot compute. The general methods need no structure, and
+# report what is wrong with the program.
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 
 Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
@@ -57,7 +57,7 @@ def predictors_of(terms: Terms, size: int, dtype: torch.dtype | None = None) -> 
 
 
 def is_linear(terms: Terms, w: Tensor) -> bool:
-    """Return whether the log likelihood of each row at w (D,) equals that at its linear predictor."""
+    """Return whether each row's log likelihood at w (D,) equals that at its linear predictor."""
     there = terms(w)
     if not all_linked(there):
         return False
@@ -67,7 +67,7 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Evaluate programs in double precision, without gradients, validation and changes of params."""
+    """Evaluate programs in double precision, without gradients, checks and changes of params."""
     with untouched_store(), torch.no_grad(), unchecked(), double_precision():
         yield
 
@@ -75,7 +75,7 @@ def trial() -> Iterator[None]:
 def moved_rows(
     program: Program, g: torch.Generator, batch: ClientBatch | None = None
 ) -> ClientBatch:
-    """Return rows in double precision with perturbed features and their own labels, the prototype's by default."""
+    """Return rows, by default the prototype's, in double precision with perturbed features."""
     rows = in_double(program.prototype if batch is None else batch)
     labels = frozenset(program.labels.values())
     return perturbed(rows, names_of_labels=labels, g=g, codes=program.codes)

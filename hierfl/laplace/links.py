@@ -91,9 +91,10 @@ LINKS: Mapping[type, Link] = {
 
 
 def has_link(site: Site) -> bool:
-    """Return whether the distribution of a site, or one that it is derived from, may have a predictor.
+    """Return whether the distribution of a site, or a base class of it, may have a predictor.
 
-    A derived class may have another density (Chi2 is a Gamma): who asks must compare the score with it.
+    A derived class may have another density (Chi2 is a Gamma): who asks must compare the score with
+    it.
     """
     return any(kind in LINKS for kind in type(site["fn"]).__mro__)
 
@@ -104,7 +105,7 @@ def link_of(site: Site) -> Link:
 
 
 def all_linked(terms: Mapping[str, Site]) -> bool:
-    """Return whether every site is inside the clients plate and has a distribution with a known predictor."""
+    """Return whether every site is in the clients plate and may have a predictor."""
     return all(in_clients(site) and has_link(site) for site in terms.values())
 
 
@@ -114,7 +115,7 @@ def predictors(terms: Mapping[str, Site]) -> Tensor:
 
 
 def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
-    """Return the log likelihood of each row by the sites' own distributions, site after site, (n,)."""
+    """Return each row's log likelihood by the sites' own distributions, site after site, (n,)."""
     each = [scored(site, site["fn"].log_prob(site["value"])).flatten() for site in terms.values()]
     return torch.cat(each)
 

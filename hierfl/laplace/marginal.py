@@ -1,18 +1,18 @@
-"""A client's log marginal likelihood in the global sites by Laplace's method, exact to second derivatives.
+"""A client's log marginal likelihood by Laplace's method, exact to second derivatives.
 
-Let h(z, w) = log p(y, w | z) be the log joint of one client, with local sites w and global sites z, both
-unconstrained. Let w^(z) be the mode of h in w, and A = -h_ww there. Then
+Let h(z, w) = log p(y, w | z) be the log joint of one client, with local sites w and global sites z,
+both unconstrained. Let w^(z) be the mode of h in w, and A = -h_ww there. Then
 
     L(z) = h(z, w^) - log det(A) / 2 + D log(2 pi) / 2,
 
-which equals log p(y | z) if h is quadratic in w. The mode moves with z by S = dw^/dz = A^-1 h_wz. With
-g = -log det(A) / 2, J = (I; S), and v = A^-1 g_w held constant,
+which equals log p(y | z) if h is quadratic in w. The mode moves with z by S = dw^/dz = A^-1 h_wz.
+With g = -log det(A) / 2, J = (I; S), and v = A^-1 g_w held constant,
 
     L_z = h_z + g_z + S' g_w,        L_zz = J' [d^2 (h + g + v . h_w) / d(z, w)^2] J.
 
-This differentiates the implicit function w^(z) twice, without differentiating the search for the mode. All
-derivatives are reverse mode over reverse mode, because nested forward mode gives wrong numbers through some
-of torch's losses (binary_cross_entropy_with_logits).
+This differentiates the implicit function w^(z) twice, without differentiating the search for the
+mode. All derivatives are reverse mode over reverse mode, because nested forward mode gives wrong
+numbers through some of torch's losses (binary_cross_entropy_with_logits).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from hierfl.program.terms import log_joint
 LOCAL_LIMIT = 300
 # A mode is found if a Newton step from it is shorter than this many of its own standard deviations.
 MODE = 1e-4
-# Where only the value of L is needed: the number of chord steps, and how long, in standard deviations, a
-# Newton step may be in the end.
+# Where only the value of L is needed: the number of chord steps, and how long, in standard
+# deviations, a Newton step may be in the end.
 CHORDS, NEAR = 4, 1e-2
 
 
@@ -76,12 +76,13 @@ class Expansion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """The log marginal likelihood of one client, as a function of the unconstrained global vector z (K,).
+    """The log marginal likelihood of one client as a function of the global vector z (K,).
 
     Args:
         program: whose local sites are integrated out.
-        linear: the sites with a linear predictor, from `seen_linear`. With it one pass over the rows replaces
-            one pass per local unknown. Without it the numbers are the same, but take longer.
+        linear: the sites with a linear predictor, from `seen_linear`. With it one pass over the
+            rows replaces one pass per local unknown. Without it the numbers are the same, but take
+            longer.
     """
 
     program: Program
@@ -120,7 +121,7 @@ class Marginal:
         return parts(self.program, self.linear, self.shared.unflatten(z)[0], batch)
 
     def start(self, z: Tensor, batch: ClientBatch) -> Tensor:
-        """Return the center of the prior of w given z, (D,), from which the search for the mode can start."""
+        """Return the center of the prior of w given z, (D,), where the search can start."""
         values, _ = self.shared.unflatten(z)
         return prior_center(self.program.model, self.program.latents, values, batch)[0, 0]
 
@@ -155,8 +156,8 @@ class Marginal:
     ) -> tuple[Tensor, Tensor]:
         """Return L(z) without derivatives, at a fraction of the cost of `expand`.
 
-        An error in the mode changes L only by its square. The search takes Newton steps, and then chord steps
-        with the curvature that the last one found.
+        An error in the mode changes L only by its square. The search takes Newton steps, and then
+        chord steps with the curvature that the last one found.
 
         Args:
             z: (K,).
@@ -205,7 +206,7 @@ class Marginal:
             return h.density(u[size:]), slope, _volume(minus_hessian)
 
         def rows(function: Callable[[Tensor], Tensor], along: Tensor) -> tuple[Tensor, Tensor]:
-            """Return a function at (z, w^), and its derivatives along some directions, one per row."""
+            """Return a function at (z, w^), and its derivatives along directions, one per row."""
             slope, pull = vjp(function, at)[:2]
             return slope, torch.vmap(lambda a: pull(a)[0])(along)
 
@@ -231,7 +232,7 @@ class Marginal:
         )
 
     def _without_own_sites(self, z: Tensor, batch: ClientBatch) -> tuple[Expansion, Inner]:
-        """Return the expansion for a program without local sites, where L is the log likelihood itself."""
+        """Return the expansion without local sites, where L is the log likelihood itself."""
 
         def value(z: Tensor) -> Tensor:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0]
@@ -245,7 +246,7 @@ class Marginal:
 
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
-    """Check that Laplace's method can integrate out a program's local sites, and that it is small enough.
+    """Check that a program is small enough, and that Laplace's method can integrate out its sites.
 
     Args:
         program: the program to check.
@@ -253,9 +254,9 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
         start: names of the sites that are given a starting value.
 
     Raises:
-        ProgramError: a name in `start` is not a global site; a param would be learned; there is no global
-            site; K is above `limit`, or D above 300; or the log joint does not curve down in a local site.
-            The message names the site and what to use instead.
+        ProgramError: a name in `start` is not a global site; a param would be learned; there is no
+            global site; K is above `limit`, or D above 300; or the log joint does not curve down in
+            a local site. The message names the site and what to use instead.
     """
     shared, own = program.latents.global_block, program.latents.local_block
     named = [site.name for site in shared.sites]
@@ -263,7 +264,8 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
     foreign = [name for name in start if name not in named]
     if foreign:
         raise ProgramError(
-            f"start names '{foreign[0]}', which is not a global site: the global sites are {', '.join(named)}"
+            f"start names '{foreign[0]}', which is not a global site: the global sites are "
+            f"{', '.join(named)}"
         )
     if learned:
         raise ProgramError(
@@ -311,15 +313,14 @@ def _check_curved(program: Program) -> None:
         if not bool((piece > 1e-9).all()):
             raise ProgramError(
                 f"local site '{site.name}' cannot be integrated out: given the other sites, the "
-                f"log density of "
-                f"its client does not curve down at the mode (smallest curvature "
-                f"{piece.min():.3g}), as with a "
-                f"Laplace prior or on a plateau: give it a Normal prior, or use fedsvi with guides.structured"
+                "log density of its client does not curve down at the mode (smallest curvature "
+                f"{piece.min():.3g}), as with a Laplace prior or on a plateau: give it a Normal "
+                "prior, or use fedsvi with guides.structured"
             )
 
 
 def _better(h: Parts, guess: Tensor, center: Tensor) -> Tensor:
-    """Return the guess if its density is higher than that of the prior's center, else the center."""
+    """Return the guess if its density is above that of the prior's center, else the center."""
     good = h.density(guess).nan_to_num(nan=-torch.inf) > h.density(center)
     return torch.where(good, guess, center)
 
@@ -341,7 +342,7 @@ def _is_positive_definite(precision: Tensor) -> Tensor:
 
 def _volume(precision: Tensor) -> Tensor:
     """Return -log det(A) / 2 + D log(2 pi) / 2, ()."""
-    # Not by slogdet or solve: mapped over clients without autograd around them, torch gives wrong second
-    # derivatives of both.
+    # Not by slogdet or solve: mapped over clients without autograd around them, torch gives wrong
+    # second derivatives of both.
     tril = torch.linalg.cholesky_ex(precision).L
     return 0.5 * precision.shape[-1] * math.log(2.0 * math.pi) - tril.diagonal().log().sum()

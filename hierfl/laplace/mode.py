@@ -1,4 +1,4 @@
-"""Laplace's method for the local sites given the global ones: the mode of the log joint and its curvature."""
+"""Laplace's method for the local sites given the global ones: mode and curvature."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
 
     def density(vector: Tensor) -> Tensor:
         values, jacobians = block.unflatten(vector)
-        # Sites are hidden from the guide that calls this: they are evaluations, not its own. Params are not
-        # hidden, so that their values are supplied from outside.
+        # Sites are hidden from the guide that calls this: they are evaluations, not its own. Params
+        # are not hidden, so that their values are supplied from outside.
         with poutine.block(hide_types=["sample", "observe"]):
             own, _ = log_joint(model, {**shared, **values}, batch, {})
         return own + sum(
@@ -48,7 +48,7 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
 
 
 def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBatch) -> Tensor:
-    """Return the center of the prior of each client's local sites given the global ones, where Newton starts.
+    """Return the center of each client's local prior given the global sites: Newton's start.
 
     Args:
         model: the model.
@@ -70,10 +70,10 @@ def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBa
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient and minus the Hessian of every client's density, by reverse mode over reverse mode.
+    """Return gradient and minus Hessian of every client's density, by reverse over reverse mode.
 
-    No client depends on another, so one vector-Jacobian product along a coordinate gives that row of every
-    client's Hessian.
+    No client depends on another, so one vector-Jacobian product along a coordinate gives that row
+    of every client's Hessian.
 
     Args:
         density: (C, 1, D) -> (C,).
@@ -98,8 +98,8 @@ def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
 def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
     """Return a Newton step uphill, shortened to at most `cap`.
 
-    The curvature is made positive definite by the absolute values of its eigenvalues, so that the step leads
-    uphill even where the density is convex.
+    The curvature is made positive definite by the absolute values of its eigenvalues, so that the
+    step leads uphill even where the density is convex.
 
     Args:
         slope: (..., D) the gradient.
@@ -117,10 +117,10 @@ def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
 
 
 def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) -> Tensor:
-    """Climb to the mode of every client's density by safeguarded Newton steps, without keeping a graph.
+    """Climb to the mode of every client's density by safeguarded Newton steps, without a graph.
 
-    Each client takes a step in full, half or quarter length, whichever gives the highest density, so that
-    separable rows do not make it diverge.
+    Each client takes a step in full, half or quarter length, whichever gives the highest density,
+    so that separable rows do not make it diverge.
 
     Args:
         density: (C, 1, D) -> (C,).
@@ -143,10 +143,10 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mode and the precision there with correct gradients, by one differentiable Newton step.
+    """Return the mode and the precision there, with gradients, by one differentiable Newton step.
 
-    At the mode the slope is 0, so d(step) = H^-1 d(slope). This is the implicit derivative of the mode, at
-    the cost of one step.
+    At the mode the slope is 0, so d(step) = H^-1 d(slope). This is the implicit derivative of the
+    mode, at the cost of one step.
 
     Args:
         density: (C, 1, D) -> (C,).
@@ -156,7 +156,8 @@ def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tenso
         The mode (C, 1, D) and the precision (C, 1, D, D).
     """
     slope, minus_hessian = curvature(density, near)
-    # Not by solve: its nested derivatives come out wrong under vmap without gradients when it is batched.
+    # Not by solve: its nested derivatives come out wrong under vmap without gradients when it is
+    # batched.
     step = (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]
     mode = near + step * (CAP / (step.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0).detach()
     return mode, curvature(density, mode)[1]

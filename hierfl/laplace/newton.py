@@ -1,7 +1,8 @@
 """Second-order steps of a server: to the mode of a log density, then to the best Gaussian q.
 
-The steps to the mode are Newton steps in a trust region; those of q are natural-gradient steps to its fixed
-point. States are dicts of tensors, so that a run can stop and resume. Every function is pure.
+The steps to the mode are Newton steps in a trust region; those of q are natural-gradient steps to
+its fixed point. States are dicts of tensors, so that a run can stop and resume. Every function is
+pure.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations
 
 
 def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Tensor]:
-    """Return a positive definite precision made from a curvature, and how many eigenvalues were raised.
+    """Return a positive definite precision made from a curvature, and its raised eigenvalues.
 
-    In units of the prior, eigenvalues below 1 are raised to 1: data never take away what the prior knows.
+    In units of the prior, eigenvalues below 1 are raised to 1: data never take away what the prior
+    knows.
 
     Args:
         curvature: (K, K), symmetric.
         unit: (K,) one over the standard deviations of the prior.
-        fold: take the absolute values of the eigenvalues first, for a step where the density is not concave.
+        fold: take the absolute values of the eigenvalues first, for a step where the density is not
+            concave.
 
     Returns:
         The precision (K, K) and the number of raised eigenvalues ().
@@ -36,7 +39,7 @@ def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Te
 
 
 def length(move: Tensor, precision: Tensor) -> Tensor:
-    """Return the length () of a move (K,), in standard deviations of a Gaussian of precision (K, K)."""
+    """Return the length () of a move (K,) in sds of a Gaussian of precision (K, K)."""
     return (move @ precision @ move).clamp(min=0.0).sqrt()
 
 
@@ -65,10 +68,10 @@ def climbing(start: Tensor, radius: float) -> Tree:
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     """Take one trust-region Newton step, given the expansion at `loc`.
 
-    If the value at `loc` is below the best so far, the step is taken again from the best point. The radius is
-    in units of the prior. It doubles after a step that was accepted, and is divided by 4 after one that was
-    not. `moved` is the length of the whole Newton step in standard deviations: below 1 the mode is as good as
-    reached.
+    If the value at `loc` is below the best so far, the step is taken again from the best point. The
+    radius is in units of the prior. It doubles after a step that was accepted, and is divided by 4
+    after one that was not. `moved` is the length of the whole Newton step in standard deviations:
+    below 1 the mode is as good as reached.
 
     Args:
         state: from `climbing` or the last `climbed`.
@@ -125,9 +128,9 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
 
         P <- (1 - r) P + r (-E_q[Hessian]),    m <- m + r P^-1 E_q[gradient]
 
-    The rate is r = 1 / (1 + a), where `averaged` a counts the steps that were longer than half the step
-    before. So r = 1 as long as the steps shrink fast; afterwards the steps are averaged. `moved` is r times
-    the length of the step.
+    The rate is r = 1 / (1 + a), where `averaged` a counts the steps that were longer than half the
+    step before. So r = 1 as long as the steps shrink fast; afterwards the steps are averaged.
+    `moved` is r times the length of the step.
 
     Args:
         state: from `settling` or the last `settled`.

@@ -29,9 +29,9 @@ def perturbed(
         batch: some rows.
         names_of_labels: fields that are kept.
         g: of the random numbers.
-        codes: field of integers -> its range, in which each row's is drawn anew: the first rows of a client
-            often have one code, and what it stands for could not be told from the client's own sites. None:
-            integers are kept.
+        codes: field of integers -> its range, in which each row's is drawn anew: the first rows of
+            a client often have one code, and what it stands for could not be told from the client's
+            own sites. None: integers are kept.
     """
 
     def moved(name: str, v: Tensor) -> Tensor:
@@ -70,5 +70,5 @@ def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
 
 
 def alike(one: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:
-    """Return whether two tensors are equal up to rounding, relative and absolute: 1e-8 by default, as in double."""
+    """Return whether two tensors are equal up to rounding, relative and absolute."""
     return bool(torch.allclose(one, other, rtol=exact, atol=exact))

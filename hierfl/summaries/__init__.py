@@ -1,1 +1,1 @@
-"""A client's summary: a Gaussian factor of its likelihood, and the hierarchy above the factors, kept exact."""
+"""A client's summary: a Gaussian factor of its likelihood, and the hierarchy above the factors."""

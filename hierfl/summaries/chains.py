@@ -1,12 +1,12 @@
 """Hamiltonian Monte Carlo of a density on R^K with many chains side by side.
 
-All chains share a step size, a trajectory length and a matrix that whitens the density; both are adapted
-during a warm-up, and then held. A trajectory's length is drawn anew in each iteration, the same for all
-chains. As the chains are one batch, an iteration takes a few evaluations of a batch of gradients.
+All chains share a step size, a trajectory length and a matrix that whitens the density. These are
+adapted during a warm-up, and then held. Each iteration draws a new trajectory length for all
+chains. The chains are one batch, so an iteration takes a few evaluations of a batch of gradients.
 
-Sources: Neal 2011, MCMC using Hamiltonian dynamics, arXiv:1206.1901; dual averaging of the step size, Hoffman
-and Gelman 2014, JMLR 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS;
-rank-normalized R-hat, Vehtari et al. 2021, Bayesian Analysis 16.
+Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
+15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
+Vehtari et al. 2021, Bayesian Analysis 16.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def sampled(
     Args:
         density: evaluates all chains at once.
         start: (C, K), where the chains start.
-        whitening: a first guess, such as of Laplace's approximation.
-        draws: S, of all chains together; where more are drawn, they are thinned.
-        warmup: iterations to adapt in.
+        whitening: a first guess, such as from Laplace's approximation.
+        draws: S, over all chains; if more are drawn, they are thinned.
+        warmup: iterations of adaptation.
         least: iterations after the warm-up, at least.
         seed: of the noise.
-        even: (K,) bool, numbers of which the density is an even function: only their sizes count for R-hat.
-        dense: the number of leading coordinates whose correlations are adapted to; the others, of which there
-            may be thousands, are whitened one by one.
+        even: (K,) bool, coordinates in which the density is even: R-hat uses their absolute values.
+        dense: the number of leading coordinates whose correlations are adapted to; the others,
+            possibly thousands, are whitened one by one.
     """
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
@@ -133,13 +133,13 @@ def sampled(
     together = torch.stack(kept).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
     r_hat = largest_r_hat(torch.where(even, chains.abs(), chains))
-    # one chain among many that never moves hardly shows in R-hat
+    # a single chain that never moves hardly shows in R-hat
     held = bool((moves < MOVES * len(kept)).any())
     return Sampled(together, math.inf if held else r_hat, whitening)
 
 
 def largest_r_hat(chains: Tensor) -> float:
-    """Return the largest split R-hat of chains (C, n, K), of normal scores of the ranks (Vehtari et al. 2021)."""
+    """Return the largest split R-hat of chains (C, n, K), by normal scores of their ranks."""
     flat = chains.flatten(0, 1)
     ranks = flat.argsort(0).argsort(0).to(flat.dtype)
     chains = torch.special.ndtri((ranks + 0.625) / (len(flat) + 0.25)).view(chains.shape)
@@ -191,9 +191,9 @@ def _iterated(
 
 
 def _alive(share: Tensor, g: torch.Generator) -> Tensor:
-    """Return where each chain goes on from, (C,) int64: chains that hardly move take the place of one that does.
+    """Return which chain each chain continues from, (C,) int64: not one that hardly moves.
 
-    In a steep tail every trajectory of a step size that suits the rest may be refused.
+    In a steep tail every trajectory may be refused at the step size that suits the other chains.
     """
     index = torch.arange(len(share))
     moving = index[share >= MOVES]
@@ -206,7 +206,7 @@ def _alive(share: Tensor, g: torch.Generator) -> Tensor:
 def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
     """Return the whitening by the moments of states (n, K), shrunk toward the one before.
 
-    Beyond the first `dense` numbers only variances are adapted to.
+    Beyond the first `dense` coordinates only variances are adapted to.
     """
     loc = states.mean(0)
     away = states - loc
@@ -221,11 +221,8 @@ def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
 def laplace(density: Density, start: Tensor, chains: int, spread: Tensor) -> Whitening:
     """Return Laplace's approximation of a density: its mode by L-BFGS, and its curvature there.
 
-    Args:
-        density: evaluates C chains at once.
-        start: (K,), where the search starts.
-        chains: C.
-        spread: (K,) sds of the prior: no sd becomes larger.
+    The search starts at `start` (K,). No sd exceeds `spread` (K,), the sds of the prior; `density`
+    evaluates `chains` points at once.
     """
 
     def at(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
-"""A client's own numbers given the global ones: points of p(w, t | z) times the client's factor, with weights.
+"""A client's own parameters given the global ones: weighted points.
 
-Without mixing numbers this is a Normal distribution of w, and points are drawn from it. With them, points come
-from two sides in equal shares: t from a proposal that the client has found for itself, then w from what the
-factor leaves of its Normal distribution; and both from the prior alone. The second keeps weights finite where a
-prior has wide tails and the factor has none.
+Without mixing parameters this is a Normal distribution of w, and points are drawn from it. With
+them, half of the points come from the factor's Normal distribution and half from the prior alone.
+The latter keep weights finite where a prior has wide tails and the factor has none.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.integrated import given
 
-BEND = 0.5  # a proposal is the sinh of a Normal: its tails are wider than those of any density with exponential ones
+# a proposal is the sinh of a Normal: its tails are wider than exponential ones
+BEND = 0.5
 CLIMB = 8  # Newton steps to the mode
-LEAST = 0.04  # curvature at the mode, at least: mixing numbers are logs, mostly, and 5 is a wide sd of one
+LEAST = 0.04  # curvature at the mode, at least: most t are logs, for which 5 is a wide sd
 PASSES, POINTS = 3, 64  # of adaptive importance sampling after it
 SHARES = (1.0, 0.5, 0.25, 0.0625)  # of a Newton step
 
 
 class Proposal(NamedTuple):
-    """Where clients' mixing numbers may be: t = loc + tril sinh(BEND e) / BEND, e standard normal.
+    """Proposals of t: t = loc + tril sinh(BEND e) / BEND, with e standard normal.
 
     loc: (..., M).
     tril: (..., M, M), lower triangular.
@@ -52,7 +52,7 @@ class Proposal(NamedTuple):
 
 
 def own_shapes(size: int, mixing: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what a client keeps: its factor in V = `size` numbers, and proposals of M = `mixing`."""
+    """Return the shapes of a client's factor, V = `size`, and of its proposals, M = `mixing`."""
     shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
     if mixing:
         shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
@@ -81,18 +81,11 @@ def point(
     *,
     wider: float = 1.0,
 ) -> Point:
-    """Return the point of each client that standard normal numbers stand for.
+    """Return each client's point for given standard normal numbers.
 
-    Args:
-        hierarchy: the program's prior.
-        z: (K,).
-        row: one row of each client.
-        factor: Lambda (C, V, V) and eta (C, V).
-        proposals: of the mixing numbers, (2, C, ...): with the factor, and of the prior alone; None: the program
-            has none.
-        e: (C, M + Dn), standard normal.
-        side: () 0, or 1 for a point of the prior alone.
-        wider: factor of the scale of w.
+    z is (K,), `row` one row of each client, `factor` (C, V, V) and (C, V), `proposals` (2, C, ...)
+    with the factor and of the prior alone, e (C, M + Dn) standard normal. `side` () is 1 for a
+    point of the prior alone; `wider` multiplies the scale of w.
     """
     if hierarchy.mixing is None or proposals is None:
         return _of_normal(hierarchy, z, row, factor, e, wider)
@@ -119,16 +112,9 @@ def points_of_one(
     e: Tensor,
     sides: Tensor,
 ) -> Point:
-    """Return one client's points, as `point` does for each: local numbers (P, D) and log weights (P,).
+    """Return one client's points, as `point` does for each: (P, D) and log weights (P,).
 
-    Args:
-        hierarchy: the program's prior.
-        z: (K,).
-        row: one row of the client.
-        factor: Lambda (1, V, V) and eta (1, V).
-        proposals: as for `point`.
-        e: (P, M + Dn), standard normal.
-        sides: (P,) 0 or 1.
+    `factor` is (1, V, V) and (1, V), e (P, M + Dn) and `sides` (P,).
     """
     if proposals is None:
         # one product for all points: mapped over them, the scale would be copied for each
@@ -159,7 +145,7 @@ def _of_normal(
 
 
 def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log integral of a quadratic, and the mean and the lower triangular scale, widened, of its Normal."""
+    """Return a quadratic's log integral, and its Normal's mean and widened Cholesky factor."""
     integral, covariance = of.log_integral()
     mean = (covariance @ of.shift[..., None])[..., 0]
     return integral, mean, wider * torch.linalg.cholesky_ex(covariance).L
@@ -172,7 +158,7 @@ def _log_normal(w: Tensor, mean: Tensor, tril: Tensor) -> Tensor:
 
 
 def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
-    """Return the side of each of so many points, (count,): of the prior alone for every second one with t."""
+    """Return the sides of points, (count,); with mixing parameters half are of the prior."""
     return torch.arange(count) % 2 * (hierarchy.mixing is not None)
 
 
@@ -189,10 +175,7 @@ def proposals_of(
     factor: tuple[Tensor, Tensor],
     points: Tensor,
 ) -> Proposal | None:
-    """Find the proposals of one client, with its factor and of the prior alone; None of a program without t.
-
-    They are found as `proposal_of` does, and have shapes (2, M) and (2, M, M).
-    """
+    """Return a client's proposals (2, M) and (2, M, M), with its factor and of the prior."""
     if hierarchy.mixing is None:
         return None
     alone = (factor[0] * 0.0, factor[1] * 0.0)
@@ -207,17 +190,10 @@ def proposal_of(
     factor: tuple[Tensor, Tensor],
     points: Tensor,
 ) -> Proposal:
-    """Find a proposal of one client.
+    """Find a proposal of one client, with the moments of p(t | z) times the factor over a few z.
 
-    It has the moments of p(t | z) times the factor, on average over a few z: those of Laplace's approximation at
-    first, then by adaptive importance sampling.
-
-    Args:
-        hierarchy: the program's prior.
-        few: (B, K) of z.
-        row: one row of the client.
-        factor: Lambda (1, V, V) and eta (1, V).
-        points: (P, M) of `points_of`.
+    They come from Laplace's approximation, and then from adaptive importance sampling. `few` is (B,
+    K), `factor` (1, V, V) and (1, V), `points` (P, M) from `points_of`.
     """
     mixing = hierarchy.mixing
     assert mixing is not None

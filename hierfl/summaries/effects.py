@@ -1,13 +1,14 @@
 """Local sites of a non-centered program, turned into the effects that its likelihood reads.
 
-A non-centered program draws e ~ Normal(0, 1) and lets the likelihood read mu + tau e. No Gaussian factor in
-(e, mu, tau) is a good one. If row i depends on e only through a linear predictor
+A non-centered program draws e ~ Normal(0, 1) and lets the likelihood read mu + tau e. No Gaussian
+factor in (e, mu, tau) is a good one. If row i depends on e only through a linear predictor
 
     base_i(z) + design_i(z) . e = rest_i + design_i(z0) . (t(z) + T(z) e),
 
-where z0 are the starting values and rest_i is the same for all z that differ in some numbers only, then those
-numbers matter to the likelihood through the effect w = t(z) + T(z) e alone. The factor is taken in w, and the
-prior of w given z follows from that of e. The effect is measured in units of z0: w = e where z = z0.
+where z0 are the starting values and rest_i is the same for all z that differ in some entries only,
+then those entries matter to the likelihood through the effect w = t(z) + T(z) e alone. The factor
+is taken in w, and the prior of w given z follows from that of e. The effect is measured in units of
+z0: w = e at z = z0.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Effects:
 
     Args:
         program: whose local sites they are.
-        batch: made-up rows whose predictors tell t and T.
-        inside: (A,) int64, positions in z of the numbers that t and T depend on.
+        batch: made-up rows whose predictors determine t and T.
+        inside: (A,) int64, positions in z of the parameters that t and T depend on.
         origin: (K,) z0.
         base: (n,) predictors at z0 and e = 0.
         inverse: (D, n), pseudo-inverse of the design at z0.
@@ -60,24 +61,21 @@ class Effects:
 
 
 def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
-    """Return the predictors at z and e = 0, (n,), and how they change with each number of e, (n, D)."""
+    """Return the predictors at z and e = 0, (n,), and their derivatives in e, (n, D)."""
     size = program.latents.local_block.size
     read = predictors_of(lambda e: _terms(program, z, e, batch), size, z.dtype)
     return read.base, read.design
 
 
 def seen_effects(program: Program, read: list[int]) -> Effects | None:
-    """Return the effects of a non-centered program, None where its likelihood reads the local sites as they are.
+    """Return the effects of a non-centered program; None if it reads the local sites as they are.
 
-    The answer is tested at random points, not proven.
-
-    Args:
-        program: the program.
-        read: positions in z of the numbers that its likelihood reads.
+    The answer is tested at random points, not proven. `read` holds the positions in z that the
+    likelihood reads.
 
     Raises:
-        ProgramError: a number of z scales the local sites in the likelihood, and no such effect is found; the
-            message shows the centered form.
+        ProgramError: an entry of z scales the local sites in the likelihood, and no such effect is
+            found; the message shows the centered form.
     """
     if not read or not program.latents.local_block.size:
         return None
@@ -117,7 +115,7 @@ def _tried(
 
 
 def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
-    """Return perturbed copies of the prototype's rows, three times as many as there are local numbers."""
+    """Return perturbed copies of the prototype's rows, three times as many as local parameters."""
     batch = program.prototype
     rows = batch.num_rows
     index = torch.arange(max(rows, 3 * program.latents.local_block.size + 3)) % rows
@@ -153,13 +151,13 @@ def _stepped(z: Tensor, j: int) -> Tensor:
 
 
 def _moves_design(program: Program, z: Tensor, j: int, batch: ClientBatch) -> bool:
-    """Return whether number j of z changes the design."""
+    """Return whether entry j of z changes the design."""
     one, other = (predicted(program, at, batch)[1] for at in (z, _stepped(z, j)))
     return not alike(one, other)
 
 
 def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across: Tensor) -> bool:
-    """Return whether number j of z moves predictors along the columns of the design, and nothing else."""
+    """Return whether entry j of z moves predictors along the columns of the design alone."""
     other = _stepped(z, j)
     (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
@@ -172,7 +170,7 @@ def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across
 
 
 def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
-    """Return whether the likelihood at (z, e) is that at the effects, with the absorbed numbers at z0."""
+    """Return whether the likelihood at (z, e) equals that at the effects and z0."""
     program, batch = found.program, found.batch
     shift, scale = found.at(z)
     there = z.clone()
@@ -182,12 +180,10 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
 
 
 def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
-    """Refuse a program with mixing numbers whose likelihood reads a global number as a scale of a local one.
+    """Refuse a program with mixing parameters whose likelihood scales a local site by a global one.
 
-    Args:
-        program: the program.
-        shared: (U,) positions in z of the numbers that its likelihood reads.
-        normal: (Dn,) positions of the local numbers that are Normal given the mixing numbers.
+    `shared` (U,) are the positions in z that the likelihood reads, `normal` (Dn,) those of the
+    local parameters that are Normal given the mixing parameters.
 
     Raises:
         ProgramError: it does; the message shows the centered form.
@@ -213,8 +209,8 @@ def _not_recognized(program: Program, position: int) -> ProgramError:
     block, local = program.latents.global_block, program.latents.local_block.sites[0].name
     names = [site.name for site in block.sites for _ in range(site.size)]
     return ProgramError(
-        f"the likelihood reads global site '{names[position]}' as a scale of local site '{local}', in a form "
-        f"that two_stage cannot turn into an effect: write the program centered, with the effect itself as the "
-        f"local site, such as {local} = pyro.sample('{local}', dist.Normal(mu, tau)) in place of mu + tau * "
-        f"{local}"
+        f"the likelihood reads global site '{names[position]}' as a scale of local site '{local}', "
+        "in a form that two_stage cannot turn into an effect: write the program centered, with "
+        f"the effect itself as the local site, such as {local} = pyro.sample('{local}', "
+        f"dist.Normal(mu, tau)) in place of mu + tau * {local}"
     )

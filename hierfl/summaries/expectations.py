@@ -1,10 +1,10 @@
-"""Expectations of a client's log likelihood and of its derivatives under a Normal distribution of v.
+"""Expectations of a client's log likelihood and its derivatives under a Normal distribution of v.
 
-The numbers v = (l, s) that a likelihood reads fall into two kinds. Row i depends on l only through a linear
-predictor, eta_i = base_i(s) + x_i . l. Given s, that predictor is Normal, so an expectation is a
-one-dimensional Gauss-Hermite sum a row. The rest, s, is summed over a few points: none where everything is in
-a predictor, Gauss-Hermite nodes for one number, quasi-random points for several. Without a linear predictor s
-is all of v.
+The entries of v = (l, s) are of two kinds. Row i depends on l only through a linear predictor,
+eta_i = base_i(s) + x_i . l. Given s, that predictor is Normal, so an expectation is a
+one-dimensional Gauss-Hermite sum per row. Expectations over s are sums over a few points: none if s
+is empty, Gauss-Hermite nodes for one entry, quasi-random points for several. Without a linear
+predictor s is all of v.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from hierfl.laplace.trials import alike
 from hierfl.program.traces import Site
 from hierfl.summaries.reading import Reading, start_of
 
-# Gauss-Hermite nodes of a predictor, and of s where it is one number: odd, so that the mean is one of them
+# Gauss-Hermite nodes of a predictor, and of s where it is one number: odd, so that the mean is one
+# of them
 ALONG_ROW, ALONE = 13, 9
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
@@ -68,29 +69,29 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Which numbers of v enter a likelihood through linear predictors alone.
+    """Which entries of v enter a likelihood through linear predictors alone.
 
     Args:
         reading: what the likelihood reads.
-        inside: (L,) int64, positions in v of those numbers.
+        inside: (L,) int64, positions in v of those entries.
     """
 
     reading: Reading
     inside: Tensor
 
     def __post_init__(self) -> None:
-        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        """Build cached tensors outside torch.func transforms."""
         _ = self.rest, self.order
 
     @cached_property
     def rest(self) -> Tensor:
-        """Positions in v of all other numbers, (S,) int64."""
+        """Positions in v of all other entries, (S,) int64."""
         others = set(range(self.reading.size)) - set(self.inside.tolist())
         return torch.tensor(sorted(others), dtype=torch.long)
 
     @cached_property
     def order(self) -> Tensor:
-        """Where each number of v lies in (l, s), (V,) int64."""
+        """Where each entry of v lies in (l, s), (V,) int64."""
         return torch.argsort(torch.cat([self.inside, self.rest]))
 
     def whole(self, line: Tensor, rest: Tensor) -> Tensor:
@@ -137,9 +138,9 @@ class Rows:
     """The rows of one client, with their linear predictors.
 
     Args:
-        line: the numbers in linear predictors.
+        line: the entries of v in linear predictors.
         batch: the client's rows.
-        design: (n, L), the predictors' coefficients of l, all observed sites one after another.
+        design: (n, L), the predictors' coefficients of l, site after site.
     """
 
     line: Line
@@ -151,14 +152,14 @@ class Rows:
         return self.line.reading.log_likelihood(v, self.batch)
 
     def log_likelihood_by_line(self, v: Tensor) -> Tensor:
-        """Return the same by the linear predictors: mapped over l, the program is evaluated once."""
+        """Return the same by the linear predictors; mapped over l, the program runs once."""
         line = self.line
         if not len(line.inside):
             return self.log_likelihood(v)
         return self._shifted(self.design @ v[line.inside], v[line.rest])
 
     def _shifted(self, shift: Tensor, rest: Tensor) -> Tensor:
-        """Return the log likelihood with the predictors moved by `shift` (n,) from l = 0, at s (S,)."""
+        """Return the log likelihood at s (S,), with predictors moved by `shift` (n,) from l = 0."""
         if not len(self.line.inside):
             return self.log_likelihood(rest)
         terms = self.line.terms(torch.zeros(len(self.line.inside)), rest, self.batch)
@@ -169,12 +170,12 @@ class Rows:
         return self.expected(mean, precision, node_at_mean(self.line))[0]
 
     def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Expected, Expected]:
-        """Return expectations under v ~ Normal(mean (V,), precision (V, V)^-1), and the derivatives at the mean."""
+        """Return expectations under Normal(mean, precision^-1), and values at the mean (V,)."""
         summed, middle = self._by_predictor(mean, precision, nodes)
         return self._of_numbers(*summed), self._of_numbers(*middle)
 
     def by_row(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        """Return the expected first and minus second derivative in each predictor, both (n,), where s is empty."""
+        """Return expected first and minus second derivatives per predictor, (n,); s is empty."""
         slope, _, second, _, _ = self._by_predictor(mean, precision, nodes)[0]
         return slope, -second
 
@@ -213,7 +214,7 @@ class Rows:
     def _of_numbers(
         self, slope: Tensor, rest_slope: Tensor, second: Tensor, cross: Tensor, rest_second: Tensor
     ) -> Expected:
-        """Return what `_derivatives` gives by predictor, by number of v."""
+        """Return what `_derivatives` gives by predictor, by entry of v."""
         of_line, order = slope @ self.design, self.line.order
         corner = cross @ self.design  # (S, L)
         top = torch.cat([(self.design.mT * second) @ self.design, corner.mT], 1)
@@ -221,10 +222,10 @@ class Rows:
         return Expected(torch.cat([of_line, rest_slope])[order], -whole[order][:, order])
 
     def _derivatives(self, shift: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
-        """Return the first and second derivatives of the log likelihood in the predictors and in s.
+        """Return first and second derivatives of the log likelihood in the predictors and in s.
 
-        Returns:
-            (n,), (S,), (n,) the diagonal, as a row depends on its own predictor alone, (S, n), (S, S).
+        They are (n,), (S,), (n,) (a diagonal, as a row depends on its own predictor alone), (S, n),
+        (S, S).
         """
         (slope, rest_slope), pull = vjp(grad(self._shifted, (0, 1)), shift, rest)[:2]
         second = pull((torch.ones_like(shift), torch.zeros_like(rest)))[0]
@@ -246,7 +247,7 @@ def rows_of(line: Line, batch: ClientBatch) -> Rows:
 
 
 def seen_line(reading: Reading) -> Line:
-    """Find which numbers of v enter a likelihood through linear predictors alone, by trial."""
+    """Find by trial which entries of v enter a likelihood through linear predictors alone."""
     none = Line(reading, torch.zeros(0, dtype=torch.long))
     with trial():
         g = torch.Generator().manual_seed(0)

@@ -1,12 +1,14 @@
 """A client's likelihood as a Gaussian factor, found by variational steps on the client's own rows.
 
-The server tells what it believes of any client's v, Normal(m, C). With it, q is the Normal distribution
-closest to Normal(v; m, C) p(y | v) (in KL(q || .)), and the factor is what the likelihood contributes to q:
+The server sends its belief about any client's v, Normal(m, C). With it, q is the Normal
+distribution closest to Normal(v; m, C) p(y | v) (in KL(q || .)), and the factor is what the
+likelihood contributes to q:
 
-    exp(eta . v - v' Lambda v / 2),    Lambda = -E_q[d^2 log p(y | v)],    eta = E_q[d log p(y | v)] + Lambda E_q[v]
+    exp(eta . v - v' Lambda v / 2)
+    Lambda = -E_q[d^2 log p(y | v)],    eta = E_q[d log p(y | v)] + Lambda E_q[v]
 
-It is exact where the likelihood is Gaussian. Natural parameters make a singular Lambda (a client with one
-row, a column that never varies) no trouble.
+It is exact where the likelihood is Gaussian. Natural parameters allow a singular Lambda (a client
+with one row, a column that never varies).
 
 Source: conjugate-computation variational inference, Khan and Lin 2017, arXiv:1703.04265.
 """
@@ -47,14 +49,7 @@ class Factor(NamedTuple):
 
 
 def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Factor:
-    """Return the factor of a client's likelihood.
-
-    Args:
-        rows: of the client.
-        loc: (V,) m, the mean of v that the server believes in.
-        covariance: (V, V) C.
-        nodes: at which expectations are summed.
-    """
+    """Return the factor of a client's likelihood, given the server's belief: m and C."""
     prior = torch.linalg.inv_ex(covariance).inverse
     prior = 0.5 * (prior + prior.mT)
     mean = _mode(rows, loc, prior)
@@ -70,9 +65,10 @@ def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Fact
 
 
 def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
-    """Return expectations under q, or the derivatives at its mean where these are beyond what doubles can add.
+    """Return expectations under q, or the derivatives at its mean if expectations overflow.
 
-    A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows q.
+    A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows
+    q.
     """
     found, there = rows.expected(mean, precision, nodes)
     most = LARGEST * (1.0 + there.curvature.abs().amax())
@@ -85,9 +81,9 @@ def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expe
 def rounded(factor: Factor) -> Factor:
     """Return a factor in double precision, rounded to about 32 binary digits.
 
-    The server's chains amplify rounding. What clients send differs between engines by the last few of 53 digits,
-    and must not lead to other draws. Numbers are rounded in units of the square roots of the precision's diagonal, as
-    those that are nearly 0 beside others differ in all of their digits.
+    The server's chains amplify rounding. What clients send differs between engines by the last few
+    of 53 digits, and must not lead to other draws. Entries are rounded in units of the square roots
+    of the precision's diagonal, because entries near 0 differ in all of their digits.
     """
     size = factor.precision.diagonal().abs().sqrt()
     size = size.maximum(LEAST * size.amax()).clamp(min=NOTHING)
@@ -105,7 +101,7 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
 
 
 def _mode(rows: Rows, loc: Tensor, prior: Tensor) -> Tensor:
-    """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) by Newton steps, each halved if that is better."""
+    """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) by Newton steps, halved if better."""
     shares = torch.tensor([1.0, 0.5, 0.25, 0.0625], dtype=loc.dtype)
 
     def density(v: Tensor) -> Tensor:

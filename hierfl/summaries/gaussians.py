@@ -1,4 +1,4 @@
-"""Normal distributions and exponentials of quadratic forms, in batches: products and integrals in closed form."""
+"""Normal distributions and exponentials of quadratic forms, in batches, in closed form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Normal(NamedTuple):
         return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
 
     def unchained(self, slopes: Tensor) -> Normal:
-        """Return the joint distribution of numbers whose means move with one another by slopes (C, D, D)."""
+        """Return the joint distribution if means move with one another by slopes (C, D, D)."""
         rest = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
         mean = torch.linalg.inv_ex(rest).inverse @ self.mean[..., None]
         return Normal(mean[..., 0], rest.mT @ self.precision @ rest, self.log_det)
@@ -49,7 +49,7 @@ class Quadratic(NamedTuple):
     constant: Tensor
 
     def log_integral(self) -> tuple[Tensor, Tensor]:
-        """Return the log of the integral over x, (...), and the covariance (..., D, D) of x; NaN where it diverges."""
+        """Return the log integral over x (...), NaN if it diverges, and x's covariance."""
         size = self.precision.shape[-1]
         if not size:
             return self.constant, self.precision
@@ -63,11 +63,9 @@ class Quadratic(NamedTuple):
         return self.constant + ((self.shift - 0.5 * turned) * x).sum(-1)
 
     def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
-        """Return the product over the batch of these functions at x = start + slopes m, a function of m (M,).
+        """Return the product over the batch at x = start + slopes m, as a function of m (M,).
 
-        Args:
-            start: (C, D), or (1, D) where it is the same for all.
-            slopes: (C, D, M), or (D, M).
+        `start` is (C, D), or (1, D) if it is the same for all; `slopes` is (C, D, M) or (D, M).
         """
         turned = (self.precision @ start[..., None])[..., 0]
         constant = self.constant + ((self.shift - 0.5 * turned) * start).sum(-1)
@@ -77,13 +75,9 @@ class Quadratic(NamedTuple):
 
 
 def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
-    """Return Normal distributions of w times factors of v = (w, u), as functions of w.
+    """Return Normal distributions of w (D,) times factors of v = (w, u), as functions of w.
 
-    Args:
-        normal: of w (D,), of each client, or of all.
-        u: (U,), or (C, U).
-        precision: (C, D + U, D + U) of each client's factor.
-        shift: (C, D + U).
+    u is (U,) or (C, U); the factors are (C, D + U, D + U) and (C, D + U).
     """
     size = normal.mean.shape[-1]
     pull = (normal.precision @ normal.mean[..., None])[..., 0]
@@ -106,15 +100,11 @@ def without_own(
     diagonal: bool,
     summed: bool,
 ) -> Quadratic:
-    """Return the integrals of Normal(w; mu, A^-1) times factors of v = (w, u) over w, as functions of (mu, u).
+    """Integrate Normal(w; mu, A^-1) times factors of v = (w, u) over w: functions of (mu, u).
 
-    Args:
-        prior: (C, D, D) or (1, D, D), A.
-        log_det: (C,) or (1,), of A.
-        precision: (C, D + U, D + U) of each client's factor.
-        shift: (C, D + U).
-        diagonal: A is diagonal.
-        summed: return the product of all clients' integrals, where A is the same for all.
+    `prior` is A, (C, D, D) or (1, D, D), with its `log_det`; the factors are (C, D + U, D + U) and
+    (C, D + U). If `summed`, return the product of all clients' integrals; A is then the same for
+    all.
     """
     size = prior.shape[-1]
     own, cross, low = (
@@ -148,15 +138,15 @@ def without_own(
     return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
 
 
-# -------------------------------------------------------------------------------------------- inverses
+# ----------------------------------------------------------------------------------------- inverses
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the inverse (..., D, D) and the log determinant (...), NaN where a matrix is not positive definite."""
+    """Return the inverse (..., D, D) and the log determinant, NaN if not positive definite."""
     found: tuple[Tensor, Tensor] = _Inverse.apply(matrix)  # type: ignore[no-untyped-call]
     return found
 
 
 def inverse_with_diagonal(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same of matrices (..., D, D) with `diagonal` (..., D) added; `matrix` takes no derivative."""
+    """Return the same of matrices plus `diagonal` (..., D), in which alone it is differentiated."""
     found: tuple[Tensor, Tensor] = _InverseWithDiagonal.apply(diagonal, matrix)  # type: ignore[no-untyped-call]
     return found
 
@@ -190,7 +180,7 @@ class _Inverse(torch.autograd.Function):
 
 
 class _InverseWithDiagonal(torch.autograd.Function):
-    """The same of a matrix plus a diagonal, in which alone it is differentiated: half the work."""
+    """The same of a matrix plus a diagonal; only the diagonal is differentiated: half the work."""
 
     generate_vmap_rule = True
 

@@ -1,11 +1,12 @@
-"""The hierarchy above the clients' factors, kept exact: its prior, and what integrates out in closed form.
+"""The hierarchy above the clients' factors, kept exact: its prior, and closed-form integrals.
 
-The global numbers z are of two kinds. Given those in s ("scales": all that is not linear), the others m
-("means") and the local sites w are jointly Normal:
+The global vector z has two kinds of entries. Given s ("scales": all that is not linear), the others
+m ("means") and the local sites w are jointly Normal:
 
     m | s ~ Normal,    w_k | z ~ Normal(a_k + M_k m, A^-1),    a, M, A functions of s
 
-Where some local numbers are not Normal, this holds given each client's mixing numbers t_k, and w are the others.
+If some local parameters are not Normal, this holds given each client's mixing parameters t_k, and w
+are the other local parameters.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class Hierarchy:
         reading: what its likelihood reads.
         fields: names of the client fields that the prior of the local sites reads.
         linear: names of the global sites in m.
-        chained: whether the mean of a local site, and of a site in m, depends on another one of its kind.
-        diagonal: whether the local numbers are independent given z.
-        slopes: (V, Km), how far (mean of w, u) move with m, where that is the same at any s and for all clients.
-        mixing: what the local sites are Normal given; None: they are as they are.
+        chained: whether the mean of a local site, and of a site in m, depends on another one of its
+            kind.
+        diagonal: whether the local parameters are independent given z.
+        slopes: (V, Km), how far (mean of w, u) move with m, if that is the same at any s and for
+            all clients.
+        mixing: what the local sites are Normal given; None: nothing.
     """
 
     reading: Reading
@@ -65,7 +68,7 @@ class Hierarchy:
     mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
-        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        """Build cached tensors outside torch.func transforms."""
         _ = self.inside, self.outside, self._order, self.row, self.arrangement
 
     @property
@@ -75,17 +78,17 @@ class Hierarchy:
 
     @property
     def normal_size(self) -> int:
-        """The number of local numbers of a client that are Normal, given its mixing numbers if it has some."""
+        """Dn, how many local parameters of a client are Normal (given its mixing parameters)."""
         return self.reading.own_size if self.mixing is None else len(self.mixing.normal)
 
     @property
     def mixing_size(self) -> int:
-        """M, the number of mixing numbers of a client."""
+        """M, the number of mixing parameters of a client."""
         return 0 if self.mixing is None else self.mixing.size
 
     @cached_property
     def arrangement(self) -> Tensor:
-        """Positions in v of the Normal local numbers, of the others, and of u, (V,) int64."""
+        """Positions in v of the Normal local parameters, of the others, and of u, (V,) int64."""
         shared = torch.arange(self.reading.own_size, self.reading.size)
         if self.mixing is None:
             return torch.arange(self.reading.size)
@@ -128,11 +131,10 @@ class Hierarchy:
         return replace(batch, fields=fields, rows=None, counts=torch.ones_like(batch.counts))
 
     def batch(self, fields: Values, count: int = 1) -> ClientBatch:
-        """Return what the prior reads of C clients: one for all where it is the same for all.
+        """Return what the prior reads of C clients: one for all if it is the same for all.
 
-        Args:
-            fields: their values of `self.fields`, (C, ...) each.
-            count: C, where each has mixing numbers of its own.
+        `fields` holds their values of `self.fields`, (C, ...) each; `count` is C if each has mixing
+        parameters.
         """
         if self.fields:
             count = len(fields[self.fields[0]])
@@ -153,13 +155,7 @@ class Hierarchy:
         )
 
     def sites(self, z: Tensor, w: Tensor, batch: ClientBatch) -> dict[str, Site]:
-        """Return the sites of the program, by name.
-
-        Args:
-            z: (K,).
-            w: (D,) local numbers of all clients, or (C, D).
-            batch: of clients.
-        """
+        """Return the program's sites by name, at z (K,) and local vectors w, (D,) or (C, D)."""
         latents, count = self.program.latents, batch.num_clients
         values = latents.global_block.unflatten(z)[0]
         if w.shape[-1]:
@@ -177,12 +173,9 @@ class Hierarchy:
         return total + sum(j.sum() for name, j in jacobians.items() if name not in without)
 
     def local(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Normal:
-        """Return p(w | z, t) of the clients of a batch: (C, D), or (1, D) where it is the same for all.
+        """Return p(w | z, t) of the clients of a batch: (C, D), or (1, D) if all have the same.
 
-        Args:
-            z: (K,).
-            batch: of clients.
-            t: (C, M) their mixing numbers; None: the program has none.
+        z is (K,); t is (C, M), or None without mixing parameters.
         """
         own, size = self.program.latents.local_block.sites, self.normal_size
         if self.mixing is not None:
@@ -209,20 +202,20 @@ class Hierarchy:
     def local_sites(
         self, z: Tensor, w: Tensor, batch: ClientBatch, t: Tensor | None
     ) -> dict[str, Site]:
-        """Return the sites of the program at Normal local numbers w, with their distributions given t (C, M)."""
+        """Return the program's sites at Normal local parameters w, given t (C, M)."""
         if self.mixing is None or t is None:
             return self.sites(z, w, batch)
         return self.mixing.given(self.sites(z, self.mixing.whole(w, t), batch), t)
 
     def log_mixing(self, z: Tensor, batch: ClientBatch, t: Tensor | None) -> Tensor:
-        """Return log p(t | z) of the clients of a batch, (C,), or 0 of a program without mixing numbers."""
+        """Return log p(t | z) of the clients of a batch, (C,); 0 without mixing parameters."""
         if self.mixing is None or t is None:
             return torch.zeros(1, dtype=z.dtype)
         zero = torch.zeros(self.normal_size, dtype=z.dtype)
         return self.mixing.log_p(self.sites(z, self.mixing.whole(zero, t), batch), t)
 
     def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
-        """Return the local numbers of the program at w (..., D).
+        """Return the program's local vectors at w (..., D).
 
         They are w itself, or e of a non-centered program, w = t(z) + T(z) e.
         """
@@ -232,7 +225,7 @@ class Hierarchy:
         return (w - moved) @ torch.linalg.inv_ex(scale).inverse.mT
 
     def log_local(self, z: Tensor, vectors: Tensor, batch: ClientBatch) -> Tensor:
-        """Return the log prior density of the local sites as the program has them, (C,), at vectors (C, D)."""
+        """Return the log prior density of the program's local sites at vectors (C, D), (C,)."""
         found, own = self.sites(z, vectors, batch), self.program.latents.local_block
         jacobians = own.unflatten(vectors[:, None])[1]
         each = [
@@ -259,7 +252,7 @@ class Hierarchy:
         return normal.unchained((along - normal.mean).permute(1, 2, 0))
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
-        """Return how far (mean of w, rest) move with m: (V, Km), or (C, V, Km) where it depends on the client."""
+        """Return how far (mean of w, u) move with m: (V, Km), or (C, V, Km) if clients differ."""
         if self.slopes is not None:
             return self.slopes.to(z.dtype)
         count = len(self.inside)

@@ -1,8 +1,9 @@
 """What integrates out of a hierarchy and its clients' factors in closed form.
 
-With factors exp(eta . v - v' Lambda v / 2) in v = (w, u), where u are entries of z, the local numbers w integrate
-out client by client, and then the means m. What is left is a density of the scales s alone. Where clients have
-mixing numbers t, u has some of these in it, and what is left is a density of s and all t.
+With factors exp(eta . v - v' Lambda v / 2) in v = (w, u), where u are entries of z, the local
+parameters w integrate out client by client, and then the means m. This leaves a density of the
+scales s. If clients have mixing parameters t, u contains some of them, and a density of s and all t
+is left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hierfl.summaries.hierarchy import Factors, Hierarchy
 
 
 def rest_of(hierarchy: Hierarchy, z: Tensor, t: Tensor | None) -> Tensor:
-    """Return what v holds beside Normal local numbers: u (U,), or (C, O + U)."""
+    """Return what v holds beside Normal local parameters: u (U,), or (C, O + U)."""
     u = z[hierarchy.reading.shared]
     if hierarchy.mixing is None or t is None:
         return u
@@ -24,7 +25,7 @@ def rest_of(hierarchy: Hierarchy, z: Tensor, t: Tensor | None) -> Tensor:
 
 
 def arranged(hierarchy: Hierarchy, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factors (C, V, V) and (C, V) with the Normal local numbers first."""
+    """Return factors (C, V, V) and (C, V) with the Normal local parameters first."""
     if hierarchy.mixing is None:
         return precision, shift
     at = hierarchy.arrangement
@@ -41,13 +42,7 @@ def given(
 ) -> Quadratic:
     """Return p(w | z, t) times each client's factor, as a function of w.
 
-    Args:
-        hierarchy: the program's prior.
-        normal: p(w | z, t).
-        z: (K,).
-        precision: (C, V, V) Lambda of each client.
-        shift: (C, V) eta.
-        t: (C, M) mixing numbers; None: the program has none.
+    `normal` is p(w | z, t), the factors are (C, V, V) and (C, V); t is (C, M), or None.
     """
     return times_factor(normal, rest_of(hierarchy, z, t), *arranged(hierarchy, precision, shift))
 
@@ -57,13 +52,7 @@ def of_means(
 ) -> Quadratic:
     """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
 
-    Its constant has log p(s) and log p(t | s) in it.
-
-    Args:
-        hierarchy: the program's prior.
-        scales: s, (Ks,).
-        factors: of N clients.
-        t: (N, M) mixing numbers; None: the program has none.
+    Its constant contains log p(s) and log p(t | s). s is (Ks,); t is (N, M), or None.
     """
     count = len(hierarchy.inside)
     batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
@@ -88,7 +77,5 @@ def of_means(
     pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
     constant = 0.5 * (prior.log_det[0] - prior.mean[0] @ pull - count * LOG_2_PI)
     return Quadratic(
-        prior.precision[0] + whole.precision,
-        pull + whole.shift,
-        log_p + constant + whole.constant,
+        prior.precision[0] + whole.precision, pull + whole.shift, log_p + constant + whole.constant
     )

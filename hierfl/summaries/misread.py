@@ -1,7 +1,8 @@
 """Whether a client's likelihood is what was read off a few rows of a program.
 
-Which numbers a likelihood reads, which of them shift its linear predictors, and what a non-centered program's effects
-are: all of that is found by trial, on made-up rows. Each client tests the answer on its own rows.
+Which parameters a likelihood reads, which of them shift its linear predictors, and what a
+non-centered program's effects are: all of that is found by trial, on made-up rows. Each client
+tests it on its own rows.
 """
 
 from __future__ import annotations
@@ -38,13 +39,9 @@ def points_to_test(reading: Reading) -> Points:
 
 
 def misread(rows: Rows, points: Points) -> Tensor:
-    """Return 1 where the log likelihood of a client's rows differs from what was read of it, else 0, ().
+    """Return 1 if a client's log likelihood differs from what was read of it, else 0, ().
 
-    Where it is not finite at a random point, that point says nothing.
-
-    Args:
-        rows: all rows of one client, in double precision.
-        points: at which it is compared.
+    `rows` are in double precision. A random point at which it is not finite says nothing.
     """
     reading = rows.line.reading
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)

@@ -1,11 +1,11 @@
-"""Local numbers that are not Normal: the server samples them, and given them all other local numbers are Normal.
+"""Local parameters that are not Normal: the server samples them; given them the others are Normal.
 
-Each client has mixing numbers t = (o, e):
+Each client has mixing parameters t = (o, e):
 
-    o   the unconstrained numbers of sites that are not Normal (the local scale of a horseshoe, a Gamma rate), or
-        whose value the spread of a Normal site depends on
-    e   one for each entry of a Student t, Cauchy or Laplace site, which is Normal with its variance divided
-        by exp(e), where exp(e) has a known density
+    o   the unconstrained values of sites that are not Normal (the local scale of a horseshoe, a
+        Gamma rate), or on which the spread of a Normal site depends
+    e   one for each entry of a Student t, Cauchy or Laplace site, which is Normal with its variance
+        divided by exp(e); exp(e) has a known density
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ from hierfl.program.sites import Block, LatentSite
 from hierfl.program.traces import Site, per_client, scored
 from hierfl.summaries.normal_sites import unwrapped
 
-SCATTERED = (
-    torch.distributions.StudentT,
-    torch.distributions.Cauchy,
-    torch.distributions.Laplace,
-)
+SCATTERED = (torch.distributions.StudentT, torch.distributions.Cauchy, torch.distributions.Laplace)
 
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """The mixing numbers of a client.
+    """The mixing parameters of a client.
 
     Args:
         block: of the local sites.
-        sampled: names of the sites whose own numbers are mixing numbers.
-        scattered: names of the sites that are Normal given a mixing number an entry.
+        sampled: names of the sites whose own values are mixing parameters.
+        scattered: names of the sites that are Normal given one mixing parameter per entry.
     """
 
     block: Block
@@ -44,22 +40,22 @@ class Mixing:
     scattered: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        """Build cached tensors outside torch.func transforms."""
         _ = self.normal, self.outside, self.order, self.center
 
     @cached_property
     def normal_sites(self) -> tuple[LatentSite, ...]:
-        """The sites that are Normal given the mixing numbers."""
+        """The sites that are Normal given the mixing parameters."""
         return tuple(site for site in self.block.sites if site.name not in self.sampled)
 
     @cached_property
     def normal(self) -> Tensor:
-        """Positions of their numbers w in all local numbers, (Dn,) int64."""
+        """Positions of w in all local parameters, (Dn,) int64."""
         return self._positions(sampled=False)
 
     @cached_property
     def outside(self) -> Tensor:
-        """Positions of o in all local numbers, (O,) int64."""
+        """Positions of o in all local parameters, (O,) int64."""
         return self._positions(sampled=True)
 
     def _positions(self, *, sampled: bool) -> Tensor:
@@ -68,17 +64,17 @@ class Mixing:
 
     @cached_property
     def order(self) -> Tensor:
-        """Where each local number lies in (w, o), (D,) int64."""
+        """Where each local parameter lies in (w, o), (D,) int64."""
         return torch.argsort(torch.cat([self.normal, self.outside]))
 
     @property
     def size(self) -> int:
-        """M, the number of mixing numbers of a client."""
+        """M, the number of mixing parameters of a client."""
         return sum(s.size for s in self.block.sites if s.name in (*self.sampled, *self.scattered))
 
     @cached_property
     def center(self) -> Tensor:
-        """Where mixing numbers are looked for first, (M,)."""
+        """Where the search for mixing parameters starts, (M,)."""
         start = self.block.start.flatten()[self.outside].double()
         return torch.cat([start, start.new_zeros(self.size - len(start))])
 
@@ -87,24 +83,19 @@ class Mixing:
         return t[..., : len(self.outside)]
 
     def whole(self, w: Tensor, t: Tensor) -> Tensor:
-        """Return all local numbers (C, D) of w (C, Dn) and t (C, M)."""
+        """Return all local parameters (C, D) of w (C, Dn) and t (C, M)."""
         o = self.sampled_part(t)
         return torch.cat([w.expand(len(o), w.shape[-1]), o], -1)[:, self.order]
 
     def given(self, found: dict[str, Site], t: Tensor) -> dict[str, Site]:
-        """Return sites with the Normal distributions that scattered ones have given t (C, M)."""
+        """Return the sites, scattered ones with their Normal distributions given t (C, M)."""
         return found | {
             site.name: {**found[site.name], "fn": _normal(site, found[site.name]["fn"], part)}
             for site, part in self._parts(t)
         }
 
     def log_p(self, found: dict[str, Site], t: Tensor) -> Tensor:
-        """Return the log density of each client's mixing numbers given the global sites, (C,).
-
-        Args:
-            found: the sites of the program at t.
-            t: (C, M).
-        """
+        """Return the log density of each client's t (C, M) given the global sites, (C,)."""
         o = self.sampled_part(t)
         jacobians = self.block.unflatten(self.whole(t.new_zeros(len(self.normal)), t)[:, None])[1]
         total = o.new_zeros(len(o))
@@ -118,7 +109,7 @@ class Mixing:
         return total
 
     def guess(self, found: dict[str, Site], count: int) -> tuple[Tensor, Tensor]:
-        """Return about the mean and the sd that e has given the global sites, (count, E) each."""
+        """Return rough means and sds of e given the global sites, (count, E) each."""
         means, sds = [torch.zeros(count, 0)], [torch.zeros(count, 0)]
         for site, part in self._parts(torch.zeros(count, self.size)):
             mean, sd = _moments(unwrapped(found[site.name]["fn"]))
@@ -128,21 +119,21 @@ class Mixing:
         return torch.cat(means, 1), torch.cat(sds, 1)
 
     def _parts(self, t: Tensor) -> list[tuple[LatentSite, Tensor]]:
-        """Return each scattered site with its mixing numbers (C, size)."""
+        """Return each scattered site with its mixing parameters (C, size)."""
         sites = [site for site in self.block.sites if site.name in self.scattered]
         parts = t[..., len(self.outside) :].split([s.size for s in sites], -1) if sites else ()
         return list(zip(sites, parts, strict=True))
 
 
 def _shaped(site: LatentSite, part: Tensor) -> Tensor:
-    """Return numbers (C, size) in the shape of a site's value, (*inner, C, 1, *event)."""
+    """Return values (C, size) in the shape of a site's value, (*inner, C, 1, *event)."""
     inner = site.batch_shape[:-2]
     apart = part.reshape(len(part), 1, *inner, *site.event_shape)
     return apart.movedim((0, 1), (len(inner), len(inner) + 1))
 
 
 def _flat(site: LatentSite, value: Tensor) -> Tensor:
-    """Return numbers in the shape of a site's value as (C, size)."""
+    """Return values in the shape of a site's value as (C, size)."""
     inner = len(site.batch_shape) - 2
     apart = value.movedim((inner, inner + 1), (0, 1))
     return apart.reshape(len(apart), -1)
@@ -160,7 +151,7 @@ def _half_freedom(fn: Any) -> Tensor:
 
 
 def _log_density(fn: Any, e: Tensor) -> Tensor:
-    """Return the log density of each mixing number of a scattered site, in the shape of e."""
+    """Return the log density of each mixing parameter of a scattered site, in the shape of e."""
     if isinstance(fn, torch.distributions.Laplace):  # exp(-e) / 2 is Exponential(1)
         return math.log(0.5) - e - 0.5 * (-e).exp()
     half = _half_freedom(fn)  # exp(e) is Gamma(half, half)
@@ -168,7 +159,7 @@ def _log_density(fn: Any, e: Tensor) -> Tensor:
 
 
 def _moments(fn: Any) -> tuple[Tensor, Tensor]:
-    """Return the mean and the sd of a mixing number: of the log of a Gamma, or minus that of an exponential."""
+    """Return mean and sd of a mixing parameter: log of a Gamma, or minus log of an exponential."""
     if isinstance(fn, torch.distributions.Laplace):
         one = torch.ones(())
         return -(math.log(2.0) + one.digamma()), torch.polygamma(1, one).sqrt()

@@ -1,4 +1,4 @@
-"""Sites that are Normal in unconstrained numbers: their means and precisions, read off their distributions."""
+"""Sites that are Normal on the unconstrained scale: their means and precisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRAPPERS = (torch.distributions.Independent, dist.ExpandedDistribution)
 
 
 class NotNormal(Exception):
-    """A site whose distribution is not Normal in unconstrained numbers."""
+    """A site whose distribution is not Normal on the unconstrained scale."""
 
 
 def means_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> Tensor:
@@ -26,10 +26,9 @@ def means_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> Tensor:
 
 
 def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple[Tensor, Tensor]:
-    """Return the precision of sites given those that their means depend on, and its log determinant.
+    """Return the precision of sites, given those that their means depend on, and its log det.
 
-    Returns:
-        (C, D, D) and (C,) of local sites, (1, K, K) and (1,) of global ones.
+    They are (C, D, D) and (C,) of local sites, (1, K, K) and (1,) of global ones.
     """
     sizes = [site.size for site in sites]
     before = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -50,7 +49,7 @@ def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple
 
 
 def normal_of(fn: Any) -> Any:
-    """Return the Normal distribution of a site's unconstrained value, expanded to the site's whole shape.
+    """Return the Normal distribution of a site's unconstrained value, expanded to the site's shape.
 
     Raises:
         NotNormal: it has none.
@@ -76,19 +75,19 @@ def unwrapped(fn: Any) -> Any:
 
 
 def _flat(site: LatentSite, value: Tensor) -> Tensor:
-    """Return a parameter with one number an entry of the site, (C, size), or (1, size) of a global site."""
+    """Return a parameter, one scalar per entry, as (C, size), or (1, size) of a global site."""
     clients_first = _clients_first(site, value)
     return clients_first.reshape(len(clients_first), -1)
 
 
 def _blocks(site: LatentSite, value: Tensor) -> Tensor:
-    """Return a parameter with a matrix an event: (C, blocks, d, d), or (1, blocks, d, d)."""
+    """Return a parameter with one matrix per event: (C, blocks, d, d), or (1, blocks, d, d)."""
     clients_first = _clients_first(site, value)
     return clients_first.reshape(len(clients_first), -1, *value.shape[-2:])
 
 
 def _clients_first(site: LatentSite, value: Tensor) -> Tensor:
-    # a distribution that was made outside the program, a prior handed to `models.regression`, has its own dtype
+    # a prior made outside the program, and passed to `models.regression`, has its own dtype
     value = value.to(torch.get_default_dtype())
     if not site.is_local:
         return value[None]

@@ -25,7 +25,8 @@ WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
 def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
     """Return draws of the global sites from their prior, (S, K), unconstrained.
 
-    Where a prior cannot be drawn from (an improper one) they are Normal about the starting values instead.
+    Where a prior cannot be drawn from (an improper one) they are Normal about the starting values
+    instead.
     """
     program, block = hierarchy.program, hierarchy.program.latents.global_block
     batch = in_double(hierarchy.row)
@@ -51,7 +52,7 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
 
 
 def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | None:
-    """Return draws of any client's mixing numbers from about their prior, (S, M), one for each draw of z (S, K).
+    """Return draws of any client's t from about its prior, (S, M), for draws of z (S, K).
 
     None of a program without any.
     """
@@ -86,13 +87,9 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | Non
 def any_client(
     surrogate: Surrogate, draws: Tensor, log_weights: Tensor, factors: Factors
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean (V,) and covariance (V, V) of p(v | z) over draws of z, and over clients.
+    """Return mean (V,) and covariance (V, V) of p(v | z) over draws of z, and over clients.
 
-    Args:
-        surrogate: of the program.
-        draws: (S, K + N M) of z and the mixing numbers.
-        log_weights: (S,) of the draws.
-        factors: for the clients' fields.
+    `draws` are (S, K + N M), `log_weights` (S,); `factors` give the clients' fields.
     """
     draws = draws[:, : len(surrogate.hierarchy.reading.origin)]
     mixing = mixing_draws(surrogate.hierarchy, draws, 0)

@@ -1,10 +1,10 @@
 """What a client's likelihood reads: its own local sites, and some of the global ones.
 
-    v = (w, u),    w (D,) the client's local sites, u (U,) the global numbers that the likelihood reads itself
+    v = (w, u),    w (D,) the client's local sites, u (U,) the global parameters that it reads
 
-All are unconstrained. In a non-centered program w are the effects instead (`hierfl.summaries.effects`). Which
-global sites the likelihood reads is found by evaluating the program at random points: a site is read if the
-likelihood of a few perturbed rows changes with any of its numbers.
+All are unconstrained. In a non-centered program w are the effects instead
+(`hierfl.summaries.effects`). Random points show which global sites are read: the likelihood of a
+few perturbed rows changes with them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Reading:
     Args:
         program: whose likelihood it is.
         shared: (U,) int64, positions of u in the unconstrained global vector z.
-        origin: (K,) z at which the global numbers stay that are not in u.
-        effects: of a non-centered program: w are then the effects that its likelihood reads; None: w are the
-            local sites themselves.
+        origin: (K,) z at which the global parameters stay that are not in u.
+        effects: of a non-centered program: w are the effects that its likelihood reads; None: w are
+            the local sites themselves.
     """
 
     program: Program
@@ -48,12 +48,12 @@ class Reading:
     effects: Effects | None = None
 
     def __post_init__(self) -> None:
-        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        """Build cached tensors outside torch.func transforms."""
         _ = self._place, self._rest
 
     @property
     def own_size(self) -> int:
-        """D, the number of unconstrained local numbers of a client."""
+        """D, the number of unconstrained local parameters of a client."""
         return self.program.latents.local_block.size
 
     @property

@@ -1,17 +1,19 @@
-"""A client's factor with differential privacy of its rows: clipped rows, and noise on sums over them.
+"""A client's factor with differential privacy of its rows: clipped rows, and noise on their sums.
 
-    a_i        the coefficients of row i in its linear predictor, shortened to norm R
-    g, H       sum_i s_i a_i and sum_i c_i a_i a_i',  s_i and c_i the expected first and minus second derivative of
-               log p(y_i | a_i . v) in the predictor under q,  |s_i| <= S, 0 <= c_i <= K
-    g~, H~     the same with Gaussian noise of sd z 2 S R and z sqrt(2) K R^2, z times as far as one row moves them
-    factor     g~ ~ Normal(H~ (v - m), H~ + t^2 I), m the mean of q and t^2 the variance of the noise of g and of
-               that of H times (v - m) under q:  Lambda = H~ (H~ + t^2)^-1 H~,  eta = H~ (H~ + t^2)^-1 g~ + Lambda m
-    q          Normal(v; what the server believes) times that factor, and again
+    a_i     the coefficients of row i in its linear predictor, shortened to norm R
+    g, H    sum_i s_i a_i and sum_i c_i a_i a_i'; s_i, c_i are the expected first and minus second
+            derivative of log p(y_i | a_i . v) in the predictor under q, |s_i| <= S, 0 <= c_i <= K
+    g~, H~  the same with noise of sd z 2 S R and z sqrt(2) K R^2: z times as far as one row
+            moves them
+    factor  g~ ~ Normal(H~ (v - m), H~ + t^2 I), m the mean of q, t^2 the variance of the noise of g
+            and of that of H times (v - m) under q:
+            Lambda = H~ (H~ + t^2)^-1 H~,  eta = H~ (H~ + t^2)^-1 g~ + Lambda m
+    q       Normal(v; the server's belief) times that factor, iterated
 
-The rows are read through g~ and H~ alone, so that the budget is that of two Gaussian mechanisms a
+The rows are read through g~ and H~ alone, so the budget is that of two Gaussian mechanisms per
 step. Sources: perturbed sufficient statistics, Foulds et al. 2016 (UAI), applied to the steps of
-Khan and Lin 2017, arXiv:1703.04265; that the noise is part of the likelihood, Bernstein and Sheldon
-2019 (NeurIPS).
+Khan and Lin 2017, arXiv:1703.04265; the noise as part of the likelihood, Bernstein and Sheldon 2019
+(NeurIPS).
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class RowNoise:
         max_slope: S. Defaults of max_slope and max_curvature: those of a logistic regression, which
             never reaches beyond them.
         max_curvature: K.
-        secret: the noise is a function of it, so that a study can be repeated; who knows it can
-            take the noise away. Default None: from the operating system.
+        secret: the noise is a function of it, so that a study can be repeated; anyone who knows it
+            can subtract the noise. Default None: from the operating system.
 
     Raises:
         ValueError: a number is out of range.
@@ -86,10 +88,9 @@ class RowNoise:
 
     @cached_property
     def noise(self) -> float:
-        """z, the noise of one sum in units of how far one row moves it.
+        """z, the sd of the noise of one sum in units of how far one row moves it.
 
-        As many Gaussian mechanisms with noise z as there are sums are one with z over the root of
-        their number.
+        n Gaussian mechanisms with noise z are together one with noise z / sqrt(n).
 
         Raises:
             ImportError: dp-accounting is not installed.
@@ -118,7 +119,7 @@ def check_line(line: Line) -> None:
 
 def private_factor(
     rows: Rows,
-    told: tuple[Tensor, Tensor],
+    belief: tuple[Tensor, Tensor],
     before: Factor,
     nodes: Nodes,
     how: RowNoise,
@@ -126,19 +127,14 @@ def private_factor(
 ) -> Factor:
     """Return the factor of a client's likelihood, with noise.
 
-    Args:
-        rows: of the client.
-        told: m (V,) and C (V, V), what the server believes of any client's v.
-        before: the client's last factor, zeros at first.
-        nodes: at which expectations are summed.
-        how: the budget.
-        key: (2,) int32, of the client at this step.
+    `belief` is the server's m (V,) and C (V, V); `before` the client's last factor, zeros at first;
+    `key` (2,) int32, of the client at this step.
 
     Raises:
         ProgramError: a row has several predictors.
     """
     _check_one_each(rows)
-    loc, covariance = told
+    loc, covariance = belief
     prior = torch.linalg.inv_ex(covariance).inverse
     prior = 0.5 * (prior + prior.mT)
     length = rows.design.norm(dim=1, keepdim=True)
@@ -159,7 +155,7 @@ def private_factor(
 def _with_noise(
     slope: Tensor, curvature: Tensor, mean: Tensor, precision: Tensor, how: RowNoise, key: Tensor
 ) -> Factor:
-    """Return the factor of two sums with noise, of which it takes account."""
+    """Return the factor of two sums with noise, and account for that noise."""
     size, z = len(slope), how.noise
     sd = z * 2.0 * how.max_slope * how.max_row_norm
     # an entry off the diagonal counts twice in the norm of a symmetric matrix: its noise has half

@@ -16,9 +16,10 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.stretched import Stretch, stretch
 from hierfl.summaries.surrogate import Surrogate
 
-# chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many as for one
+# chains by the cost of a gradient, N (D + 1)^3: a cheap iteration takes as long for many as for one
 CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
-# split R-hat above which chains are run again: of draws that only tell moments, and of those that are kept
+# split R-hat above which chains run again: of draws used for moments alone, and of those that are
+# kept
 MIXED, MIXED_WELL = 1.1, 1.05
 COLD, WARM = 60, 20  # iterations of the warm-up, from the prior and from earlier draws
 # iterations after it, at first, and at most where R-hat asks for longer chains
@@ -27,7 +28,7 @@ LEAST, MOST = 50, 400
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: chains amplify rounding, which differs between numbers of threads."""
+    """Run torch on one thread: chains amplify rounding, which depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -66,9 +67,9 @@ def sample(
         surrogate: of the program.
         factors: of the clients.
         count: S.
-        around: mean and lower triangular scale of the coordinates that are sampled, a first guess.
-        known: (S, K + N M) draws to start from, of a posterior nearby; None: start from the guess.
-        final: the draws are kept, not only their moments: chains are run longer, and must mix better.
+        around: mean and lower triangular scale of the sampled coordinates, a first guess.
+        known: (S, K + N M) draws of a similar posterior to start from; None: start from the guess.
+        final: the draws are kept, not only their moments: chains run longer and must mix better.
         seed: of the noise.
     """
     hierarchy = surrogate.hierarchy
@@ -127,12 +128,14 @@ def _chains(
             return _of_x(found, scales)
         if least >= MOST:
             warnings.warn(
-                f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not trust spreads; a prior "
-                f"that keeps scales away from infinity helps",
+                f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not "
+                "trust spreads; a prior that keeps scales away from infinity helps",
                 stacklevel=2,
             )
             return _of_x(found, scales)
-        start, whitening, warmup, least = found.draws[-chains:], found.whitening, WARM, 2 * least
+        # of fewer draws than chains, some chains start together
+        last = torch.arange(-chains, 0).clamp(min=-count)
+        start, whitening, warmup, least = found.draws[last], found.whitening, WARM, 2 * least
 
 
 def _of_x(found: Sampled, scales: Stretch) -> Sampled:

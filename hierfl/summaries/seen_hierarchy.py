@@ -1,4 +1,4 @@
-"""What the prior of a program is, found by evaluating it at random points."""
+"""The prior of a program, found by evaluating it at random points."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
     The answer is tested at random points, not proven.
 
     Raises:
-        ProgramError: the local sites are not Normal given what can be sampled, or their prior reads a client's
-            rows; the message names the site.
+        ProgramError: the local sites are not Normal given what can be sampled, or their prior reads
+            a client's rows; the message names the site.
     """
     plain = Hierarchy(replace(reading, effects=None))
     with trial():
@@ -69,7 +69,7 @@ def _with_local(
 
 
 def _with_mixing(plain: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
-    """Return the hierarchy with its mixing numbers: of sites that are not Normal, or that spread others."""
+    """Return the hierarchy with its mixing parameters: not Normal, or scaling other sites."""
     block = plain.program.latents.local_block
     sites = plain.sites(points[0].z, points[0].w, batch)
     kinds = {site.name: _kind(site, sites[site.name]["fn"]) for site in block.sites}
@@ -101,7 +101,7 @@ def _kind(site: LatentSite, fn: Any) -> str:
 
 
 def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> bool:
-    """Return whether a site changes how others are spread, or moves their means in other than straight lines."""
+    """Return whether a site changes the spread of others, or moves their means nonlinearly."""
     block = found.program.latents.local_block
     mine = [s.name == site.name for s in block.sites for _ in range(s.size)]
     step = FAR * torch.tensor(mine).to(p.w.dtype)
@@ -113,7 +113,7 @@ def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> 
 
 
 def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
-    """Return what the local numbers w (D,) may not change, and the means of the Normal ones, where t stays."""
+    """Return what moving w (D,) may not change, and the means of the Normal sites, at fixed t."""
     t, mixing = p.mixing(found), found.mixing
     sites = found.sites(p.z, w, batch)
     if mixing is None or t is None:
@@ -137,7 +137,7 @@ def _means(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, Tens
 
 
 def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
-    """Check that the prior of the local sites at w is the Normal that was read off at 0, given t."""
+    """Check that the local prior at w is the Normal that was read off at 0, given t."""
     own, t = found.program.latents.local_block, p.mixing(found)
     w, held = p.w, tuple[str, ...]()
     if found.mixing is not None:
@@ -173,9 +173,9 @@ def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None
         if not same(first, _local(found, p, row)):
             site = found.program.latents.local_block.sites[0].name
             raise ProgramError(
-                f"local site '{site}' cannot be integrated out by two_stage: its prior reads the client's rows. Let "
-                f"its prior read client fields alone, and the likelihood the rows, or use fedsvi with "
-                f"guides.structured"
+                f"local site '{site}' cannot be integrated out by two_stage: its prior reads the "
+                "client's rows. Let its prior read client fields alone, and the likelihood the "
+                "rows, or use fedsvi with guides.structured"
             )
 
 
@@ -203,7 +203,7 @@ def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
             if not same(first, _local(found, p, replace(batch, client_fields=fields))):
                 return True
         except FAILS:
-            return True  # a code that the program does not know: it reads the field, somewhere
+            return True  # an unknown code: the program reads the field
     return False
 
 
@@ -222,15 +222,16 @@ def _with_constants(found: Hierarchy, points: list[Point], batch: ClientBatch) -
 
 def _refused(site: str, why: str) -> ProgramError:
     return ProgramError(
-        f"local site '{site}' cannot be integrated out by two_stage: {why}. Give it a Normal or LogNormal prior "
-        f"whose mean is linear in other local sites, or use fedsvi with guides.structured"
+        f"local site '{site}' cannot be integrated out by two_stage: {why}. Give it a Normal or "
+        "LogNormal prior whose mean is linear in other local sites, or use fedsvi with "
+        "guides.structured"
     )
 
 
 def _not_centered(mixing: Mixing) -> ProgramError:
     site = (*mixing.sampled, *mixing.scattered)[0]
     return ProgramError(
-        f"local site '{site}' is not Normal, and the program is non-centered: two_stage takes either, not both. Write "
-        f"the centered form, in which the likelihood reads the local sites as they are, or use fedsvi with "
-        f"guides.structured"
+        f"local site '{site}' is not Normal, and the program is non-centered: two_stage takes "
+        "either, not both. Write the centered form, in which the likelihood reads the local sites "
+        "as they are, or use fedsvi with guides.structured"
     )

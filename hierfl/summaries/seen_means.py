@@ -1,4 +1,4 @@
-"""Which global sites are jointly Normal with the local ones, given the rest: found by evaluating a prior at points."""
+"""Which global sites are jointly Normal with the local ones, given the others, by trial."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Point(NamedTuple):
     """Where the prior is evaluated.
 
     z: (K,).
-    w: (D,) local numbers.
-    e: (D,) more than the mixing numbers of scattered sites.
+    w: (D,) local parameters.
+    e: (D,), from which the mixing parameters of scattered sites are taken.
     """
 
     z: Tensor
@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
 
 def point_of(reading: Reading, g: torch.Generator) -> Point:
-    """Return a random point of the numbers of a program."""
+    """Return a random point of a program's parameters."""
     z = reading.origin.double()
     size = reading.own_size
     start = reading.program.latents.local_block.start.flatten().double() if size else z[:0]
@@ -50,7 +50,7 @@ def point_of(reading: Reading, g: torch.Generator) -> Point:
 
 
 def alike_here(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal up to what rounding makes of a prior."""
+    """Return whether two tensors are equal up to the rounding of a prior."""
     return alike(one, other, exact=EXACT)
 
 
@@ -60,7 +60,7 @@ def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
 
 
 def with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
-    """Return the hierarchy with the global sites that are jointly Normal with the local ones, given the rest."""
+    """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
     sites = found.program.latents.global_block.sites
     names = [site.name for site in sites]
     kept = [n for n in names if all(_is_normal(found, p.z, n, batch) for p in points)]
@@ -83,7 +83,7 @@ def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bo
 
 
 def _is_linear(found: Hierarchy, p: Point, name: str, kept: list[str], batch: ClientBatch) -> bool:
-    """Return whether a global site moves only means, in straight lines."""
+    """Return whether a global site moves only means, and those linearly."""
     one = replace(found, linear=(name,))
     step = FAR * torch.zeros_like(p.z).index_fill(0, one.inside, 1.0)
     rest, spreads, means = zip(
@@ -115,7 +115,7 @@ def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
 
 
 def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
-    """Return whether log p(z) and the means of the local sites are at z what was read off at m = 0."""
+    """Return whether log p(z) and the local means at z match what was read off at m = 0."""
     z, t = p.z, p.mixing(linear)
     m, s = z[linear.inside], z[linear.outside]
     sites = linear.sites(z, torch.zeros(linear.reading.own_size), batch)

@@ -1,7 +1,8 @@
-"""Signed scales x, sampled as u = asinh(x / width): their tails, which are polynomial, become exponential.
+"""Signed scales x, sampled as u = asinh(x / width): their polynomial tails become exponential.
 
-A scale of few clients has a long tail, which Hamiltonian Monte Carlo in x reaches seldom: its steps suit the middle.
-Within the width u is nearly linear in x, beyond it logarithmic. The density of u has the Jacobian width cosh(u) more.
+A scale of few clients has a long tail, which Hamiltonian Monte Carlo in x seldom reaches: its steps
+suit the middle. Within the width u is nearly linear in x, beyond it logarithmic. The density of u
+includes the Jacobian width cosh(u).
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from torch import Tensor
 
 from hierfl.summaries.chains import Density, Whitening
 
-# widths in medians of |x|: of a normal x, the density of u has two modes below 1.5, and is nearly normal from 3
+# widths in medians of |x|: of a normal x, the density of u has two modes below 1.5, and is nearly
+# normal from 3
 WIDE = 3.0
 NARROWEST = 1e-6  # of a scale whose draws are all nearly 0
 
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """The change of coordinates between x and u; the numbers that are not signed scales stay as they are.
+    """The change of coordinates between x and u; it changes signed scales alone.
 
     Args:
-        even: (K,) bool, which numbers are signed scales.
+        even: (K,) bool, which coordinates are signed scales.
         width: (K,).
     """
 
@@ -39,7 +41,7 @@ class Stretch:
         return torch.where(self.even, self.width * torch.sinh(u), u)
 
     def density(self, of_x: Density) -> Density:
-        """Return the log density of u and its gradient, of those of x."""
+        """Return the log density of u and its gradient, given those of x."""
 
         def at(u: Tensor) -> tuple[Tensor, Tensor]:
             value, slope = of_x(self.from_u(u))

@@ -1,17 +1,21 @@
 """How surprising each client's factor is under the hierarchy fitted to all other clients.
 
-With u, what the likelihood reads of z itself, given, client k's factor is one of w alone:
+Given u, what the likelihood reads of z itself, client k's factor is one of w alone:
 
-    exp(eta . w - w' Lambda w / 2),   eta = eta_w - Lambda_wu u,   eta | w ~ Normal(Lambda w, Lambda)
+    exp(eta . w - w' Lambda w / 2)
+    eta = eta_w - Lambda_wu u,    eta | w ~ Normal(Lambda w, Lambda)
 
-With U D U' = Lambda of the eigenvalues above 0, e = D^(-1/2) U' eta has, under the other clients, the density
+Let U D U' = Lambda, with the eigenvalues above 0. Under the other clients e = D^(-1/2) U' eta has
+the density
 
-    mean over z ~ p(z | factors of the others) of Normal(e; D^(1/2) U' E[w | z], I + D^(1/2) U' Cov[w | z] U D^(1/2))
+    mean over z ~ p(z | factors of the others) of
+        Normal(e; D^(1/2) U' E[w | z], I + D^(1/2) U' Cov[w | z] U D^(1/2))
 
-The surprise is the probability that (e - m)' M^(-1) (e - m) is as large as it is, with m and M the mean and covariance
-of that mixture. Given z the square is taken for a scaled chi-square of its own mean and variance (Satterthwaite 1946,
-doi:10.2307/3002019), so that draws with wide spreads give the tail its weight. It is a leave-one-out predictive p-value
-(Marshall and Spiegelhalter 2007, doi:10.1214/07-BA218); that factors stand in for rows is hierfl's choice.
+The surprise is the probability that (e - m)' M^(-1) (e - m) is as large as it is, with m and M the
+mean and covariance of that mixture. Given z the square is approximated by a scaled chi-square of
+its own mean and variance (Satterthwaite 1946, doi:10.2307/3002019), so that draws with wide spreads
+give the tail its weight. It is a leave-one-out predictive p-value (Marshall and Spiegelhalter 2007,
+doi:10.1214/07-BA218); that factors stand in for rows is hierfl's choice.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of z
 MOST = 2000  # clients; of more, the server would take minutes
-AGAIN = 8  # clients, at most, without whom the surrogate is sampled anew: each takes seconds
+AGAIN = 8  # clients, at most, without whom the surrogate is resampled: each takes seconds
 LIKELY = 0.5  # tail probability above which that is not worth it
 SMALL = 1e-9  # eigenvalues that are nothing beside the largest
 
@@ -55,11 +59,12 @@ class Known:
 
 
 def surprises(known: Known) -> Surprise:
-    """Return each client's tail probability and distance; NaN where a client cannot be judged.
+    """Return each client's tail probability and distance; NaN for a client that cannot be checked.
 
-    The others' posterior is that of all, weighted by 1 / the client's marginal likelihood. Where these weights cannot
-    be trusted, it is sampled anew, for the most surprising clients. Programs whose local sites are not Normal given
-    the global ones, programs without local sites, and more than 2,000 clients are not judged.
+    The others' posterior is the posterior of all, weighted by 1 / the client's marginal likelihood.
+    If these weights cannot be trusted, it is resampled, for the most surprising clients. Not
+    checked are programs whose local sites are not Normal given the global ones, programs without
+    local sites, and runs of more than 2,000 clients.
     """
     surrogate, factors = known.surrogate, known.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy
@@ -89,7 +94,7 @@ def _without(known: Known, client: int) -> Tensor:
     precision, shift, fields = known.factors
     rest = Factors(precision.index_fill(0, one, 0.0), shift.index_fill(0, one, 0.0), fields)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of chains whose draws tell moments alone
+        warnings.simplefilter("ignore")  # of chains used for moments alone
         return sample(
             known.surrogate,
             rest,
@@ -104,13 +109,9 @@ def _without(known: Known, client: int) -> Tensor:
 def _tail(
     known: Known, client: int, moments: tuple[Tensor, Tensor], share: Tensor
 ) -> tuple[float, float]:
-    """Return the tail probability of a client's factor and its distance, NaN of a factor that says nothing of w.
+    """Return a client's tail probability and distance, NaN if its factor says nothing of w.
 
-    Args:
-        known: as in `surprises`.
-        client: its position.
-        moments: of all clients given z, as `Surrogate.moments` returns them.
-        share: (S,) weights of the draws of z, which sum to 1.
+    `moments` are those of `Surrogate.moments`, `share` (S,) the normalized weights of the draws.
     """
     size = known.surrogate.hierarchy.reading.own_size
     precision, shift = known.factors.precision[client], known.factors.shift[client]
@@ -129,13 +130,9 @@ def _tail(
 def _mixture_tail(
     e: Tensor, means: Tensor, covariances: Tensor, share: Tensor
 ) -> tuple[float, float]:
-    """Return how probable it is that a draw of a mixture of Normals is as far out as e (r,), and how far that is.
+    """Return the tail probability of e (r,) under a mixture of Normals, and its distance.
 
-    Args:
-        e: the point.
-        means: (S, r).
-        covariances: (S, r, r).
-        share: (S,) of the mixture.
+    `means` (S, r), `covariances` (S, r, r) and `share` (S,) are those of the mixture.
     """
     middle = share @ means
     away = means - middle

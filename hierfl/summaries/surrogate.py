@@ -1,4 +1,4 @@
-"""The surrogate posterior: the prior times the clients' factors. The server evaluates it by itself, without a round."""
+"""The surrogate posterior: the prior times the clients' factors. It takes the server no round."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from hierfl.summaries.chains import Density
 from hierfl.summaries.hierarchy import Factors, Hierarchy
 from hierfl.summaries.integrated import given, of_means, rest_of
 
-# logs of scales near 0 at which a prior density is compared, and the difference, in nats, that counts as none
+# logs of scales near 0 at which a prior density is compared, and the difference, in nats, that
+# counts as none
 NEAR, FLAT = (-7.0, -14.0), 0.1
 SMALLEST, LARGEST = 1e-8, 30.0  # of a scale, and of its log
-AT_ONCE = 1 << 22  # draws x clients x (D + 1)^2 numbers that are carried at once
+AT_ONCE = 1 << 22  # draws x clients x (D + 1)^2 scalars that are carried at once
 
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """The surrogate posterior of the global numbers, and of the clients' mixing numbers where there are some.
+    """The surrogate posterior of the global parameters, and of the clients' mixing parameters.
 
     A draw of it is (z, t of client 1, t of client 2, ...), of length K + N M.
 
@@ -45,11 +46,11 @@ class Surrogate:
 
     @property
     def mixed(self) -> int:
-        """N M, the number of mixing numbers of all clients."""
+        """N M, the number of mixing parameters of all clients."""
         return self.clients * self.hierarchy.mixing_size
 
     def parts(self, draw: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return z (K,) and t (N, M) of a draw; t is None where the program has no mixing numbers."""
+        """Return z (K,) and t (N, M) of a draw; t is None without mixing parameters."""
         count = len(self.hierarchy.reading.origin)
         return draw[:count], self._by_client(draw[count:])
 
@@ -68,11 +69,11 @@ class Surrogate:
 
     @cached_property
     def even(self) -> Tensor:
-        """Which numbers of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
+        """Which entries of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
 
-        Such a number is sampled as a signed scale x, s = log|x|: an even density, smooth at 0, where that of s
-        would have a long tail toward 0; `stretched` shortens the one away from 0. A scale may be 0 if its prior
-        density there is finite and above 0.
+        Such an entry is sampled as a signed scale x, s = log|x|: an even density, smooth at 0,
+        whereas that of s would have a long tail toward 0; `stretched` shortens the other tail. A
+        scale may be 0 if its prior density there is finite and above 0.
         """
         block, hierarchy = self.hierarchy.program.latents.global_block, self.hierarchy
         logs = [flag for site in block.sites for flag in [_is_exp(site)] * site.size]
@@ -82,12 +83,12 @@ class Surrogate:
             def log_p(z: Tensor) -> Tensor:
                 return hierarchy.log_global(z, hierarchy.sites(z, zero, hierarchy.row), without=())
 
-            def at_nought(j: int) -> bool:
+            def at_zero(j: int) -> bool:
                 z = hierarchy.reading.origin.double().clone()
                 near, nearer = (log_p(z.index_fill(0, torch.tensor(j), at)) - at for at in NEAR)
                 return bool((near - nearer).abs() < FLAT)
 
-            flags = [logs[j] and at_nought(j) for j in hierarchy.outside.tolist()]
+            flags = [logs[j] and at_zero(j) for j in hierarchy.outside.tolist()]
         return torch.tensor(flags + [False] * self.mixed, dtype=torch.bool)
 
     def sampled(self, draws: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class Surrogate:
         return torch.where(self.even, x.abs().clamp(min=SMALLEST).log(), x)
 
     def density(self, factors: Factors, chains: int) -> Density:
-        """Return the log density of x, with m integrated out, and its gradient at C points (C, Ks + N M)."""
+        """Return the log density of x, without m, and its gradient at points (C, Ks + N M)."""
         names = self.hierarchy.fields
         inputs = (factors.precision, factors.shift, *(factors.fields[name] for name in names))
         if chains not in self._graphs:
@@ -120,11 +121,11 @@ class Surrogate:
 
     @cached_property
     def _graphs(self) -> dict[int, Callable[..., Any]]:
-        """Traced densities, by the number of chains: the factors are inputs."""
+        """Traced densities by the number of chains; the factors are inputs."""
         return {}
 
     def _traced(self, chains: int, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-        """Trace the density and its gradient into a graph, without the program's Python around it."""
+        """Trace the density and its gradient into a graph without the program's Python."""
         start = self.to_signed(self.start())
 
         def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *fields: Tensor) -> Any:
@@ -151,10 +152,7 @@ class Surrogate:
     def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
         """Return draws of z and all t (S, K + N M): s and t as given, m drawn given them.
 
-        Args:
-            scales: (S, Ks + N M) draws of (s, t).
-            normal: (S, Km) standard normal numbers.
-            factors: of the clients.
+        `scales` are draws of (s, t), (S, Ks + N M); `normal` (S, Km) is standard normal.
         """
 
         def one(at: Tensor, e: Tensor) -> Tensor:
@@ -168,14 +166,9 @@ class Surrogate:
         return self._mapped(one, factors, scales, normal)
 
     def log_marginals(self, draws: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
-        """Return log p(z) and each client's log integral of p(w, t | z) factor(v) over w.
+        """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N).
 
-        Args:
-            draws: (S, K + N M) of z and t.
-            factors: of N clients.
-
-        Returns:
-            (S,) and (S, N).
+        `draws` are (S, K + N M), of z and t.
         """
 
         def one(draw: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,12 +188,10 @@ class Surrogate:
     def moments(
         self, draws: Tensor, factors: Factors, mixing: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return means (S, C, V) of v given z and t, and covariances (S, C, D, D) of its local part, of the prior.
+        """Return prior means (S, C, V) of v given z and t, and covariances of its local part.
 
-        Args:
-            draws: (S, K) of z.
-            factors: for the clients' fields.
-            mixing: (S, M) of any client's t given z; None: the program has none.
+        `draws` are (S, K), `mixing` (S, M) any client's t given z, the covariances (S, C, D, D);
+        `factors` give the clients' fields.
         """
         hierarchy = self.hierarchy
         place = torch.eye(hierarchy.reading.own_size)[
@@ -229,9 +220,9 @@ class Surrogate:
 
 
 def _graph_of(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., Any]:
-    """Return the graph of a function, or the function itself where it cannot be traced.
+    """Return the graph of a function, or the function itself if it cannot be traced.
 
-    A program that looks at the values of its rows (`one_hot` does) has no graph, and runs as it is.
+    A program that looks at the values of its rows (as `one_hot` does) has no graph.
     """
     try:
         graph = make_fx(function)(*inputs)
@@ -244,7 +235,7 @@ def _graph_of(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., An
 
 
 def _is_exp(site: LatentSite) -> bool:
-    """Return whether the unconstrained numbers of a site are the logs of its values."""
+    """Return whether the unconstrained values of a site are the logs of its values."""
     free = torch.linspace(-2.0, 2.0, site.size).view(site.free_start.shape)
     value = site.transform(free)
     return value.shape == free.shape and torch.allclose(value, free.exp())

@@ -2,8 +2,9 @@
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
-The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized. Its points come from
-the same standard normal points at every z, so that their errors largely cancel between two z.
+The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized. Its
+points come from the same standard normal points at every z, so that their errors largely cancel
+between two z.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ CLIENTS = 128  # carried at once, about, where there are more
 class Ratios(NamedTuple):
     """A client's marginal likelihoods over those of its factor, at S draws.
 
-    log: (S,) log E[ p(y_k | v) / factor_k(v) ].
-    error: (S,) error of it, by the difference of two halves of the points; 0 of a sum's nodes. All points together
-        have moments that halves have not, so that it is too large rather than too small.
+    log: (S,) log E[ p(y_k | v) / factor_k(v) ]. error: (S,) its error, from the difference of two
+    halves of the points; 0 for a sum over nodes. Points
+        together have moments that halves lack, so it is too large rather than too small.
     """
 
     log: Tensor
@@ -46,14 +47,9 @@ class Ratios(NamedTuple):
 
 
 def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
-    """Return standard normal points and their log weights (P,).
+    """Return standard normal points (P, M + Dn) and their log weights (P,).
 
-    Args:
-        size: of the local numbers that are Normal, Dn.
-        mixing: M, the number of mixing numbers.
-
-    Returns:
-        (P, M + Dn) and (P,).
+    `size` is Dn, the number of Normal local parameters, and `mixing` M.
     """
     dtype = torch.get_default_dtype()
     if mixing:
@@ -68,10 +64,10 @@ def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def _standardized(count: int, size: int) -> Tensor:
-    """Return quasi-random standard normal points whose covariance is the identity, or whose variances are 1.
+    """Return quasi-random standard normal points whose covariance is the identity, or variances 1.
 
-    Where clients' likelihoods are Gaussian about another spread than their factors, all of them would otherwise
-    err in the same direction.
+    Otherwise all clients would err in the same direction if their likelihoods are Gaussian with
+    another spread than their factors.
     """
     points = normal_points(count, size)
     if count < ENOUGH * size:
@@ -95,20 +91,13 @@ class Weigher:
     log_weights: Tensor
 
     def __post_init__(self) -> None:
-        """Look at the points outside of any transform of torch.func."""
+        """Build cached tensors outside torch.func transforms."""
         _ = self.sampled, self.halves
 
     def ratios(
         self, rows: Rows, factor: Factor, draws: Tensor, proposals: Proposal | None = None
     ) -> Ratios:
-        """Return the ratios of one client at draws of z, (S, K).
-
-        Args:
-            rows: of the client.
-            factor: of the client.
-            draws: (S, K).
-            proposals: of its mixing numbers, (2, M) and (2, M, M); None: the program has none.
-        """
+        """Return the ratios of one client at draws of z (S, K), given its mixing proposals."""
         hierarchy, batch = self.hierarchy, rows.batch
         own, given = first_row(batch), (factor.precision[None], factor.shift[None])
         of_one = None if proposals is None else Proposal(*(v[:, None] for v in proposals))
@@ -141,14 +130,14 @@ class Weigher:
 
     @cached_property
     def halves(self) -> tuple[Tensor, Tensor]:
-        """Positions of two halves of the points, a point and its reflection in the same, (P / 2,) each."""
+        """Positions of two halves of the points, (P / 2,); reflections stay together."""
         second = torch.arange(len(self.points)) // 2 % 2 == 1
         return (~second).nonzero()[:, 0], second.nonzero()[:, 0]
 
     def _turned(self, batch: ClientBatch) -> Tensor:
-        """Return the points, quasi-random ones turned at random for each client.
+        """Return the points; quasi-random ones are rotated at random for each client.
 
-        Clients would otherwise err in the same direction, and their errors add up.
+        Otherwise the clients' errors would have the same direction, and add up.
         """
         if not self.sampled:
             return self.points

@@ -1,14 +1,16 @@
-"""Draws of a wider surrogate, where a client's weights have a heavy tail, combined with the draws before.
+"""Draws of a wider surrogate, if weights of a client have a heavy tail, added to the first draws.
 
-A likelihood may fall slower than its Gaussian factor on one side: that of a client without a single event is flat
-there. Draws of the surrogate then miss a tail of the posterior, and weights, which are of these draws, hardly tell.
-(Where such a client is alone in its region, means were off by 0.15 posterior sds at a k-hat of 0.51.) So draws are made
-once more, of a surrogate in which the factors of these clients are raised to a small power. Both sets count:
+A likelihood may fall slower than its Gaussian factor on one side: that of a client without a single
+event is flat there. Draws of the surrogate then miss a tail of the posterior, and weights, which
+are of these draws, hardly show it. (For such a client alone in its region, means were off by 0.15
+posterior sds at a k-hat of 0.51.) Draws are therefore made once more, of a surrogate in which the
+factors of these clients are raised to a small power. Both sets count:
 
     w_i = p(x_i) / ( q1(x_i) / Z1 + q2(x_i) / Z2 )
 
-Sources: the balance heuristic, Veach and Guibas 1995, doi:10.1145/218380.218498; Z2 / Z1 by reverse logistic
-regression, Geyer 1994, which is the bridge sampling of Meng and Wong 1996, Statistica Sinica 6.
+Sources: the balance heuristic, Veach and Guibas 1995, doi:10.1145/218380.218498; Z2 / Z1 by reverse
+logistic regression, Geyer 1994, which is the bridge sampling of Meng and Wong 1996, Statistica
+Sinica 6.
 """
 
 from __future__ import annotations
@@ -22,20 +24,16 @@ from torch import Tensor
 
 from hierfl.summaries.hierarchy import Factors
 
-# a client's weights are heavy if their k-hat and the largest of them over their mean, in nats, are above
+# a client's weights are heavy if their k-hat and the largest of them over their mean, in nats, are
+# above
 HEAVY, FAR = 0.3, 1.5
 POWERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
-LEAST = 0.1  # share of the wider surrogate's draws that is to be effective by themselves
+LEAST = 0.1  # share of the wider surrogate's draws that must be effective on their own
 FARTHEST = 1e3  # nats between Z1 and Z2
 
 
 def is_heavy(k_hats: Tensor, log_ratios: Tensor) -> Tensor:
-    """Return for which clients the weights have a heavy tail, (N,) bool.
-
-    Args:
-        k_hats: (N,) of each client's weights.
-        log_ratios: (S, N) their logs.
-    """
+    """Return which clients' weights are heavy, (N,), by k-hats (N,) and log ratios (S, N)."""
     return (k_hats > HEAVY) & (highest(log_ratios) > FAR)
 
 
@@ -53,9 +51,9 @@ def raised(factors: Factors, powers: Tensor) -> Factors:
 def powers_of(
     heavy: Tensor, log_weights: Tensor, log_p: Tensor, wider: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the least power for the factors of heavy clients that leaves enough draws effective, (N,), others 1.
+    """Return the least power of heavy factors that leaves enough draws effective, (N,).
 
-    With r = p / q2, of draws of which a share 1 / (E_p[r] E_p[1 / r]) will be effective.
+    With r = p / q2, a share 1 / (E_p[r] E_p[1 / r]) of draws is effective. Others' powers are 1.
 
     Args:
         heavy: (N,) bool.
@@ -76,10 +74,8 @@ def powers_of(
 def combined(first: Tensor, second: Tensor, log_target: Tensor) -> Tensor:
     """Return the log weights of two sets of equally many draws taken together, (2 S,).
 
-    Args:
-        first: (2 S,) log density, up to a constant, of the surrogate that the first S draws are from.
-        second: (2 S,) of that which the others are from.
-        log_target: (2 S,) of the posterior.
+    `first` (2 S,) is the log density, up to a constant, of the surrogate that the first S draws are
+    from, `second` (2 S,) that of the others', and `log_target` (2 S,) that of the posterior.
     """
     half, apart = len(first) // 2, second - first
 

@@ -17,7 +17,8 @@ def _parameters(response: Response) -> dict[str, Prior]:
 def beta() -> ResponseFamily:
     """Return the family of shares with mean logit^-1(eta) and precision phi, logit link.
 
-        y ~ Beta(p phi, (1 - p) phi),    var(y) = p (1 - p) / (1 + phi),  phi ~ InverseGamma(0.4, 0.3)
+        y ~ Beta(p phi, (1 - p) phi),    var(y) = p (1 - p) / (1 + phi)
+        phi ~ InverseGamma(0.4, 0.3)
 
     >>> beta().likelihood
     'dist.Beta(eta.sigmoid() * phi, (-eta).sigmoid() * phi)'

@@ -15,7 +15,7 @@ from hierfl.program.recipes import recorded
 
 
 class BetaBinomial(dist.BetaBinomial):
-    """dist.BetaBinomial with a log probability that is exact for large precisions in single precision too."""
+    """dist.BetaBinomial whose log probability is exact for large precisions in float32 too."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability in nats, of the batch shape.
@@ -37,9 +37,10 @@ def _parameters(response: Response) -> dict[str, Prior]:
 
 @recorded
 def beta_binomial() -> ResponseFamily:
-    """Return the family of overdispersed successes among trials, the row field "trials", logit link.
+    """Return the family of overdispersed successes among trials (a row field), logit link.
 
-        y ~ BetaBinomial(p phi, (1 - p) phi, trials),    p = logit^-1(eta),  phi ~ InverseGamma(0.4, 0.3)
+        y ~ BetaBinomial(p phi, (1 - p) phi, trials),    p = logit^-1(eta)
+        phi ~ InverseGamma(0.4, 0.3)
 
     The larger phi, the closer to a binomial.
 
@@ -50,7 +51,9 @@ def beta_binomial() -> ResponseFamily:
         name="beta_binomial",
         link="logit",
         kind="count",
-        likelihood="families.BetaBinomial(eta.sigmoid() * phi, (-eta).sigmoid() * phi, batch.trials)",
+        likelihood=(
+            "families.BetaBinomial(eta.sigmoid() * phi, (-eta).sigmoid() * phi, batch.trials)"
+        ),
         parameters=_parameters,
         scale=unit_scale,
         additions=("trials",),

@@ -14,7 +14,7 @@ from hierfl.program.recipes import recorded
 
 
 class Binomial(dist.Binomial):
-    """dist.Binomial with the right second derivative at log odds of exactly 0, where torch's is 0."""
+    """dist.Binomial with the right second derivative at log odds of 0, where torch's is 0."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability in nats, of the batch shape.

@@ -18,7 +18,7 @@ def _outputs(response: Response) -> int:
 
 @recorded
 def categorical() -> ResponseFamily:
-    """Return the family of responses in one of K levels, without an order; the first level is the reference.
+    """Return the family of responses in K unordered levels; the first is the reference.
 
         y ~ Categorical(softmax(0, eta_1, ..., eta_{K - 1}))
 

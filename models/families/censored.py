@@ -1,4 +1,4 @@
-"""`Censored`: times seen exactly, or known to be after, before or between others, and entered late."""
+"""`Censored`: times known exactly, or to be after, before or between others; late entry."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class Censored(dist.TorchDistribution):
         cens -1:  (S(e) - S(v)) / S(e)    the time is before v, and after entry
         cens  2:  (S(v) - S(u)) / S(e)    the time is between v and u
 
-    Codes are those of `cens()` in brms. A draw is the uncensored time, beyond entry; so are mean and variance.
+    Codes are those of `cens()` in brms. A draw is the uncensored time, beyond entry; so are mean
+    and variance.
 
     Args:
         base: distribution of the times: dist.Exponential, dist.Weibull, dist.LogNormal,
             `PiecewiseExponential`, or any with the methods of `Hazards`.
-        cens: codes 0, 1, -1 or 2, to be broadcast to the batch shape. Default None: all times are exact.
+        cens: codes 0, 1, -1 or 2, to be broadcast to the batch shape. Default None: all times are
+            exact.
         upper: upper ends of intervals; read where cens is 2 alone. Default None: no interval.
         entry: times >= 0 from which on the rows were under observation. Default None: 0.
         validate_args: whether to check values. Default None: Pyro's setting.

@@ -30,9 +30,9 @@ def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> T
 
         log P(y = k) = log(F(thresholds_k - eta) - F(thresholds_{k - 1} - eta))
 
-    F is the logistic ("logit") or the standard Normal ("probit") distribution function; the lowest threshold
-    is -infinity, the highest infinity. dist.OrderedLogistic subtracts probabilities, and its log densities
-    stop near -16 in single precision.
+    F is the logistic ("logit") or the standard Normal ("probit") distribution function; the lowest
+    threshold is -infinity, the highest infinity. dist.OrderedLogistic subtracts probabilities, and
+    its log densities stop near -16 in single precision.
 
     Args:
         eta: linear predictor, (...).
@@ -62,7 +62,7 @@ def _parameters(response: Response) -> dict[str, Prior]:
 
 @recorded
 def cumulative(link: str = "logit") -> ResponseFamily:
-    """Return the family of ordered levels (proportional odds); thresholds take the intercept's place.
+    """Return the family of ordered levels (proportional odds), with thresholds as intercept.
 
         P(y <= k) = link^-1(thresholds_k - eta),    thresholds: ordered draws of StudentT(3, 0, 2.5)
 

@@ -1,4 +1,4 @@
-"""Default priors of the families' parameters: brms's, where brms has proper ones that can be drawn from."""
+"""Default priors of the families' parameters: brms's, if these are proper and can be sampled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ LEAST_SCALE = 2.5  # of brms's Student t priors of intercepts and standard devia
 def intercept_prior(center: float, spread: float) -> dist.StudentT:
     """Return StudentT(3, center, max(2.5, spread)), brms's default prior of an intercept.
 
-    brms takes the median and the median absolute deviation of the response; here it is the mean and the
-    standard deviation, which sums over clients give.
+    brms takes the median and the median absolute deviation of the response; here it is the mean and
+    the standard deviation, which sums over clients give.
 
     Args:
         center: of the response on the scale of the linear predictor.
@@ -23,7 +23,7 @@ def intercept_prior(center: float, spread: float) -> dist.StudentT:
 
 
 def half_student(spread: float) -> dist.FoldedDistribution:
-    """Return the half-Student t prior (3, 0, max(2.5, spread)), brms's default of standard deviations.
+    """Return half-StudentT(3, 0, max(2.5, spread)), brms's default for standard deviations.
 
     Args:
         spread: of the response on the scale of the linear predictor.
@@ -34,10 +34,10 @@ def half_student(spread: float) -> dist.FoldedDistribution:
 def shape_prior() -> dist.InverseGamma:
     """Return InverseGamma(0.4, 0.3), the prior of a shape or precision.
 
-    It is brms's default for the shape of a negative binomial (since issue 1614 of brms; A. Vehtari, "Default
-    prior for negative-binomial shape parameter", 2024). For the other shapes and precisions brms has
-    Gamma(0.01, 0.01), from which nobody can simulate: 40 % of its draws are below 1e-40, where responses are
-    0 or infinite in single precision. InverseGamma(0.4, 0.3) is as wide upwards, has its mode at 0.2, and
-    vanishes at 0.
+    It is brms's default for the shape of a negative binomial (since issue 1614 of brms; A. Vehtari,
+    "Default prior for negative-binomial shape parameter", 2024). For the other shapes and
+    precisions brms has Gamma(0.01, 0.01), from which nobody can simulate: 40 % of its draws are
+    below 1e-40, where responses are 0 or infinite in single precision. InverseGamma(0.4, 0.3) is as
+    wide upwards, has its mode at 0.2, and vanishes at 0.
     """
     return dist.InverseGamma(0.4, 0.3)

@@ -1,4 +1,4 @@
-"""`ResponseFamily`: the likelihood of one response, its link, its parameters and their default priors."""
+"""`ResponseFamily`: the likelihood of a response, its link, parameters and default priors."""
 
 from __future__ import annotations
 
@@ -50,15 +50,17 @@ class ResponseFamily:
     Args:
         name: such as "negative_binomial".
         link: maps the mean of the response to the linear predictor, such as "log".
-        kind: of the response's values: "real", "positive", "count", "binary", "unit", "category", "ordered" or
-            "time" (a positive number that may be a censored time).
-        likelihood: a Python expression, the Pyro distribution of one row with all additions of the family. Its
-            names are `eta` (the linear predictor, (C, B), or (C, B, outputs) with several outputs), the
-            parameters, the additions as `batch.<addition>`, and `dist` (pyro.distributions), `torch` and
-            `families` (this package). Take `expression` for rows that have only some additions.
-        parameters: the response -> global unknowns besides the linear predictor, with their default priors.
-        scale: the response -> its center and spread on the scale of the linear predictor. The default prior of
-            the intercept is StudentT(3, center, max(2.5, spread)).
+        kind: of the response's values: "real", "positive", "count", "binary", "unit", "category",
+            "ordered" or "time" (a positive number that may be a censored time).
+        likelihood: a Python expression, the Pyro distribution of one row with all additions of the
+            family. Its names are `eta` (the linear predictor, (C, B), or (C, B, outputs) with
+            several outputs), the parameters, the additions as `batch.<addition>`, and `dist`
+            (pyro.distributions), `torch` and `families` (this package). Take `expression` for rows
+            that have only some additions.
+        parameters: the response -> global unknowns besides the linear predictor, with their default
+            priors.
+        scale: the response -> its center and spread on the scale of the linear predictor. The
+            default prior of the intercept is StudentT(3, center, max(2.5, spread)).
         additions: row fields that the likelihood may read: "trials", "cens", "upper", "entry".
         required: the additions that it cannot do without.
         has_intercept: False where thresholds or baseline hazards take the intercept's place.
@@ -120,9 +122,10 @@ class ResponseFamily:
         return made
 
     def mean(self, eta: Tensor, **names: Any) -> Tensor:
-        """Return the expected response of rows, (C, B); probabilities of the levels, (C, B, K), for categories.
+        """Return the expected response of rows, (C, B), or probabilities of levels, (C, B, K).
 
-        A time's mean is that of the uncensored time from 0 on, whatever its censoring and entry are.
+        A time's mean is that of the uncensored time from 0 on, whatever its censoring and entry
+        are.
 
         Args:
             eta: as in `of`.

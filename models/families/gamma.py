@@ -17,7 +17,8 @@ def _parameters(response: Response) -> dict[str, Prior]:
 def gamma() -> ResponseFamily:
     """Return the family of positive responses with a Gamma distribution of mean exp(eta), log link.
 
-        y ~ Gamma(shape, shape / exp(eta)),    var(y) = exp(2 eta) / shape,  shape ~ InverseGamma(0.4, 0.3)
+        y ~ Gamma(shape, shape / exp(eta)),    var(y) = exp(2 eta) / shape
+        shape ~ InverseGamma(0.4, 0.3)
 
     The link is log, as it is in most uses of brms, whose default for this family is the inverse.
 

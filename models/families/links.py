@@ -1,4 +1,4 @@
-"""Links: centers and spreads of a response on their scale, and logits of probabilities in stable form."""
+"""Links: centers and spreads of a response on their scale, and stable logits."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def identity_scale(response: Response) -> tuple[float, float]:
 
 
 def log_scale(response: Response) -> tuple[float, float]:
-    """Return the log of the mean, and the sd on the log scale of a log-normal of the same mean and sd."""
+    """Return the log of the mean, and the log-scale sd of a log-normal of that mean and sd."""
     mean = response.mean if response.mean > 0.0 else NO_COUNTS
     return math.log(mean), math.sqrt(math.log1p((response.sd / mean) ** 2))
 
 
 def inverse_scale(response: Response) -> tuple[float, float]:
-    """Return the inverse of the mean, and the spread by the delta method; (0, 2.5) for a mean of 0."""
+    """Return the inverse of the mean, and its spread by the delta method; (0, 2.5) at 0."""
     if response.mean == 0.0:
         return 0.0, 2.5
     return 1.0 / response.mean, response.sd / response.mean**2
@@ -64,7 +64,8 @@ def cloglog_logits(eta: Tensor) -> Tensor:
         eta: linear predictor, of any shape. Above 80 it counts as 80, where the probability is 1.
     """
     rate = eta.clamp(max=80.0).exp()
-    # log(expm1(rate)) = rate + log(1 - exp(-rate)); below exp(-8) it is log(rate) + rate / 2 to 1e-8
+    # log(expm1(rate)) = rate + log(1 - exp(-rate)); below exp(-8) it is log(rate) + rate / 2 to
+    # 1e-8
     small = eta < -8.0
     safe = torch.where(small, torch.ones_like(rate), rate)
     return torch.where(small, eta + 0.5 * rate, safe + log1mexp(safe))
@@ -85,7 +86,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:
-    """Return log Phi(x), exact in both tails. torch.special.log_ndtr is the same, but slow under vmap.
+    """Return log Phi(x), exact in both tails; torch.special.log_ndtr is slow under vmap.
 
     Args:
         x: of any shape.

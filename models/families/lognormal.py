@@ -29,8 +29,9 @@ def lognormal() -> ResponseFamily:
 
         log y ~ Normal(eta, sigma),    sigma ~ half-StudentT(3, 0, max(2.5, sd(log y)))
 
-    exp(eta) is the median of y. The sd of log y is that of a log-normal with the mean and sd of the response.
-    As times they may be censored or entered late (`Censored`): the row fields "cens", "upper" and "entry".
+    exp(eta) is the median of y. The sd of log y is that of a log-normal with the mean and sd of the
+    response. As times they may be censored or entered late (`Censored`): the row fields "cens",
+    "upper" and "entry".
 
     >>> lognormal().expression(("cens",))
     'families.Censored(dist.LogNormal(eta, sigma), cens=batch.cens)'

@@ -16,7 +16,7 @@ from hierfl.program.recipes import recorded
 
 
 class NegativeBinomial(dist.NegativeBinomial):  # type: ignore[misc]  # Any in Pyro
-    """dist.NegativeBinomial with a log probability that is exact for large shapes in single precision too."""
+    """dist.NegativeBinomial whose log probability is exact for large shapes in float32 too."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability in nats, of the batch shape.

@@ -34,8 +34,8 @@ def piecewise_exponential(breaks: tuple[float, ...]) -> ResponseFamily:
         hazard(t) = exp(eta + log_hazard_j)    for breaks_{j - 1} <= t < breaks_j,  j = 1, ..., J
         log_hazard_j ~ StudentT(3, -log(mean(y)), 2.5)
 
-    eta is a log hazard ratio, and the baseline hazards take the intercept's place. Times may be censored or
-    entered late (`Censored`): the row fields "cens", "upper" and "entry".
+    eta is a log hazard ratio, and the baseline hazards take the intercept's place. Times may be
+    censored or entered late (`Censored`): the row fields "cens", "upper" and "entry".
 
     Args:
         breaks: J - 1 times > 0, increasing, in the unit of the response.
@@ -73,7 +73,8 @@ class PiecewiseExponential(dist.TorchDistribution):
         validate_args: whether to check values. Default None: Pyro's setting.
 
     Raises:
-        ValueError: breaks do not increase from above 0, or there is not one hazard more than breaks.
+        ValueError: breaks do not increase from above 0, or there is not one hazard more than
+            breaks.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {
@@ -93,8 +94,8 @@ class PiecewiseExponential(dist.TorchDistribution):
         check_breaks(breaks)
         if log_hazard.shape[-1] != len(breaks) + 1:
             raise ValueError(
-                f"log_hazard has {log_hazard.shape[-1]} entries for {len(breaks)} breaks: give one more "
-                f"than breaks"
+                f"log_hazard has {log_hazard.shape[-1]} entries for {len(breaks)} breaks: give one "
+                "more than breaks"
             )
         shape = torch.broadcast_shapes(eta.shape, log_hazard.shape[:-1])
         self.eta = eta.expand(shape)
@@ -188,7 +189,8 @@ class PiecewiseExponential(dist.TorchDistribution):
         hazard = rate * length
         before = torch.nn.functional.pad(hazard[..., :-1].cumsum(-1), (1, 0))
         lost = torch.exp(-hazard)
-        # integrals over a piece of S(t) dt and of the residual time times S(t) dt, given the survival
+        # integrals over a piece of S(t) dt and of the residual time times S(t) dt, given the
+        # survival
         finite = torch.where(length.isfinite(), length, torch.zeros_like(length))
         area = -torch.expm1(-hazard) / rate
         moment = (area - finite * lost) / rate + left * area
@@ -218,5 +220,6 @@ def check_breaks(breaks: tuple[float, ...]) -> None:
     known = (0.0, *breaks, math.inf)
     if not breaks or any(not low < high for low, high in pairwise(known)):
         raise ValueError(
-            f"breaks are {tuple(breaks)}: give one or more times above 0 that increase, such as (1.0, 2.0)"
+            f"breaks are {tuple(breaks)}: give one or more times above 0 that increase, such as "
+            "(1.0, 2.0)"
         )

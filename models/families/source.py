@@ -51,7 +51,7 @@ def as_source(prior: Prior) -> str:
 
 
 def _given(fn: Any) -> dict[str, Any]:
-    """Return the constructor's arguments of a distribution, name -> value, without defaults left alone."""
+    """Return the constructor's arguments of a distribution, name -> value, without defaults."""
     found = {}
     for name, parameter in inspect.signature(type(fn).__init__).parameters.items():
         if name in ("self", "validate_args") or parameter.kind is parameter.VAR_KEYWORD:
@@ -61,8 +61,8 @@ def _given(fn: Any) -> dict[str, Any]:
             continue
         if not hasattr(fn, name):
             raise TypeError(
-                f"a {type(fn).__name__} cannot be written as an expression, since it does not keep its "
-                f"'{name}': use another distribution of pyro.distributions"
+                f"a {type(fn).__name__} cannot be written as an expression, since it does not keep "
+                f"its '{name}': use another distribution of pyro.distributions"
             )
         found[name] = getattr(fn, name)
     if "covariance_matrix" in found:
@@ -110,7 +110,7 @@ def _expanded(shape: torch.Size) -> str:
 
 
 def _value(value: Tensor) -> str:
-    """Return a tensor as source: a number, or torch.tensor(...) of the shortest digits of its dtype."""
+    """Return a tensor as source: a number, or torch.tensor(...) with the fewest exact digits."""
     if value.numel() > LONGEST:
         raise ValueError(
             f"the prior has {value.numel()} numbers, of which {LONGEST} can be written out: "

@@ -19,9 +19,11 @@ def _parameters(response: Response) -> dict[str, Prior]:
 def student() -> ResponseFamily:
     """Return the family of real responses with a Student t distribution, identity link.
 
-        y ~ StudentT(nu, eta, sigma),    sigma ~ half-StudentT(3, 0, max(2.5, sd(y))),  nu ~ Gamma(2, 0.1)
+        y ~ StudentT(nu, eta, sigma)
+        sigma ~ half-StudentT(3, 0, max(2.5, sd(y))),    nu ~ Gamma(2, 0.1)
 
-    brms truncates the prior of nu at 1; here it is not truncated, and has 0.5 % of its mass below 1.
+    brms truncates the prior of nu at 1; here it is not truncated, and has 0.5 % of its mass below
+    1.
 
     >>> student().likelihood
     'dist.StudentT(nu, eta, sigma)'

@@ -40,8 +40,8 @@ def hazards(fn: Any) -> Hazards:
     """Return the hazards of a distribution of times.
 
     Args:
-        fn: dist.Exponential, dist.Weibull, dist.LogNormal, or any distribution that has the methods of
-            `Hazards` itself, such as `PiecewiseExponential`.
+        fn: dist.Exponential, dist.Weibull, dist.LogNormal, or any distribution that has the methods
+            of `Hazards` itself, such as `PiecewiseExponential`.
 
     Raises:
         TypeError: the distribution is none of these.
@@ -59,8 +59,8 @@ def hazards(fn: Any) -> Hazards:
         own: Hazards = fn
         return own
     raise TypeError(
-        f"a {type(fn).__name__} has no cumulative hazard: use an Exponential, a Weibull, a LogNormal or a "
-        f"PiecewiseExponential"
+        f"a {type(fn).__name__} has no cumulative hazard: use an Exponential, a Weibull, a "
+        "LogNormal or a PiecewiseExponential"
     )
 
 
@@ -121,7 +121,7 @@ class WeibullHazards:
         return torch.where(there, found, torch.zeros_like(found))
 
     def log_between(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return -H(low) + log(1 - exp(-(H(high) - H(low)))), by the logarithm of the difference."""
+        """Return -H(low) + log(1 - exp(-(H(high) - H(low)))), by the log of the difference."""
         there = low > 0.0
         apart = self.shape * (high.log() - torch.where(there, low, 0.5 * high).log())
         share = torch.where(there, log1mexp(apart), torch.zeros_like(apart))

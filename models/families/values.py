@@ -1,4 +1,4 @@
-"""Checks of response values and row fields: what a family cannot have is refused, with the family that can."""
+"""Checks of responses and row fields: the message of a refusal names a family that fits."""
 
 from __future__ import annotations
 
@@ -82,12 +82,7 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
     cens = rows.get("cens", np.zeros_like(y))
     if "trials" in rows:
         _check_trials(y, rows["trials"])
-    _refuse(
-        ~np.isin(cens, CODES),
-        "cens",
-        cens,
-        CENS,
-    )
+    _refuse(~np.isin(cens, CODES), "cens", cens, CENS)
     interval = cens == 2
     if "entry" in rows:
         entry = rows["entry"]

@@ -37,10 +37,10 @@ def weibull() -> ResponseFamily:
 
         y ~ Weibull(exp(eta) / Gamma(1 + 1 / shape), shape),    shape ~ LogNormal(0, 1)
 
-    The parametrization by the mean is that of brms. Its default prior of the shape, Gamma(0.01, 0.01), allows
-    shapes of thousands, under which all times are equal; here the hazard is as likely to rise as to fall, and nine
-    of ten shapes lie between 0.2 and 5. Times may be censored or entered late (`Censored`): the
-    row fields "cens", "upper" and "entry".
+    The parametrization by the mean is that of brms. Its default prior of the shape, Gamma(0.01,
+    0.01), allows shapes of thousands, under which all times are equal; here the hazard is as likely
+    to rise as to fall, and nine of ten shapes lie between 0.2 and 5. Times may be censored or
+    entered late (`Censored`): the row fields "cens", "upper" and "entry".
 
     >>> weibull().expression()
     'families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)'

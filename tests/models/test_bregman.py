@@ -167,9 +167,7 @@ def test_keep_inside_moves_a_value_halfway_to_the_bound() -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
-def test_network_starts_at_the_module_and_its_kl_is_the_divergence(
-    name: str,
-) -> None:
+def test_network_starts_at_the_module_and_its_kl_is_the_divergence(name: str) -> None:
     module = nn.Linear(2, 1)
     prior = PRIORS[name][0]
     model = models.bregman_network(module, prior, likelihood=models.likelihood.normal(1.0))

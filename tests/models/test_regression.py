@@ -183,10 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"family": "cumulative", "num_classes": 3, "intercept": "global"},
         "'cumulative' has 'thresholds' in place of a common intercept",
     ),
-    (
-        {"family": "cumulative", "num_classes": 3, "intercept_loc": 1.0},
-        "leave out intercept_loc",
-    ),
+    ({"family": "cumulative", "num_classes": 3, "intercept_loc": 1.0}, "leave out intercept_loc"),
 ]
 
 

@@ -242,11 +242,7 @@ def grid(top: float = 5.0) -> tuple[Grid, Grid]:
 
 
 def posterior_on(
-    mu: Grid,
-    tau: Grid,
-    log_prior: Grid,
-    log_rows: list[Any],
-    nodes: tuple[Grid, Grid] = (GX, GW),
+    mu: Grid, tau: Grid, log_prior: Grid, log_rows: list[Any], nodes: tuple[Grid, Grid] = (GX, GW)
 ) -> tuple[Grid, list[tuple[float, float]]]:
     """Return p(mu, tau | y) on a grid, and the mean and sd of each client's level.
 

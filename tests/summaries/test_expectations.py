@@ -94,10 +94,7 @@ def test_separable_rows_and_rows_without_any_positive_stay_finite(loc: float) ->
     data = ClientData.from_clients(
         {
             "none": {"x": torch.randn(6, 2), "ill": torch.zeros(6)},
-            "apart": {
-                "x": (x := torch.randn(6, 2)),
-                "ill": (x[:, 0] > 0).to(x.dtype),
-            },
+            "apart": {"x": (x := torch.randn(6, 2)), "ill": (x[:, 0] > 0).to(x.dtype)},
         }
     )
     for k in (0, 1):

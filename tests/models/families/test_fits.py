@@ -52,8 +52,7 @@ def test_a_regression_is_fitted_on_both_engines_predicts_and_draws(name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
 )
 def test_two_stage_finds_the_truth(name: str) -> None:
     """The truth lies within 4 posterior sds of the posterior mean, at each of 8 or more numbers."""

@@ -46,8 +46,7 @@ def test_unknown_names_are_refused_with_the_nearest(word: str, near: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "make",
-    [families.gaussian, families.bernoulli, families.binomial, families.cumulative],
+    "make", [families.gaussian, families.bernoulli, families.binomial, families.cumulative]
 )
 def test_unknown_links_are_refused(make: Any) -> None:
     with pytest.raises(ValueError, match=r"link is 'cauchit': family '.*' has '"):

@@ -84,8 +84,7 @@ def test_allowed_values(name: str) -> None:
 def test_allowed_at_the_edges() -> None:
     families.binomial().check([0, 0], {"trials": [0, 3]})
     families.weibull().check(
-        [1.0, 2.0, 3.0],
-        {"cens": [1, -1, 2], "upper": [np.nan, 0.0, 3.5], "entry": [0.0, 1.0, 3.0]},
+        [1.0, 2.0, 3.0], {"cens": [1, -1, 2], "upper": [np.nan, 0.0, 3.5], "entry": [0.0, 1.0, 3.0]}
     )
     families.cumulative().check(["low", "high"])
     families.categorical().check(np.array(["a", "b"], dtype=object))
