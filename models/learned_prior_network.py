@@ -1,4 +1,4 @@
-"""A network with local weights under a prior whose parameters are learned: the model that FedMAP fits."""
+"""A network with local weights under a prior with learned parameters: the model that FedMAP fits."""
 
 from __future__ import annotations
 

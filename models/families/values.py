@@ -1,4 +1,4 @@
-"""Checks of responses and row fields: the message of a refusal names a family that fits."""
+"""Checks of responses and row fields; the message of a refusal names a family that fits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
         values: (N,) responses.
 
     Raises:
-        ValueError: the first value that is not allowed, its row and the mend.
+        ValueError: the first value that is not allowed, its row and the fix.
     """
     column = np.asarray(values)
     if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
@@ -55,7 +55,7 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
         row = int(rows[0])
         raise ValueError(
             f"value {numbers[row]:g} in row {row}: a response of family '{family}' is {words}; "
-            f"{_mend(kind, float(numbers[row]))}"
+            f"{_fix(kind, float(numbers[row]))}"
         )
 
 
@@ -68,7 +68,7 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         additions: name -> (N,) values: "trials", "cens", "upper" or "entry".
 
     Raises:
-        ValueError: the first value that does not fit, its row and the mend.
+        ValueError: the first value that does not fit, its row and the fix.
     """
     rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
     if not rows:
@@ -90,8 +90,8 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         _refuse(~fits, "entry", entry, "it must be 0 or more, and below the row's time")
     if "upper" in rows:
         bad = interval & ~((rows["upper"] > y) & np.isfinite(rows["upper"]))
-        mend = "it must be above the row's time and finite; a time with no upper end has cens 1"
-        _refuse(bad, "upper", rows["upper"], mend)
+        fix = "it must be above the row's time and finite; a time with no upper end has cens 1"
+        _refuse(bad, "upper", rows["upper"], fix)
     elif interval.any():
         row = int(np.flatnonzero(interval)[0])
         raise ValueError(
@@ -100,14 +100,14 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
 
 
 def _check_trials(y: Numbers, trials: Numbers) -> None:
-    mend = "trials must be whole, 0 or more, and no fewer than the row's successes"
-    _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, mend)
+    fix = "trials must be whole, 0 or more, and no fewer than the row's successes"
+    _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, fix)
 
 
-def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, mend: str) -> None:
+def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, fix: str) -> None:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"{name} {column[row]:g} in row {row}: {mend}")
+        raise ValueError(f"{name} {column[row]:g} in row {row}: {fix}")
 
 
 def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -> Numbers:
@@ -118,13 +118,13 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
         row, value = next(
             (i, v) for i, v in enumerate(column.ravel().tolist()) if not _is_number(v)
         )
-        mend = "code it as a number"
+        fix = "code it as a number"
         if name == "cens":
-            mend = CENS
+            fix = CENS
         elif name == "response":
-            mend += ", or use family='categorical'"
+            fix += ", or use family='categorical'"
         raise ValueError(
-            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {mend}"
+            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
         ) from error
     missing = np.flatnonzero(np.isnan(numbers))
     if missing.size and name != "upper":
@@ -144,7 +144,7 @@ def _missing(name: str, row: int) -> ValueError:
     return ValueError(f"the {name} in row {row} is missing: drop the row")
 
 
-def _mend(kind: str, value: float) -> str:
+def _fix(kind: str, value: float) -> str:
     """Return what to do about a value: the family that can have it."""
     if not np.isfinite(value):
         return "drop the row"
