@@ -51,11 +51,7 @@ def summed(shares: Share | LogShare) -> Share | LogSum:
 def added(
     one: Share | LogSum | Reports, other: Share | LogSum | Reports
 ) -> Share | LogSum | Reports:
-    """Return the sum of two sums of shares, or the reports of both groups of clients.
-
-    Raises:
-        TypeError: the two are of different kinds.
-    """
+    """Return the sum of two sums of shares of the same kind, or the reports of both groups."""
     if isinstance(one, Reports) and isinstance(other, Reports):
         both = tree_map(lambda a, b: torch.cat([a, b]), one.value, other.value)
         return Reports(both, torch.cat([one.ids, other.ids]))

@@ -13,8 +13,8 @@ from hierfl.core.trees import Tree, named_leaves, tree_leaves
 from hierfl.method import Each, LogShare, Share, Up
 
 FEWEST = 8  # clients: with fewer, the spread of their norms is not known
-FAR = 5.0  # modified z-score; Iglewicz and Hoaglin propose 3.5 for one sample, and a run looks at thousands
-TIMES = 10.0  # the median: norms that differ by less are no reason to look, however little others differ
+FAR = 5.0  # modified z-score; Iglewicz and Hoaglin propose 3.5 for one sample, not for thousands
+TIMES = 10.0  # the median: smaller norms are not named, however little others differ
 TO_SD = NormalDist().inv_cdf(0.75)  # median absolute deviation of a standard normal, 0.6745
 
 
@@ -50,12 +50,7 @@ def _places(bad: Tensor) -> list[int]:
 
 
 def update_norms(share: Share | LogShare | Each) -> Tensor:
-    """Return the Euclidean norm of what each client sends under one name, (C,); single numbers are left out.
-
-    Args:
-        share: of C clients, C in front of every tensor; a `Share`'s value is multiplied by its
-            weight.
-    """
+    """Return the norm of what each client sends under one name, (C,); scalars are left out."""
     norms = [
         torch.linalg.vector_norm(leaf.flatten(1), dim=1)
         for leaf in tree_leaves(share.value)

@@ -1,4 +1,4 @@
-"""Checks of a federation before its first round: cohort and mini-batches against method and program."""
+"""Checks of cohort and mini-batches against method and program, before the first round."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from hierfl.program.program import Program
 
 
 def check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> None:
-    """Refuse smaller cohorts, and to skip clients, where a method needs all clients in every round.
-
-    Raises:
-        ValueError: one of the two is asked for.
-    """
+    """Refuse smaller cohorts and skipped clients where a method needs all clients each round."""
     if settings.on_client_error == "skip":
         raise ValueError(
             f"{method.name} sums the updates of all clients in each round, so none can be left "
@@ -28,11 +24,7 @@ def check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> 
 
 
 def check_mail(method: Method, client: Client, server: Server) -> None:
-    """Refuse mail of a method that discloses sums alone, and mail without a place in the client state.
-
-    Raises:
-        TypeError: the method is written in one of these ways.
-    """
+    """Refuse mail of a method that discloses sums, and mail without a place in the client state."""
     if server.mail is None:
         return
     if method.discloses == "sums":
@@ -69,7 +61,7 @@ def check_steps_fit(program: Program, client: Client, data: ClientData) -> None:
 
 
 def _check_factors(program: Program, client: Client, most: int) -> None:
-    """Refuse to work on some of a client's rows under a factor of all of them, which cannot be scaled up."""
+    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up."""
     whole = [name for name, of_rows in program.factors.items() if not of_rows]
     sizes = [
         p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most

@@ -79,11 +79,11 @@ class Done(NamedTuple):
 
 
 def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:
-    """Run one round of a chunk of clients, on the federation's device; the result is on the CPU.
+    """Run one round of a chunk of clients on the federation's device; the result is on the CPU.
 
     Raises:
-        ClientError: a client fails, or its update is not finite, and such clients are not skipped;
-            or the chunk fails, though no client fails alone.
+        ClientError: a client fails or sends what is not finite and is not skipped, or the chunk
+            fails as a whole.
     """
     with on(federation.device):
         task = moved(task, federation.device)
@@ -102,15 +102,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
 def counted(
     federation: Federation, task: Task, ups: Up, own: Tree, left_out: tuple[LeftOut, ...]
 ) -> Done:
-    """Return the sums of what the clients of a chunk send.
-
-    Args:
-        federation: of the clients.
-        task: of the clients that are counted.
-        ups: what each of them sends, values times weights, C in front of every tensor; tensors may
-            be `Rounded`.
-        own: their new states, C in front.
-        left_out: the other clients.
+    """Return the sums of what the clients of a task send; `ups` are values times weights, (C, ...).
 
     Raises:
         ClientError: an update is not finite.
@@ -124,7 +116,7 @@ def counted(
 
 
 def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple[Up, Tree]:
-    """Return what each client of a chunk sends, values times weights, and the clients' new states."""
+    """Return what each client of a chunk sends, values times weights, and the new states."""
     full = _padded(task)
     done = client_round(federation, phases, full.message, full.own, full.ids, full.round)
     answer: tuple[Up, Tree] = tree_map(lambda v: v[: len(task.ids)], done)
@@ -134,14 +126,10 @@ def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple
 def _skipping(
     federation: Federation, phases: tuple[Phase, ...], task: Task
 ) -> tuple[Task, Up, Tree, tuple[LeftOut, ...]]:
-    """Run a chunk without the clients that fail or that send what is not finite.
+    """Run a chunk without the clients that fail, or that send what is not finite.
 
     Returns:
-        The task of the clients that are counted, what each of them sends, their new states, and the
-        clients that are left out.
-
-    Raises:
-        ClientError: the chunk fails, though no client fails alone.
+        The task of the counted clients, their updates, their new states, and the other clients.
     """
     left_out: dict[int, str] = {}
     while len(task.ids):
@@ -211,19 +199,10 @@ def client_round(
     ids: Tensor,
     round_: int,
 ) -> tuple[dict[str, Any], Tree]:
-    """Run one round of some clients.
-
-    Args:
-        federation: whose clients.
-        phases: the local steps.
-        message: of the server.
-        own: the clients' states, C in front.
-        ids: (C,) int64, the clients' positions in the data.
-        round_: number of the round.
+    """Run one round of the clients at positions `ids` (C,), with their states `own`, C in front.
 
     Returns:
-        What each client sends, values times weights, C in front; and the clients' new states, C in
-        front.
+        What each client sends, values times weights, and the clients' new states, C in front.
     """
     client, at_once = federation.client, federation.at_once
 
@@ -250,7 +229,7 @@ def _after_phase(
     message: Tree,
     ids: Tensor,
 ) -> Tree:
-    """Return the clients' working states after a phase; `at` is the round and the number of the phase."""
+    """Return the working states after a phase; `at` holds the numbers of round and phase."""
     step = local_step(phase, federation.at_once)
     compiled = federation.graphs is not None and federation.at_once
     each = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=compiled)
@@ -265,15 +244,10 @@ def _after_phase(
 
 
 def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Active], Tree]:
-    """Return a local step of C clients as a pure function of trees of tensors.
+    """Return a step of C clients, under `torch.vmap` or one after another, as a pure function.
 
-    Args:
-        phase: of the step.
-        at_once: carry the clients under `torch.vmap`; else one after another.
-
-    Returns:
-        (working states, message, the step's tensors, which clients still work) -> working states;
-        the last two are as `steps` yields them.
+    It maps (working states, message, the step's tensors, which clients still work) to working
+    states; the last two arguments are as `steps` yields them.
     """
 
     def step(work: Tree, message: Tree, tensors: Tree, active: Active) -> Tree:
@@ -301,7 +275,7 @@ def _summed(
 
 
 def _weighted(share: Share | LogShare | Each) -> Share | LogShare | Each:
-    """Return a share with its value multiplied by its weight; log weights are applied in the sum."""
+    """Return a share with its value times its weight; log weights are applied in the sum."""
     if isinstance(share, Each):
         return share
     if isinstance(share, LogShare):
@@ -315,7 +289,7 @@ def _weighted(share: Share | LogShare | Each) -> Share | LogShare | Each:
 def _failing(
     federation: Federation, phases: tuple[Phase, ...], task: Task
 ) -> Iterator[tuple[int, Exception]]:
-    """Run the clients of a chunk one by one; yield the position and the error of each that fails."""
+    """Run the clients of a chunk one by one; yield position and error of each that fails."""
     settings = replace(federation.settings, engine="sequential")
     alone = replace(federation, settings=settings, graphs=None)
     for i in range(len(task.ids)):
@@ -329,7 +303,7 @@ def _failing(
 def _blamed(
     federation: Federation, phases: tuple[Phase, ...], task: Task, error: Exception
 ) -> ClientError:
-    """Return the error of a chunk naming the client at fault, found by running clients one by one."""
+    """Return the error of a chunk that names the client at fault; clients are run one by one."""
     for client, own_error in _failing(federation, phases, task):
         name = federation.data.names[client]
         batch = full_batch(federation.rows, torch.tensor([client]))

@@ -28,11 +28,11 @@ NONE = -1  # the place of a client that has not taken part yet
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, not of hierfl, or of another run; the message says which and the mend."""
+    """A checkpoint that is damaged, not of hierfl, or of another run; the message says which."""
 
 
 class DamagedRow(CheckpointError):
-    """A row of the file is not what was written; the message names file and number of the client."""
+    """A row of the file is not what was written; the message names file and client."""
 
 
 @dataclass(eq=False)
@@ -78,13 +78,7 @@ class Stored:
         return nbytes(self.start)
 
     def taken(self, ids: Tensor) -> Tree:
-        """Read the rows of some clients; one that has not taken part yet has the row `start`.
-
-        Args:
-            ids: (C,) int64, the clients' positions in the data.
-
-        Returns:
-            Their states, (C, ...) each leaf.
+        """Return the rows of clients at positions `ids` (C,): (C, ...) each leaf.
 
         Raises:
             DamagedRow: a row is not what was written.
@@ -106,12 +100,7 @@ class Stored:
         return np.frombuffer(found, np.uint8)
 
     def put(self, ids: Tensor, rows: Tree) -> None:
-        """Write the rows of some clients.
-
-        Args:
-            ids: (C,) int64, the clients' positions in the data.
-            rows: their states, (C, ...) each leaf.
-        """
+        """Write the rows of clients at positions `ids` (C,), (C, ...) each leaf, in place."""
         rows = tree_map(lambda own, v: v.to(own.dtype), self.start, rows)
         for client, row in zip(ids.tolist(), _packed(rows), strict=True):
             place = int(self.places[client])
@@ -123,21 +112,13 @@ class Stored:
             self.places[client], self.sums[client] = place, zlib.crc32(content)
 
     def index(self) -> Tree:
-        """Return places and sums of all rows, for a checkpoint, once the rows themselves are on disk.
-
-        Raises:
-            CannotWrite: they cannot be written, because the disk is full, say.
-        """
+        """Return places and sums of all rows, for a checkpoint, once the rows are on disk."""
         with writing(self.path, 0):
             os.fsync(self.file)
         return {"places": self.places, "sums": self.sums}
 
     def pin(self, indices: list[Tree]) -> None:
-        """Protect the places that checkpoints point to, and free those that nothing points to.
-
-        Args:
-            indices: `index` of every checkpoint on disk.
-        """
+        """Protect the places that checkpoints on disk point to, and free all others."""
         self.pinned = {
             place for index in indices for place in index["places"].tolist() if place != NONE
         }
@@ -164,15 +145,12 @@ Table = Any  # a tree of tensors with the clients in front, or `Stored`
 
 
 def new_table(own: Tree, clients: int, path: Path | None = None) -> Table:
-    """Return a row of client state for each client, before the first round.
+    """Return the first state of each client, (N, ...); above `IN_MEMORY` bytes, in a file.
 
     Args:
         own: client state before the first round.
         clients: N.
         path: of the file, if one is needed; None: a temporary file.
-
-    Returns:
-        A tree of tensors (N, ...) if they take at most `IN_MEMORY` bytes, else rows in a file.
     """
     if nbytes(own) * clients <= IN_MEMORY:
         return tree_map(lambda v: v.expand(clients, *v.shape).clone(), own)
@@ -190,12 +168,16 @@ def new_stored(own: Tree, clients: int, path: Path) -> Stored:
 
 
 def taken(table: Table, ids: Tensor) -> Tree:
-    """Return copies of the rows of some clients, (C, ...) each leaf."""
+    """Return the rows of clients at positions `ids` (C,): (C, ...) each leaf.
+
+    Raises:
+        DamagedRow: a row is not what was written.
+    """
     return table.taken(ids) if isinstance(table, Stored) else tree_map(lambda v: v[ids], table)
 
 
 def put(table: Table, ids: Tensor, rows: Tree) -> None:
-    """Write rows into a table in place; a table may be larger than everything else, so it is never copied."""
+    """Write the rows of clients at positions `ids` (C,), (C, ...) each leaf, in place."""
     if isinstance(table, Stored):
         table.put(ids, rows)
         return

@@ -1,4 +1,4 @@
-"""A local step as one compiled graph: traced once, without Pyro's Python; rewritten; lowered by inductor.
+"""A local step as one compiled graph: traced without Pyro's Python, rewritten, lowered by inductor.
 
 Graphs are cached by the shapes of their inputs. A step can be traced if its draws are functions of
 keys and its control flow does not depend on values. Any other step runs eagerly, with one warning
@@ -38,7 +38,7 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """Compiled functions of trees, by name, tree structure and the inputs' shapes, dtypes and devices.
+    """Compiled functions of trees, by name, structure and the inputs' shapes, dtypes and devices.
 
     Args:
         made: signature -> graph; None for a function that cannot be compiled and runs eagerly.
@@ -49,13 +49,9 @@ class Graphs:
     def run(
         self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False
     ) -> Tree:
-        """Return `function(*trees)`, by its graph, or eagerly where it has none.
+        """Return `function(*trees)` of a pure function, by its graph, or eagerly where it has none.
 
-        Args:
-            name: of the function.
-            function: pure.
-            trees: its arguments.
-            give: the tensors of the first tree may be overwritten.
+        With `give` the tensors of the first tree may be overwritten.
         """
         if give:
             loop = Loop(self, name, function, trees[0], *trees[1:])
@@ -78,14 +74,9 @@ class Graphs:
         spec: Any,
         given: int,
     ) -> Graph | None:
-        """Return the graph for leaves of these shapes, compiled if need be; None if it cannot be compiled.
+        """Return the graph of a pure function for such leaves; None: it cannot be compiled.
 
-        Args:
-            name: of the function.
-            function: pure.
-            leaves: of its arguments.
-            spec: the tree structure of its arguments.
-            given: how many of the first leaves may be overwritten.
+        `spec` is the tree structure of its arguments; the first `given` leaves may be overwritten.
         """
         signature = (name, spec, given, *((v.shape, v.dtype, v.device) for v in leaves))
         if signature not in self.made:
@@ -162,13 +153,10 @@ def _compile(
 
 
 def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph:
-    """Trace a function of trees, rewrite its graph and lower it, as a function of their leaves.
+    """Trace a pure function of trees, rewrite its graph, and lower it to a function of leaves.
 
-    Args:
-        function: pure.
-        leaves: of its arguments, as examples.
-        spec: the tree structure of its arguments.
-        given: how many of the first leaves may be overwritten.
+    `leaves` are examples, `spec` is the tree structure, and the first `given` leaves may be
+    overwritten.
     """
     # imports sympy, which takes a second
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -203,7 +191,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
 
 @contextmanager
 def _instructions_known() -> Iterator[None]:
-    """Skip torch's trials of which vector instructions the compiler knows, if it is GCC 12 or later.
+    """Skip torch's trials of vector instructions where the compiler is GCC 12 or later.
 
     With a new cache torch compiles six test programs, which takes 6 of 12 s for W1; in every run as
     many processes load them, which takes 1 of 3.4 s. GCC 12 knows every instruction that torch asks
@@ -228,7 +216,7 @@ def _instructions_known() -> Iterator[None]:
 
 
 def _compile_alone() -> None:
-    """Let a copy of this process compile in its own thread: torch's compile workers are not copied."""
+    """Let a fork compile in its own thread: torch's compile workers are not copied."""
     if "torch._inductor.config" in sys.modules:
         torch._inductor.config.compile_threads = 1
 
@@ -237,7 +225,7 @@ os.register_at_fork(after_in_child=_compile_alone)
 
 
 def _distinct(leaves: list[Tensor]) -> list[Tensor]:
-    """Clone repeated tensors: make_fx silently takes a tensor that is passed twice for one input."""
+    """Clone repeated tensors: make_fx takes a tensor that is passed twice for one input."""
     seen: set[int] = set()
     out = []
     for leaf in leaves:
@@ -247,7 +235,7 @@ def _distinct(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _apart(leaves: list[Tensor], memories: Iterable[int]) -> list[Tensor]:
-    """Return contiguous leaves that may be overwritten: none shares memory with another or `memories`."""
+    """Return contiguous leaves, none of which shares memory with another or with `memories`."""
     seen = set(memories)
     out = []
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Clients whose updates conflict with those of all others: named in the history and in a warning, and counted."""
+"""Clients whose updates conflict with all others': named in history and warning, and counted."""
 
 from __future__ import annotations
 

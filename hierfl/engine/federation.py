@@ -1,4 +1,4 @@
-"""What stays the same from round to round: program, client, server, data, and how clients are chunked."""
+"""What stays the same from round to round: program, client, server, data, and the chunks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Federation:
 
     @property
     def at_once(self) -> bool:
-        """Whether clients are carried under `torch.vmap`, even one alone, and steps may be compiled."""
+        """Whether clients are carried under `torch.vmap`, and steps may be compiled."""
         return self.settings.engine != "sequential" and self.program.in_vmap
 
     @property
@@ -106,7 +106,7 @@ class Federation:
 
     @property
     def cores(self) -> int:
-        """Chunks that run at once, each in its own process on one core; 1 unless steps are compiled."""
+        """Chunks that run at once, each in a process on one core; 1 unless steps are compiled."""
         if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
         return max(
@@ -140,7 +140,7 @@ class Federation:
         return self.cut(ids.split(-(-len(ids) // next(even, fewest))))
 
     def cut(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return chunks that are cut anew where one is mostly padding, and much of it: see `cut_ragged`."""
+        """Return chunks that are cut again where one is mostly padding (`cut_ragged`)."""
         phases = (*self.client.phases, *(self.client.adapt or ()))
         if not any(phase.batch_size is None and phase.count for phase in phases):
             return tuple(parts)
@@ -154,16 +154,11 @@ class Federation:
         )
 
     def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
-        """Return the number of clients to which chunks are padded, to compile one shape only; 0: no padding.
+        """Return the number of clients to which chunks are padded, for one compiled shape; 0: none.
 
-        Smaller chunks are padded by repeating the last client; padded results are discarded. Only
-        compiled steps need it. Chunks of clients with similar numbers of rows differ in shape
-        anyway, and are not padded, nor are chunks whose added clients would take more than
-        `PADDING_BYTES`.
-
-        Args:
-            parts: the ids of each chunk.
-            message: of the server.
+        The last client is repeated, and padded results are discarded. Only compiled steps need it.
+        Chunks of clients with similar numbers of rows differ in shape anyway, and are not padded,
+        nor are chunks whose added clients would take more than `PADDING_BYTES`.
         """
         if self.graphs is None or not self.at_once or self.client.like_rows(message):
             return 0
@@ -182,7 +177,7 @@ def federate(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     program: Program | None = None,
 ) -> Federation:
-    """Check a method's program against the data, and set up what stays the same from round to round.
+    """Check a method's program against the data, and set up what stays the same in all rounds.
 
     Args:
         method: to run.

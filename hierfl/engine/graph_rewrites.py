@@ -19,7 +19,7 @@ _library.define("add_product(Tensor(a!) weight, Tensor left, Tensor right, float
 
 
 def _add_product(weight: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    """Weight += factor * left @ right, in place: no gradient is written to memory, and no weight copied."""
+    """Weight += factor * left @ right, in place: no gradient is written, and no weight copied."""
     weight.view(left.shape[0], left.shape[1], right.shape[2]).baddbmm_(left, right, alpha=factor)
 
 
@@ -34,12 +34,7 @@ add_to_row_ = torch.ops.hierfl.add_to_row_.default
 
 
 def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
-    """Apply all passes to a graph, in order.
-
-    Args:
-        graph: of a step, as make_fx traces it.
-        given: how many of its first inputs may be overwritten.
-    """
+    """Apply all passes to a traced step, whose first `given` inputs may be overwritten."""
     graph.graph.eliminate_dead_code()  # a dead node would count as a user
     cancel_transposes(graph)
     view_only_entries(graph)
@@ -79,7 +74,7 @@ def view_only_entries(graph: fx.GraphModule) -> None:
 
 
 def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
-    """1 x -> x and x + 0 -> x: torch's transform to the positive numbers is exp, times 1, plus 0."""
+    """1 x -> x and x + 0 -> x: torch's transform to positive values is exp, times 1, plus 0."""
     for node in graph.graph.nodes:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
             if _is(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
@@ -92,14 +87,14 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
 
 
 def cancel_logs_of_exponentials(graph: fx.GraphModule) -> None:
-    """log(e^x) -> x, through products, quotients and views: a KL of Normals with scales e^x needs no log."""
+    """log(e^x) -> x, through products, quotients and views, as in a KL of Normals."""
     for node in graph.graph.nodes:
         if _is(node, aten.log.default) and (found := _log(graph, node.args[0], node)) is not None:
             node.replace_all_uses_with(found)
 
 
 def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
-    """Return a node for the logarithm of `node` that takes no logarithm; None where that is not possible."""
+    """Return a node for the logarithm of `node` that takes no logarithm; None: there is none."""
 
     def made(op: Any, *args: Any) -> fx.Node:
         with graph.graph.inserting_before(before):
@@ -124,16 +119,11 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
 
 
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
-    """W + c (A B + R) -> (W + c R), with c (A B) added in place: the gradient is never written to memory.
+    """W + c (A B + R) -> (W + c R), with c (A B) added in place: no gradient is written to memory.
 
-    So are several products, such as those of a network that runs on two halves of the rows.
-
-    Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is
-    copied either.
-
-    Args:
-        graph: of a step.
-        given: how many of its first inputs may be overwritten.
+    So are several products, such as those of a network that runs on two halves of the rows. Where
+    there is no R (such as the gradient of a prior) and W is among the first `given` inputs, which
+    may be overwritten, nothing is copied.
     """
     overwritable = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
     free = set(overwritable)
@@ -175,12 +165,7 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
 
 
 def add_to_rows_in_place(graph: fx.GraphModule, given: int = 0) -> None:
-    """Add to a row of an input itself, where the input may be overwritten and nothing else reads it.
-
-    Args:
-        graph: of a step.
-        given: how many of its first inputs may be overwritten.
-    """
+    """Add to a row of an input itself, one of the first `given`, where nothing else reads it."""
     overwritable = [node for node in graph.graph.nodes if node.op == "placeholder"][:given]
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     for node in list(graph.graph.nodes):
@@ -208,7 +193,7 @@ class Term(NamedTuple):
 def _terms(
     node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0
 ) -> list[Term]:
-    """Return the summands of a sum, through inner sums and constant factors that nothing else reads.
+    """Return the summands of a sum, through inner sums and factors that nothing else reads.
 
     Those inner sums are added to `inside`.
     """
@@ -249,7 +234,7 @@ def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
 
 
 def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
-    """Return whether only the output reads an input's new value, and it reads no view of the input itself."""
+    """Return whether only the output reads an input's new value, and no view of the input."""
     return _reaches(node, VIEWS) == {end} and end not in _reaches(origin, (*VIEWS, *RESHAPED))
 
 
@@ -268,7 +253,7 @@ def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
 
 
 def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
-    """Return the nodes that read a node or a view of it; `through` are the operations that make views."""
+    """Return the nodes that read a node or a view of it, made by the operations `through`."""
     found = set()
     for user in node.users:
         found |= _reaches(user, through) if any(_is(user, op) for op in through) else {user}
@@ -289,7 +274,7 @@ def _is_read_once(weight: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """Return the tensor that a node is a view of, with its numbers in the same order; or the node itself."""
+    """Return the tensor that a node views in the same order, or the node itself."""
     while any(_is(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
@@ -303,7 +288,7 @@ def _origin(node: Any) -> Any:
 
 
 def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
-    """Return the batched product that a node is apart from views, and its constant factor; else (None, 1)."""
+    """Return the batched product behind a node's views, and its constant factor; else (None, 1)."""
     factor = 1.0
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):

@@ -1,4 +1,4 @@
-"""Constant factors of a traced step as inputs of its graph, so that steps that differ in them share a compiled graph.
+"""Constant factors of a traced step as inputs of its graph: steps that differ in them share it.
 
 A step size is such a factor. Inductor keeps compiled graphs on disk, by everything in them: with
 step sizes in it, each of a grid of step sizes would be compiled anew, which takes up to a minute.
@@ -30,7 +30,7 @@ STRUCTURAL = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)  # of derivatives and densit
 
 
 def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of the constant factors of a graph, and return their values, in the order of the new inputs.
+    """Make inputs of the constant factors of a graph, and return their values in that order.
 
     The factors are those of products of a floating-point tensor and a number, and numbers that a
     graph turns into tensors. A factor of a product becomes a tensor without dimensions of the

@@ -97,7 +97,7 @@ def _half(
 def _all_rows(
     data: ClientData, ids: Tensor, count: int, keys: Keys, half: Half | None, *, few_widths: bool
 ) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
-    """Yield all rows of the clients, or of a half of them, gathered once, for each of `count` steps."""
+    """Yield all rows of the clients, or a half, gathered once, for each of `count` steps."""
     counts = data.counts[ids] if half is None else half.counts
     most = int(counts.max())
     if few_widths:
@@ -116,7 +116,7 @@ def _all_rows(
 
 
 def _wider(count: int) -> int:
-    """Return the next number of rows with three bits: at most a quarter more, and four in each doubling."""
+    """Return the next number of rows with three bits: at most a quarter more."""
     unit = 1 << max(0, count.bit_length() - 3)
     return -(-count // unit) * unit
 
@@ -124,7 +124,7 @@ def _wider(count: int) -> int:
 def _mini_batches(
     data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
 ) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
-    """Yield the rows of each step, block of steps by block; they are gathered when they are asked for."""
+    """Yield the rows of each step in blocks; they are gathered when they are asked for."""
     plan = _Plan.of(data, ids, phase, seed=seed, at=at)
     for index, inside, active in plan.blocks(max(1, PLANNED // (len(ids) * plan.size))):
         masks = repeat({}, len(index)) if plan.is_full else ({"rows": m} for m in inside.unbind())
@@ -145,16 +145,9 @@ def row_plan(
     """Choose the rows of every step of a phase on mini-batches.
 
     In "step" units a pass drops its last, smaller batch, so that batches are equal and need no
-    mask; as every pass is reshuffled, the dropped rows come up in other passes. In "epoch" units
-    the smaller batch is kept, and clients with fewer rows stop earlier. A client with fewer rows
-    than a batch works on all of them.
-
-    Args:
-        data: the federation.
-        ids: (C,) int64, the clients of a chunk.
-        phase: how many steps or epochs, and rows a batch.
-        seed: of the run.
-        at: round and phase, which key the order of rows.
+    mask; passes are reshuffled, so the dropped rows come up in others. In "epoch" units the smaller
+    batch is kept, and clients with fewer rows stop earlier. A client with fewer rows than a batch
+    works on all of them.
 
     Returns:
         For K steps of B rows: the rows' positions in the data (K, C, B) int64; which of them are

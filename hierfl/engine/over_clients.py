@@ -1,4 +1,4 @@
-"""Functions of one client turned into functions of many: under `torch.vmap`, or one client after another."""
+"""Functions of one client turned into functions of many: under `torch.vmap`, or in turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from hierfl.data.batch import ClientBatch
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
-    """Return a function of one client's trees as a function of trees with C clients in front.
+    """Return a function of one client's trees as one of trees with `count` clients in front.
 
-    Args:
-        one: a function of one client.
-        at_once: under `torch.vmap`; else one client after another.
-
-    Returns:
-        A function of the trees of C clients, which takes C by the keyword `count`.
+    The clients are carried under `torch.vmap` (`at_once`), or one after another.
     """
 
     def run(*trees: Tree, count: int) -> Tree:
@@ -36,12 +31,7 @@ def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]
 def over_batch(
     one: Callable[[Tree, ClientBatch], Tree], at_once: bool
 ) -> Callable[[Tree, ClientBatch], Tree]:
-    """Return a function of one client's working state and batch as one of C clients' states and their batch.
-
-    Args:
-        one: (working state, batch of one client) -> working state.
-        at_once: under `torch.vmap`; else one client after another.
-    """
+    """Return a function (work, batch) -> work of one client as one of C clients."""
 
     def run(work: Tree, batch: ClientBatch) -> Tree:
         slots, shared = slots_of(batch)
@@ -57,13 +47,7 @@ def _tensors(tree: Tree) -> Tree:
 
 
 def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
-    """Return the new working states of clients that still work, the old ones of those that are done.
-
-    Args:
-        on: (C,) bool, which clients still work.
-        new: working states, C in front.
-        old: likewise.
-    """
+    """Return the new working states where `on` (C,) is true, and the old ones elsewhere."""
     return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
 
 
@@ -88,13 +72,7 @@ def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
 
 
 def one_slot(slot: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
-    """Return the batch of one client.
-
-    Args:
-        slot: its tensors, one place of the first tree of `slots_of`.
-        shared: the second tree of `slots_of`.
-        like: the batch that was split.
-    """
+    """Return the batch of one client from the trees of `slots_of`, as `like` was split."""
     return replace(
         like,
         fields=slot["fields"],

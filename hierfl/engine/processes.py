@@ -44,7 +44,7 @@ class WorkerDied(RuntimeError):
 
 @contextmanager
 def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Result]]:
-    """Make a `run_all(items)` that yields `task(item)` for each item in order, `cores` items at once.
+    """Make a `run_all(items)` that yields `task(item)` for each item, `cores` items at once.
 
     The first call runs everything in this process, so that all steps are compiled when it is
     copied. Items are taken and results yielded `cores` at a time. An error of a task is raised
@@ -170,14 +170,10 @@ class Copy:
 
 
 def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
-    """Make a copy of this process that runs a task on every item it is sent, until its socket is closed.
+    """Fork a process that runs a task on every item it is sent, until its socket is closed.
 
     The copy also ends when this process does, however that ends: the system kills it (Linux), and
     its socket closes.
-
-    Args:
-        task: to run.
-        others: copies made before.
     """
     here, there = socket.socketpair()
     parent = os.getpid()
@@ -197,7 +193,7 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     try:
         _end_with(parent)
         for end in (here, *(other.line for other in others)):
-            end.close()  # held open here, other copies would not notice that the first process has ended
+            end.close()  # else other copies would not notice that the first process has ended
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted first process ends its copies
         torch.set_num_threads(1)
         _serve(task, there)
@@ -206,7 +202,7 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
 
 
 def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends, even by SIGKILL and in the middle of a task."""
+    """Let the system kill this process when its parent ends, even by SIGKILL."""
     if PRCTL is not None:
         PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
@@ -241,7 +237,7 @@ def _can_be_sent(error: Exception) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------ messages
+# ------------------------------------------------------------------ messages
 def send(line: socket.socket, tree: object) -> None:
     """Send a tree: its structure, and then the bytes of its tensors as they lie in memory."""
     file, parts = io.BytesIO(), list[memoryview]()

@@ -89,7 +89,7 @@ def without_correction(history: tuple[dict[str, Any], ...]) -> tuple[dict[str, A
 def records_of(
     history: Iterable[Mapping[str, Any]], column: str
 ) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Return what a column of the history holds of clients ("left_out", "far_out"), by client, each with its round."""
+    """Return a column of the history ("left_out", "far_out") by client, with the rounds."""
     found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for record in history:
         for one in record.get(column) or ():
@@ -100,14 +100,7 @@ def records_of(
 def begin(
     federation: Federation, folder: Path | None = None, *, compiled: bool = False
 ) -> Progress:
-    """Return the progress of a run before its first round.
-
-    Args:
-        federation: that will run.
-        folder: of the file that holds the client states if they are too large for memory; None: a
-            temporary one.
-        compiled: the run's local steps will be compiled.
-    """
+    """Return the progress before the first round; large client states go to a file in `folder`."""
     path = None if folder is None else folder / TABLE_FILE
     table = new_table(federation.client.own, federation.data.num_clients, path)
     _deliver(federation, federation.server.state, table)
@@ -120,16 +113,10 @@ def rounds(
     until: int,
     elsewhere: RunAll[Task, Done] | None = None,
 ) -> Generator[Progress, None, None]:
-    """Run rounds until `until` are done, or the server has finished, and yield the progress after each.
+    """Run rounds until `until` are done or the server has finished; yield the progress after each.
 
-    Its worker processes end when the generator is closed: close it, unless it has run to its end.
-
-    Args:
-        federation: that runs.
-        progress: where the run stands.
-        until: rounds planned in all.
-        elsewhere: runs the tasks of chunks, where the clients' rows are not here; None: this
-            process does.
+    Worker processes end when the generator is closed: close it, unless it has run to its end.
+    `elsewhere` runs the tasks of chunks where the clients' rows are not here.
     """
     task = partial(work_on, federation, federation.client.phases)
     with nullcontext(elsewhere) if elsewhere else crew(task, federation.cores) as run_all:
@@ -144,14 +131,7 @@ def one_round(
     until: int,
     run_all: RunAll[Task, Done] | None = None,
 ) -> Progress:
-    """Run one round: draw a cohort, let it work, update the server.
-
-    Args:
-        federation: that runs.
-        progress: before the round.
-        until: rounds planned in all.
-        run_all: runs the tasks of the chunks; None: this process, one after another.
-    """
+    """Run one of `until` planned rounds: draw a cohort, let it work, update the server."""
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server
@@ -185,7 +165,7 @@ def one_round(
 
 
 def _deliver(federation: Federation, server: Tree, table: Table) -> int:
-    """Put what the server has for each client into the client states, and return the bytes that a client gets."""
+    """Put the server's mail into the client states, and return the bytes that a client gets."""
     if federation.server.mail is None:
         return 0
     mail, count = federation.server.mail(server), federation.data.num_clients
@@ -239,7 +219,7 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
 
 
 def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
-    """Return what the history says of clients that are left out, and of updates that are far out."""
+    """Return what the history says of left-out clients and of updates that are far out."""
     names = federation.data.names
     said: dict[str, Any] = {}
     if federation.settings.on_client_error == "skip":
@@ -274,7 +254,7 @@ def _single_numbers(means: dict[str, Tree]) -> dict[str, float]:
 
 
 def adapt(federation: Federation, server: Tree, count: int, start: Table | None = None) -> Table:
-    """Infer the states of new clients by `count` rounds of their local steps, with the global params fixed.
+    """Infer the states of new clients by `count` rounds of local steps, global params fixed.
 
     Args:
         federation: of the new clients alone.
@@ -331,7 +311,7 @@ def _in_chunks(
     ids: Tensor,
     clock: Clock,
 ) -> Iterator[Done]:
-    """Run one round of some clients, put their states into the table, and yield what each chunk gives."""
+    """Run one round of some clients, and yield what each chunk gives."""
     parts = federation.parts(ids, message)
     slots = federation.slots_to_fill(parts, message)
     tasks = (Task(message, taken(table, part), part, clock.round, slots) for part in parts)

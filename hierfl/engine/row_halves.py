@@ -28,14 +28,7 @@ class Half:
     orders: Orders
 
     def within(self, place: Tensor) -> Tensor:
-        """Return which row of its client lies at a place in the half.
-
-        Args:
-            place: (K, C, B) int64, below the half's number of rows.
-
-        Returns:
-            (K, C, B) int64.
-        """
+        """Return which row of its client lies at a place in the half, (K, C, B) int64 both."""
         epoch = torch.zeros(place.shape[:2], dtype=torch.int64, device=place.device)
         return self.orders.at(epoch, place + self.first[:, None])
 
@@ -43,17 +36,10 @@ class Half:
 def half_of(
     data: ClientData, ids: Tensor, rows: Literal["support", "query"], *, seed: int, round_: int
 ) -> Half:
-    """Return the support or the query of some clients in a round; together they are all of a client's rows.
+    """Return the support or the query of clients `ids` (C,) in a round; both are all rows.
 
-    Which rows a client has in them depends on its name, the seed and the round alone. Of an odd
+    Which rows they hold depends on the client's name, the seed and the round alone. Of an odd
     number the support has one row more; a single row is in both.
-
-    Args:
-        data: the federation.
-        ids: (C,) int64, the clients.
-        rows: which half.
-        seed: of the run.
-        round_: number of the round.
     """
     counts = data.counts[ids]
     support = (counts + 1) // 2

@@ -1,4 +1,4 @@
-"""The order of each client's rows in each epoch, without padding every client to the one with most rows."""
+"""The order of each client's rows in each epoch, without padding all clients to the longest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Table:
     rows: Tensor
 
     def of(self, first: Tensor, last: Tensor) -> Tensor:
-        """Return the orders of the epochs `first` to `last` of each client (M,): (epochs, M, largest count)."""
+        """Return the orders of the epochs `first` (M,) to `last`: (epochs, M, largest count)."""
         later = range(1, int((last - first).max()) + 1)
         self.rows = torch.stack(
             [self._begun(first), *(self._shuffled(first + e, slice(None)) for e in later)]
@@ -41,7 +41,7 @@ class _Table:
         return self.rows
 
     def _begun(self, epoch: Tensor) -> Tensor:
-        """Return the orders of an epoch of each client, most of which the last call had ended with."""
+        """Return the orders of an epoch of each client; most are the last ones of the last call."""
         if self.asked is None:
             return self._shuffled(epoch, slice(None))
         first, last = self.asked
@@ -82,15 +82,7 @@ class Orders:
         )
 
     def at(self, epoch: Tensor, place: Tensor) -> Tensor:
-        """Return which row of its client lies at a place in the order of an epoch.
-
-        Args:
-            epoch: (K, C) int64, in no column falling.
-            place: (K, C, B) int64, below the client's number of rows.
-
-        Returns:
-            (K, C, B) int64.
-        """
+        """Return which row of its client lies at a place (K, C, B) in an epoch (K, C)."""
         if not len(epoch):
             return place
         if len(self.tables) == 1:

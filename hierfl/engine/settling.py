@@ -1,4 +1,4 @@
-"""What predictions need of the clients' own rows, found once the rounds are over (`Client.settle`)."""
+"""What predictions need of the clients' own rows, found after the rounds (`Client.settle`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ NAMED = 5  # clients in a message
 
 
 def settle(federation: Federation, last: Tree, table: Table) -> None:
-    """Let every client find what predictions need of its rows, and put it into its state.
+    """Let every client find what predictions need of its rows, and put it into the table.
 
-    Clients whose state becomes NaN are named in a warning: they have too few rows.
-
-    Args:
-        federation: its clients.
-        last: the server's last message.
-        table: a row of client state for each client, changed in place.
+    Clients whose state becomes NaN have too few rows; a warning names them. `last` is the server's
+    last message.
     """
     one = federation.client.settle
     if one is None:

@@ -97,11 +97,7 @@ def made_by(recipe: Any, model: Model) -> Method:
 
 
 def at_node(call: FitCall, recipe: Any) -> Method:
-    """Return the method of a call at a node: the one that was named, or the one that the server chose for its model.
-
-    Args:
-        call: as it was made at the node.
-        recipe: of the server's method, as the server told it; read where the call names none.
+    """Return the method of a call at a node: the one that was named, or the one that the server's recipe makes.
 
     Raises:
         Refused: it cannot be made here.

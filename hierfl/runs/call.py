@@ -135,7 +135,7 @@ def _whole(name: str, value: object) -> str:
 
 
 def _no_method(method: Any) -> str | None:
-    """Return what is wrong with a value in the place of a method, and how to fix it; None: it may be a model."""
+    """Return how to fix a value that is no method; None: it may be a model."""
     kind = "None" if method is None else type(method).__name__
     name: str = getattr(method, "__name__", kind)
     if name in names() and getattr(methods, name) is method:
@@ -156,7 +156,7 @@ def _no_method(method: Any) -> str | None:
         made = method if method in names() else "fedsvi"
         return f"model is the string '{method}': hand over hierfl.methods.{made}(model)"
     if isinstance(method, Program):
-        return "model is a Program, which is read already: hand over hierfl.methods.fedsvi(model), of its model"
+        return "model is a Program, which is read already: hand over hierfl.methods.fedsvi(model)"
     # a Fit takes half a second to import, and nodes check methods too; where there is one, it is
     # imported
     result = sys.modules.get("hierfl.runs.result")

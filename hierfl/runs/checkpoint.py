@@ -1,9 +1,9 @@
 """Checkpoints on disk: safetensors and JSON, written whole or not at all, never pickled.
 
-run/round-00000300/state.json           what was run, rounds done, history, hashes of the two files beside it
+run/round-00000300/state.json           what was run, rounds done, history, hashes of the others
 run/round-00000300/global.safetensors   the server's state, which may be shared
 run/round-00000300/local.safetensors    client state, a row for each client, which is private
-run/local-table.bin                     those rows if too large for memory; local.safetensors is their index
+run/local-table.bin                     those rows if too large for memory, with their index above
 """
 
 from __future__ import annotations
@@ -200,15 +200,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Refuse a checkpoint of another run.
-
-    Args:
-        path: of the checkpoint, for the message.
-        found: what identifies the run there (`hierfl.runs.identity.about`).
-        wanted: what must identify it, or a part of that.
-
-    Returns:
-        What cannot be compared, in words.
+    """Refuse a checkpoint of another run; return what cannot be compared, in words.
 
     Raises:
         CheckpointError: the run is another one; the message names what differs.
@@ -275,11 +267,7 @@ def _indices(root: Path) -> list[Tree]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a file of tensors that need not be trusted.
-
-    Raises:
-        CheckpointError: the file is missing, is no plain file, or is damaged.
-    """
+    """Read a file of tensors that need not be trusted; a CheckpointError says how it is damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing")
     try:

@@ -1,4 +1,4 @@
-"""Which method `fit(model, data)` takes: the rule of docs/methods.md, from what the model declares."""
+"""The method that `fit(model, data)` chooses, by the rule of docs/methods.md."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def choose(
     seed: int = 0,
     agreed: Callable[[ModelRead], ModelRead] | None = None,
 ) -> Choice:
-    """Choose a method for a model by the rule of docs/methods.md. The same arguments give the same choice.
+    """Choose a method for a model by the rule of docs/methods.md.
 
     Args:
         model: a function of a `ClientBatch`.
@@ -114,13 +114,8 @@ def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
 def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> None:
     """Refuse a method that shows the server a summary of each client where only sums may cross.
 
-    Args:
-        method: to run.
-        data: the clients' training rows.
-        disclose: what the server may see.
-
     Raises:
-        ValueError: the method discloses more; the message names another method.
+        ValueError: as said; the message names another method.
     """
     if disclose == "sums" and method.discloses == "summaries":
         other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
@@ -130,7 +125,7 @@ def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> Non
         )
 
 
-# ------------------------------------------------------------------------------------ what the model declares
+# ------------------------------------------------------------------ what the model declares
 @dataclass(frozen=True, eq=False)
 class _Given:
     """A model, what was read of it, and the warnings that were said."""
@@ -171,7 +166,7 @@ class _Given:
         return self.chosen(methods.fedsvi(self.model, structured), why)
 
 
-# ------------------------------------------------------------------------------------ rows of the table
+# ------------------------------------------------------------------ rows of the table
 def _of_params(given: _Given) -> Choice:
     """Return the method that a model with params to be learned belongs to."""
     model, params, made = given.model, given.read.params, given.made_by
@@ -202,7 +197,7 @@ def _of_params(given: _Given) -> Choice:
 
 
 def _two_stage(given: _Given) -> Choice:
-    """Return two_stage where it takes the model and is fast, else fedsvi; its server, which is slow, is not set up."""
+    """Return two_stage where it takes the model and is fast, else fedsvi."""
     if given.shared > MOST_SHARED:
         return given.structured(f"{given.shared} global parameters are too many for two_stage")
     method = methods.two_stage(given.model)

@@ -33,7 +33,7 @@ _files: set[int] = set()  # open lock files of this process
 
 
 class FolderInUse(RuntimeError):
-    """Another process, or another call in this one, writes to the folder of a run; the message says which."""
+    """Another process, or another call in this one, writes to the folder; the message names it."""
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _now() -> str:
 
 
 def _close_copies() -> None:
-    """Close the lock files in a copy of this process, which would else hold the lock after this one ended."""
+    """Close the lock files in a fork, which would hold the lock after this process has ended."""
     while _files:
         with suppress(OSError):
             os.close(_files.pop())

@@ -1,4 +1,4 @@
-"""What identifies a run in its record, and how two of them are compared. Hashes of private things are salted."""
+"""What identifies a run in its record; hashes of private data are salted."""
 
 from __future__ import annotations
 
@@ -70,11 +70,7 @@ def _digest(tensors: list[Tensor]) -> str:
 
 
 def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return what identifies a run as it is written to disk: private hashes are salted, with the salt beside.
-
-    Args:
-        about: what identifies the run (`hierfl.runs.identity.about`).
-    """
+    """Return what identifies a run as it is written to disk: private hashes are salted."""
     return _sealed(about, secrets.token_hex(16))
 
 
@@ -101,12 +97,7 @@ class Compared(NamedTuple):
 
 
 def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
-    """Compare a run on disk with another; of private things, only say that they differ.
-
-    Args:
-        record: what identifies the run on disk, as `sealed` returned it.
-        about: what identifies the other, or a part of that.
-    """
+    """Compare a run on disk with another; private entries are only said to differ."""
     salt = record.get("salt")
     here = _sealed(about, salt if isinstance(salt, str) else None)
     method = differences(record.get("method"), here.pop("method", record.get("method")))

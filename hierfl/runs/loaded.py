@@ -18,15 +18,10 @@ from hierfl.runs.saved import HAND_IN, SavedData, start_of
 def without_rows(
     found: SavedData, folder: str, federated: Callable[[ClientData], Federation]
 ) -> Federation:
-    """Read the program of a fit with numbers in place of its rows; what needs the rows refuses later, by name.
-
-    Args:
-        found: what the fit holds of its data.
-        folder: of the fit, for messages.
-        federated: reads the method's program with given data.
+    """Read the program of a fit with values in place of its rows; what needs the rows fails later.
 
     Raises:
-        RowsNotSaved: the rows are needed already here: this is a checkpoint of a run, or the
+        RowsNotSaved: the rows are needed here already: this is a checkpoint of a run, or the
             program cannot be read without them, or what it starts from depends on them.
         CheckpointError: torch's default dtype is not that of the fit.
     """

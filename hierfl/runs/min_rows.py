@@ -12,11 +12,7 @@ NAMED = 5  # clients in a warning
 
 
 def with_rows(data: ClientData, call: Call) -> tuple[ClientData, Call]:
-    """Return the clients with at least `min_rows` rows, and the call for them; a warning names the others.
-
-    Args:
-        data: the clients' training rows.
-        call: whose validation rows are of the same clients.
+    """Return clients with `min_rows` rows or more, and the call for them; a warning names the others.
 
     Raises:
         ValueError: no client has as many rows.

@@ -33,17 +33,7 @@ SCORE = "validation_log_score"  # its name in the history
 
 
 def run(method: Method, data: ClientData, call: Call, choice: Choice | None = None) -> Fit:
-    """Run a method on the data of a federation.
-
-    Args:
-        method: to run.
-        data: the clients' training rows.
-        call: the other arguments of `hierfl.fit`.
-        choice: of the method; None: the user named it.
-
-    Raises:
-        ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
-    """
+    """Run a method on the clients' rows; `choice` is None where the user named the method."""
     planned = planned_of(method, call.rounds)
     if call.validation is not None:
         data.index(call.validation.names)  # refuses unknown clients now, not at the first score
@@ -101,7 +91,7 @@ def _check_scored(federation: Federation, validation: ClientData | None) -> None
 
 
 def _each_round(fitted: Fit, call: Call) -> Generator[Fit, None, None]:
-    """Run the rounds that are left, and yield the fit after each; worker processes end with the last."""
+    """Run the rounds that are left, and yield the fit after each; workers end with the last."""
     # a run that had stopped before it was resumed stays as it was
     over = fitted.progress.round and is_over(fitted, call.patience)
     until = fitted.progress.round if over else fitted.rounds
@@ -118,7 +108,7 @@ def _each_round(fitted: Fit, call: Call) -> Generator[Fit, None, None]:
 
 
 def is_over(fitted: Fit, patience: int | None) -> bool:
-    """Return whether a run ends before its last round: the server has finished, or scores no longer rise."""
+    """Return whether a run ends early: the server has finished, or scores no longer rise."""
     where = fitted.progress
     tired = patience is not None and _scores_without_gain(where.history) >= patience
     return fitted.federation.server.finished(where.server) or tired
@@ -144,7 +134,7 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
 def resumed(
     folder: Path | None, federation: Federation, run: Mapping[str, Any], resume: bool
 ) -> Progress | None:
-    """Return the progress of the run in a folder, whose lock is held; None where there is no run yet."""
+    """Return the progress of the run in a folder, whose lock is held; None: there is no run yet."""
     if folder is None:
         return None
     clear(folder)  # of what a killed process has left half done
@@ -169,7 +159,7 @@ def _score(fitted: Fit, validation: ClientData) -> float:
 
 
 def _scores_without_gain(history: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many held-out scores in a row, up to the last, have not improved on the best before them."""
+    """Return how many of the last scores have not improved on the best before them."""
     best, since = float("-inf"), 0
     for record in history:
         if SCORE in record:
@@ -179,14 +169,7 @@ def _scores_without_gain(history: Iterable[Mapping[str, Any]]) -> int:
 
 @contextmanager
 def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
-    """Show a progress bar, and yield a function that moves it to where a run stands.
-
-    Args:
-        show: whether to.
-        name: of the method.
-        done: rounds done.
-        total: rounds of the run; None: it stops by itself, and nobody knows when.
-    """
+    """Show a bar of `done` of `total` rounds (None: unknown); yield a function that moves it."""
     if not show:
         yield lambda where: None
         return

@@ -1,4 +1,4 @@
-"""New clients: their client states are inferred from their own rows, while the global params stay as they are."""
+"""New clients: their states are inferred from their own rows, with the global params fixed."""
 
 from __future__ import annotations
 
@@ -52,11 +52,7 @@ def personalized(
 
 
 def _places(fit: Snapshot, data: ClientData) -> torch.Tensor:
-    """Return the clients' positions among those of the fit.
-
-    Raises:
-        ValueError: one is not among them.
-    """
+    """Return the clients' positions among those of the fit; a ValueError names a new client."""
     known = {name: place for place, name in enumerate(fit.federation.data.names)}
     for name in data.names:
         if name not in known:

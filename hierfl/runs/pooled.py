@@ -1,4 +1,4 @@
-"""fedsvi with all clients in one Pyro plate, as if their rows were in one place: a reference for its rounds."""
+"""fedsvi with all clients in one Pyro plate, as if their rows were in one place: a reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the 
 @one_at_a_time
 @spelled
 def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) -> Fit:
-    """Fit fedsvi, each round as one step of the pooled program; the numbers are those of `hierfl.fit`.
+    """Fit fedsvi, each round as one step of the pooled program, to the numbers of `hierfl.fit`.
 
     Args:
         method: made by `hierfl.methods.fedsvi`, with one joint step a round.

@@ -1,4 +1,4 @@
-"""What a record on disk must look like before anything of it is used: a file may be damaged, or crafted."""
+"""What a record on disk must look like before it is used: a file may be damaged, or crafted."""
 
 from __future__ import annotations
 
@@ -35,21 +35,13 @@ def read_json(path: Path) -> Any:
 
 
 def check_record(record: Mapping[str, Any]) -> None:
-    """Refuse the record of a checkpoint whose entries are missing, or are not what `save` writes.
-
-    Raises:
-        CheckpointError: as said; the message names the entry.
-    """
+    """Refuse the record of a checkpoint with an entry missing, or not as `save` writes it."""
     _check(record, "state.json", RECORD)
     _check(record["about"], "state.json", ABOUT)
 
 
 def checked_schema(schema: Any) -> dict[str, Any]:
-    """Return what `fit.json` says of the data of a saved fit; refuse what `save` has not written.
-
-    Raises:
-        CheckpointError: an entry is missing, or is not what `save` writes.
-    """
+    """Return what `fit.json` says of the data of a saved fit, if `save` can have written it."""
     _check(schema if isinstance(schema, dict) else {}, "fit.json", SCHEMA)
     return dict(schema)
 
@@ -78,7 +70,7 @@ def _is_history(value: Any) -> bool:
 
 
 def _is_entry(value: Any) -> bool:
-    """Return whether a value is a number or words, or a list of records of such, as of clients left out."""
+    """Return whether a value is a scalar or words, or a list of records of such."""
     if isinstance(value, list):
         return all(isinstance(one, dict) and _is_history([one]) for one in value)
     return isinstance(value, int | float | str | None)

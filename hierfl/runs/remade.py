@@ -30,11 +30,7 @@ OPERATIONS = 300_000
 
 
 def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
-    """Make a run's method again.
-
-    Args:
-        who: what identifies the run (`hierfl.runs.identity.about`), from a file.
-        handed: "model" or "guide" -> the user's own.
+    """Make a run's method again from its record; `handed` holds the user's own model or guide.
 
     Raises:
         CannotRemake: the record describes no method; or as `remake`.
@@ -54,9 +50,7 @@ def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
 def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
     """Do what uses a method of a record, which may call for anything of hierfl, with any arguments.
 
-    Args:
-        who: what identifies the run, from a file.
-        work: to do, within limits on memory where the numbers of the record are large.
+    Where the parameters of the record are large, memory is limited.
 
     Raises:
         CannotRemake: the work fails.
@@ -75,7 +69,7 @@ def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
 
 
 def _limits(who: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Return the limits on memory, where the numbers of a recipe are so large that they are needed."""
+    """Return limits on memory, where the sizes in a recipe are so large that they are needed."""
     widest = max((math.prod(_sizes(field)) for field in who["fields"].values()), default=1)
     if math.prod(_sizes(who["method"])) * widest <= SMALL:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""`Fit`, what `fit` returns: the posterior, predictions, new clients, a report, and all of it on disk."""
+"""`Fit`, what `fit` returns: posterior, predictions, new clients, a report, and saving to disk."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Fit:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row a round: clients, what the method logs (elbo, loss), bytes down and up, seconds, held-out score.
+        """One row a round: clients, what the method logs, bytes down and up, seconds, score.
 
         With `on_client_error="skip"`, `left_out` lists the clients that were left out, each with
         the reason. `far_out` lists updates far larger than the others': client, share, and norm in
@@ -83,7 +83,7 @@ class Fit:
 
     @property
     def chosen(self) -> str | None:
-        """Which method `hierfl.fit(model, data)` chose, and why; None where the method was named."""
+        """The method that `hierfl.fit(model, data)` chose, and why; None: it was named."""
         return chosen_of(self.progress.history)
 
     @property
@@ -97,7 +97,7 @@ class Fit:
         return rows_of(self.method.model, rows, self.clients)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
-        """Draw the latent sites as tensors: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
+        """Draw the latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
         return posterior_draws(self, draws=draws, seed=seed)
 
     def posterior(
@@ -175,7 +175,7 @@ class Fit:
         expand: int = EXPAND,
         predictive: bool = False,
     ) -> InferenceData:
-        """Draw the latent sites from the model's prior, learned params at their fitted values: ArviZ group `prior`.
+        """Draw the latent sites from the prior, learned params at their fitted values.
 
         Args:
             draws: S.
@@ -249,7 +249,7 @@ class Fit:
         return replace(self, federation=federation, progress=progress)
 
     def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:
-        """Summarize every site as a table, by client for local ones, and say under it whether to trust the fit.
+        """Summarize every site as a table, local ones by client, and say whether to trust the fit.
 
         Args:
             draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
@@ -270,7 +270,7 @@ class Fit:
     icc = icc.icc
 
     def save(self, folder: str | Path, *, with_data: bool = False) -> None:
-        """Write the fit to a folder: global state in `global.safetensors`, client states in `local.safetensors`.
+        """Write the fit to a folder: server state and client states in two files, and its record.
 
         Only the owner can read its files. What is in the folder already is kept.
 
@@ -302,7 +302,7 @@ class Fit:
         draws: int = 400,
         seed: int = 0,
     ) -> Report:
-        """Write one HTML page, self-contained: what was run, posteriors, calibration, and warnings in plain words.
+        """Write one self-contained HTML page: what was run, posteriors, calibration and warnings.
 
         Args:
             path: of the file; an earlier report there is replaced.

@@ -1,4 +1,4 @@
-"""The folder of a run: which of its entries are checkpoints, how one is put there, and which are removed.
+"""The folder of a run: which entries are checkpoints, how one is put there, which are removed.
 
 Only what this run has written is ever removed: a checkpoint whose record says that it is of this
 run, down to the files that the record lists; and drafts, which no one but hierfl makes. The caller
@@ -54,7 +54,7 @@ def draft_of(root: Path, round: int) -> Path:
 
 
 def clear(root: Path) -> None:
-    """Remove the drafts of dead processes, and bring back a checkpoint whose replacement was interrupted."""
+    """Remove drafts of dead processes, and restore a checkpoint that was being replaced."""
     for path in list(root.glob(".*")):
         replaced = REPLACED.fullmatch(path.name)
         final = root / f"round-{replaced[1]}" if replaced else None
@@ -65,17 +65,7 @@ def clear(root: Path) -> None:
 
 
 def put(root: Path, draft: Path, round: int, is_ours: IsOfThisRun) -> Path:
-    """Turn a complete draft into the checkpoint of its round; at every moment one of that round is whole.
-
-    Args:
-        root: of the run.
-        draft: with all files of the checkpoint.
-        round: rounds done.
-        is_ours: whether a checkpoint is of this run.
-
-    Returns:
-        The checkpoint's folder.
-    """
+    """Turn a complete draft into its round's checkpoint; at every moment one is whole."""
     final, replaced = root / f"round-{round:08d}", root / f".replaced-{round:08d}"
     if final.exists() and not (is_ours(final) and holds_no_more(final)):
         _set_aside(final)
@@ -89,24 +79,13 @@ def put(root: Path, draft: Path, round: int, is_ours: IsOfThisRun) -> Path:
 
 
 def prune(root: Path, newest: Path, is_ours: IsOfThisRun) -> None:
-    """Remove all but the last checkpoints of this run.
-
-    Args:
-        root: of the run.
-        newest: the checkpoint just written.
-        is_ours: whether a checkpoint is of this run.
-    """
+    """Remove all but the last checkpoints of this run, up to the newest."""
     ours = [path for path in checkpoints(root) if path.name <= newest.name and is_ours(path)]
     _remove(root, ours[:-KEPT])
 
 
 def discard(root: Path, is_ours: IsOfThisRun) -> None:
-    """Remove all checkpoints of a run: it begins again, with more rounds.
-
-    Args:
-        root: of the run.
-        is_ours: whether a checkpoint is of this run.
-    """
+    """Remove all checkpoints of a run: it begins again, with more rounds."""
     _remove(root, [path for path in checkpoints(root) if is_ours(path)])
 
 
@@ -124,7 +103,7 @@ def holds_no_more(path: Path) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename what stands where a checkpoint is to be put: it is not of this run, or damaged, or holds more."""
+    """Rename what stands in a checkpoint's place: not of this run, damaged, or with other files."""
     for k in range(1, 10_000):
         other = path.with_name(f"{path.name}.aside-{k}")
         if not other.exists():

@@ -34,20 +34,13 @@ def write(
     *,
     with_data: bool,
 ) -> None:
-    """Write a fit: a checkpoint that also holds `fit.json` and, if asked for, `local-rows.safetensors`.
-
-    Args:
-        folder: made if it does not exist.
-        progress: where the run stands.
-        who: what identifies the run (`hierfl.runs.identity.about`).
-        federation: with the clients' rows.
-        with_data: write the clients' rows.
+    """Write a fit: a checkpoint with `fit.json` and, if asked for, `local-rows.safetensors`.
 
     Raises:
         CheckpointError: the folder holds another run, or this one after more rounds.
         FolderInUse: another process writes to it.
         RowsNotSaved: the fit was loaded without its rows.
-        CannotWrite: the disk is full, say.
+        CannotWrite: such as a full disk.
     """
     data = federation.data
     if is_absent(data):
@@ -66,16 +59,7 @@ def write(
 
 
 def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
-    """Refuse a folder into which a fit cannot be saved without hiding or removing what is there.
-
-    Args:
-        folder: to save the fit in.
-        about: what identifies its run.
-        round: rounds done.
-
-    Raises:
-        CheckpointError: the folder holds another run, or this one after more rounds.
-    """
+    """Refuse a folder in which a fit of `round` rounds would hide or remove what is there."""
     for path in state.checkpoints(folder):
         try:
             record = state.read_record(path)
@@ -107,7 +91,7 @@ def _described(federation: Federation) -> dict[str, Any]:
 
 
 def start_of(federation: Federation) -> str:
-    """Return a hash of everything that a run starts from: the same for data that it does not depend on."""
+    """Return a hash of all that a run starts from."""
     found = hashlib.sha256()
     program = federation.program
     sites = {site.name: site.start for site in program.latents.sites}
@@ -149,9 +133,6 @@ class SavedData:
 def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
     """Return the newest checkpoint whose record can be read, and the record.
 
-    Args:
-        found: folders of checkpoints, oldest first.
-
     Raises:
         CheckpointError: no record can be read.
     """
@@ -165,11 +146,7 @@ def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
 
 
 def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
-    """Read what a saved fit holds of its data.
-
-    Args:
-        checkpoint: the one that is loaded.
-        record: of it.
+    """Read what a saved fit holds of its data, from the checkpoint that is loaded.
 
     Raises:
         CheckpointError: a file is damaged.

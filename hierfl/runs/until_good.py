@@ -1,4 +1,4 @@
-"""The run of a chosen method: until it stops by itself, or until `convergence` finds its posterior good."""
+"""The run of a chosen method: until it stops itself, or `convergence` finds its posterior good."""
 
 from __future__ import annotations
 
@@ -27,20 +27,14 @@ from hierfl.runs.run_folder import discard
 # data, rounds=...)` gives, with its step sizes falling over all of its rounds. radon needs 550.
 ATTEMPTS = (200, 600, 2000)
 DRAWS = 64  # for the gradient at the end
-WORK = 1e8  # rows x unknowns above which the gradient at the end is not estimated: it would take minutes
+WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it takes minutes
 
 
 def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     """Run a chosen method, and say which it is where progress is shown.
 
-    Args:
-        choice: the method and why.
-        data: the clients' training rows.
-        call: the other arguments of `hierfl.fit`; rounds=None: until the method stops by itself, or
-            is good.
-
-    Raises:
-        ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
+    With rounds=None it runs until the method stops by itself, or until its posterior is good.
+    Errors are those of `hierfl.fit`.
     """
     method = choice.method
     for one in choice.said:
@@ -84,14 +78,14 @@ def _is_level(fitted: Fit, call: Call) -> bool:
 
 
 def _draws(fitted: Fit) -> int:
-    """Return how many draws estimate the gradient at the end: none where they would take minutes."""
+    """Return how many draws estimate the last gradient: none where they would take minutes."""
     latents = fitted.program.latents
     size = latents.global_block.size + latents.local_block.size
     return 0 if size * fitted.federation.data.num_rows > WORK else DRAWS
 
 
 def _note(fitted: Fit, found: Convergence) -> None:
-    """Write the verdict into the history, and whether draws are corrected: where weights can be trusted."""
+    """Write the verdict into the history, and whether draws are corrected by trusted weights."""
     last = fitted.progress.history[-1]
     last[JUDGED] = found.verdict
     if found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE:
@@ -99,7 +93,7 @@ def _note(fitted: Fit, found: Convergence) -> None:
 
 
 def _recorded(folder: Path | None) -> int:
-    """Return the rounds planned by the newest run in a folder that can be read; 0 where there is none."""
+    """Return the rounds planned by the newest readable run in a folder; 0: there is none."""
     for path in reversed(state.checkpoints(folder) if folder is not None else []):
         try:
             return int(state.read_record(path)["about"]["rounds"])
