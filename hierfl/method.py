@@ -366,6 +366,33 @@ def _inside(step: Step, entry: str, after: Step | None) -> Step:
     return larger
 
 
+def beside(plain: Client, extra: Tree) -> Client:
+    """Return a client that keeps `extra` beside its own state, hidden from its own functions."""
+
+    def mine(own: Tree) -> Tree:
+        return {name: own[name] for name in plain.own}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        up, kept = plain.finish(work, message, mine(own), rows)
+        return up, {**kept, **{name: own[name] for name in extra}}
+
+    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+        assert plain.settle is not None
+        return {**own, **plain.settle(message, mine(own), batch)}
+
+    seen = plain.seen
+    return replace(
+        plain,
+        own={**plain.own, **extra},
+        start=lambda message, own: plain.start(message, mine(own)),
+        finish=finish,
+        params=lambda message, own: plain.params(message, mine(own)),
+        seen=None if seen is None else lambda own: seen(mine(own)),
+        new=lambda message: {**(plain.own if plain.new is None else plain.new(message)), **extra},
+        settle=None if plain.settle is None else settle,
+    )
+
+
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
     """Return the gradient and the value of a loss.
 

@@ -46,7 +46,7 @@ class Optimizer(Protocol):
 @spelled
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent: v <- momentum v + g; params <- params - lr v, with v = g where momentum is 0.
+    """Gradient descent: v <- momentum v + g, params <- params - lr v, as torch.optim.SGD.
 
     Args:
         lr: step size, > 0.
@@ -81,7 +81,7 @@ class Adam:
         lr: step size, > 0.
         betas: decay rates of the two moments, in [0, 1); the defaults are the paper's.
         eps: added to the square root of the second moment; the default is the paper's.
-        weight_decay: rate of the decoupled decay, params <- params - lr weight_decay params; 0 for none.
+        weight_decay: of the decoupled decay, params <- params - lr weight_decay params; 0: none.
     """
 
     lr: float
@@ -117,7 +117,7 @@ class Adam:
 @spelled
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """Any `torch.optim` optimizer as a pure function: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.01})`.
+    """A `torch.optim` optimizer as pure functions: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.1})`.
 
     It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the
     optimizers of torch.optim count their steps on the host, which vmap does not allow.
@@ -152,7 +152,7 @@ class TorchOptimizer:
         return moved, {"begun": torch.ones(()), "of": kept}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
-        """Take one step of a new torch optimizer from the saved state, or from the beginning if it is None.
+        """Take one step of a new torch optimizer from the saved state; None: the first step.
 
         Returns:
             What to add to the params, and the state to save: for each leaf, the optimizer's tensors
@@ -179,7 +179,7 @@ class TorchOptimizer:
 
 
 def plain_lr(optimizer: Optimizer, option: str, why: str) -> float:
-    """Return the step size of plain gradient descent, for methods whose equations hold for nothing else.
+    """Return the step size of plain SGD, for methods whose equations hold for nothing else.
 
     Args:
         optimizer: the user's.
@@ -218,7 +218,7 @@ def step(optimizer: Optimizer, gradient: Tree, at: Stepped, rate: float | Tensor
     if not at.params:
         return at
     move, state = optimizer.update(gradient, at.state, params=at.params, inplace=False)
-    # A rate of 1 is not multiplied in: the compiler then sees params + number * gradient, and fuses
+    # A rate of 1 is not multiplied in: the compiler then sees params + scalar * gradient, and fuses
     # the step into the product.
     full = isinstance(rate, float) and rate == 1.0
     return Stepped(tree_map(lambda p, u: p + (u if full else rate * u), at.params, move), state)

@@ -1,7 +1,7 @@
 """Write the numbers of small fits of every method to a file, or compare two such files bit for bit.
 
-    python tests/same_numbers.py write before.npz       in a checkout of the old code
-    python tests/same_numbers.py write after.npz        in a checkout of the new code, on the same machine
+    python tests/same_numbers.py write before.npz    in a checkout of the old code
+    python tests/same_numbers.py write after.npz     in one of the new code, on the same machine
     python tests/same_numbers.py compare before.npz after.npz
 
 The file uses public names only, so one copy runs in both checkouts (put the checkout first on

@@ -1,4 +1,6 @@
-"""Optimizers agree with torch.optim step by step, run under vmap, and wrap the optimizers of torch."""
+"""Optimizers agree with torch.optim step by step, run under vmap, and wrap the optimizers
+of torch.
+"""
 
 from __future__ import annotations
 

@@ -27,11 +27,10 @@ from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
-from torch import Tensor
 
 from hierfl.core.trees import Tree, tree_leaves
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.method import Client, Method, Phase, Server, beside
 from hierfl.methods.about import Wrapper
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
 from hierfl.program.handlers import Answer
@@ -151,41 +150,22 @@ def _keeping(plain: Client, program: Program, start: Params) -> Client:
     """
     none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
 
-    def of_method(own: Tree) -> Tree:
-        return {name: v for name, v in own.items() if name != "statistics"}
+    whole = beside(plain, {"statistics": none})
 
     def params(message: Tree, own: Tree) -> Params:
-        return {**plain.params(message, of_method(own)), **own["statistics"]}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, mine = plain.finish(work, message, of_method(own), rows)
-        return up, {**mine, "statistics": own["statistics"]}
+        return {**whole.params(message, own), **own["statistics"]}
 
     def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
-        if plain.settle is not None:
-            own = {**own, **plain.settle(message, of_method(own), batch)}
-        found = _looked(program, plain.params(message, of_method(own)), batch)
+        if whole.settle is not None:
+            own = whole.settle(message, own, batch)
+        found = _looked(program, whole.params(message, own), batch)
         return {**own, "statistics": {name: found[name] for name in none}}
-
-    def new(message: Tree) -> Tree:
-        return {**(plain.own if plain.new is None else plain.new(message)), "statistics": none}
 
     adapt = None if plain.adapt is None else _by_mini_batch(plain.adapt)
     if plain.adapt is None and not tree_leaves(plain.own):
         adapt = ()  # there is no state to adapt
-    seen = plain.seen
-    return replace(
-        plain,
-        own={**plain.own, "statistics": none},
-        start=lambda message, own: plain.start(message, of_method(own)),
-        phases=_by_mini_batch(plain.phases),
-        finish=finish,
-        params=params,
-        adapt=adapt,
-        seen=None if seen is None else lambda own: seen(of_method(own)),
-        new=new,
-        settle=settle,
-    )
+    phases = _by_mini_batch(plain.phases)
+    return replace(whole, phases=phases, params=params, adapt=adapt, settle=settle)
 
 
 def _by_mini_batch(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

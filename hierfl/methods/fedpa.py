@@ -1,6 +1,7 @@
-"""FedPA: the mode of the product of the clients' Gaussian posteriors, by one vector from each client.
+"""FedPA: the mode of the product of clients' Gaussian posteriors, from one vector of each client.
 
-    client:  x_1..x_l <- draws of its posterior,   S <- r I + (1 - r) cov(x),   r = 1 / (1 + (l - 1) rho)
+    client:  x_1..x_l <- draws of its posterior
+             S <- r I + (1 - r) cov(x),   r = 1 / (1 + (l - 1) rho)
              D_k <- S^-1 (theta - mean x),   in O(l^2 d) time, without a matrix of d x d
     server:  theta <- SGD with momentum along sum_k (n_k / n) D_k
 
@@ -82,7 +83,7 @@ def fedpa(
         burn_in: passes before the first draw; l = epochs - burn_in.
         shrinkage: rho, of the covariance, 0 or more. 0: D_k = theta - mean x.
         batch_size: rows of a mini-batch; None: all.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         server_optimizer: of the server, on the mean of D_k. With "laplace" that is in the units of
             a gradient.
         averaging_rounds: rounds before the first with draws, in which D_k is theta minus the last
@@ -170,7 +171,7 @@ class Iterates:
 
 
 def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
-    """Return S^-1 (theta - mean x), S = r I + (1 - r) cov(x) and r = 1 / (1 + (l - 1) rho), for l draws x, (d,).
+    """Return S^-1 (theta - mean x), (d,), with S of the module's equations, for l draws x.
 
     With Y (l, d) the draws less theta, and Y~ the same less their mean, Woodbury's identity gives
 

@@ -1,11 +1,13 @@
-"""FedPAC: a common body whose features of a class are alike for all clients, and heads mixed from those of others.
+"""FedPAC: a common body with class features aligned across clients, and heads mixed over clients.
 
-    client:  with the body received, h_k <- P(y) times the mean feature of class y, and V_k, the variance of h_k
+    client:  with the body received, h_k <- P(y) times the mean feature of class y
+             V_k <- the variance of h_k
              head:  for every mini-batch:  h <- h - lr grad nll     from its mixed head, b fixed
-             body:  for every mini-batch:  b <- b - lr grad[ nll + feature_weight mean |phi(x) - mu_y|^2 ]
+             body:  for every mini-batch:  b <- b - lr grad[ nll + lambda mean |phi(x) - mu_y|^2 ]
              sends b, h, h_k, V_k, and the sums and counts of its features by class
     server:  body <- sum_k (n_k / n) b_k,    mu_y <- the mean of class y's features over all clients
-             head of k <- sum_j a_j h_j,  a = argmin over the simplex of  sum_j a_j^2 V_j + |h_k - sum_j a_j h_j|^2
+             head of k <- sum_j a_j head_j
+             a = argmin over the simplex of  sum_j a_j^2 V_j + |h_k - sum_j a_j h_j|^2
 
 Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11); weights below
 0.001 become 0, as in the authors' code. A class whose mean nobody has sent yet pulls to the
@@ -90,10 +92,10 @@ def fedpac(
 
     Args:
         model: a classifier with a head.
-        feature_weight: pull of features to the means of their classes, 0 or more. Defaults: the
-            authors', without weight decay.
+        feature_weight: lambda, pull of features to the means of their classes, 0 or more.
+            Defaults: the authors', without weight decay.
         mix: whether heads are mixed; False: each client goes on from its own.
-        head_optimizer: of the head, started anew in each round.
+        head_optimizer: of the head, restarted in each round.
         optimizer: of the body, likewise.
         head_steps: passes over the rows on the head, or mini-batches (`unit`).
         body_steps: the same on the body.
@@ -105,7 +107,7 @@ def fedpac(
         ValueError: `feature_weight` is negative.
     """
     if not isinstance(model, HeadedNetwork):
-        raise TypeError("fedpac reads features: hand over models.HeadedNetwork(module, head=...)")
+        raise TypeError("fedpac reads features: pass models.HeadedNetwork(module, head=...)")
     if feature_weight < 0.0:
         raise ValueError(f"feature_weight is {feature_weight}: it must be 0 or more")
 
@@ -271,7 +273,7 @@ def fedpac(
 
 
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Return the weights of heads for each client, (N, N): rows on the simplex, over clients that were seen.
+    """Return the weights of the heads for each client, (N, N), each row on the simplex.
 
     The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that
     plus (sum a - 1)^2: a non-negative least-squares problem.

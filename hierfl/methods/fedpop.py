@@ -1,9 +1,10 @@
-"""FedPop: a Langevin chain of the local sites at each client, and a point estimate of what is common.
+"""FedPop: each client runs a Langevin chain of its local sites; global sites and params are points.
 
     client:  z <- its chain's last state (first: a draw of the prior);  for every mini-batch:
-                 z <- z - gamma grad U(z) + sqrt(2 gamma) noise,    U(z) = NLL_k(theta, z) - log p(z | theta)
+                 z <- z - gamma grad U(z) + sqrt(2 gamma) noise
+                 U(z) = NLL_k(theta, z) - log p(z | theta)
              after the burn-in, keep z, and add up  g_k = mean grad_theta U
-    server:  theta <- theta - SGD or Adam of  (N / S) sum_k g_k - grad log p(theta)    over S of N clients
+    server:  theta <- theta - SGD or Adam of  (N / S) sum_k g_k - grad log p(theta),  S of N clients
 
 By Fisher's identity the server's sum is the gradient of the log marginal likelihood, with z
 integrated out.
@@ -90,7 +91,7 @@ def fedpop(
         steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and
             server_optimizer: the authors' code.
         burn_in: steps of each round before draws are kept, below `steps`.
-        batch_size: rows of a mini-batch, scaled to stand for all; None: all rows.
+        batch_size: rows of a mini-batch, scaled to the size of all; None: all rows.
         kept_draws: the last draws that a client keeps for predictions, of all its rounds.
         temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by
             gradient descent.
@@ -271,13 +272,13 @@ class Chain:
 
 
 def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:
-    """Return U(z) - log p(theta) / N of one client, (). U is of unconstrained z, theta in the sites' own values.
+    """Return U(z) - log p(theta) / N of one client, (); U is a density of unconstrained z.
 
     Args:
         program: the program.
         theta: its global params, unconstrained.
         z: (D,), the local sites, unconstrained.
-        batch: rows of one client, a mini-batch scaled to stand for all.
+        batch: rows of one client, a mini-batch scaled to the size of all.
     """
     values, jacobians = program.latents.local_block.unflatten(z[None, None])
     own, above = log_joint(program.model, {**_globals(program, theta), **values}, batch, theta)
@@ -293,7 +294,7 @@ def _globals(program: Program, theta: Params) -> Values:
 
 
 def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
-    """Return draws of the local sites' prior given theta, (S, D), unconstrained; the same for every client.
+    """Return draws of the local sites' prior given theta, (S, D), unconstrained.
 
     Of a prior that depends on client fields it is that of one client, a place where a chain may
     start.

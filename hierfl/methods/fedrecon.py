@@ -1,9 +1,9 @@
-"""FedRecon: partly local models of clients without a state, whose local part is made anew from its start.
+"""FedRecon: partly local models; stateless clients reconstruct the local part from its start.
 
     client:  its rows are split into support and query;  h <- h_0, b <- theta
-             for every mini-batch of the support:  h <- h - lr_h grad_h nll(b, h)     b fixed: reconstruction
-             for every mini-batch of the query:    b <- b - lr_b grad_b nll(b, h)     h fixed
-    server:  theta <- theta + optimizer(-sum_k (q_k / q) (b_k - theta))               q_k query rows gone through
+             for every mini-batch of the support:  h <- h - lr_h grad_h nll(b, h)     (b fixed)
+             for every mini-batch of the query:    b <- b - lr_b grad_b nll(b, h)     (h fixed)
+    server:  theta <- theta + optimizer(-sum_k (q_k / q) (b_k - theta)),  q_k query rows used
     served:  (theta, h reconstructed on the client's rows)
 
 Source: Singhal et al. 2021, arXiv:2102.03448, Algorithm 1. Differences from the authors' code: rows
@@ -67,14 +67,14 @@ def fedrecon(
     """Return FedRecon of a program without latent sites, such as `hierfl.models.network`.
 
     Clients of the fit predict with the head of their last round. `fit.personalize(rows, rounds=1)`
-    reconstructs it on all rows given, at the last body, for them and for new clients alike.
+    reconstructs it on all rows given, at the last body, for these and for new clients.
 
     Args:
         model: its params are all global, or the local ones are the head; the loss is the mean
             negative log likelihood of a row.
         head: which global params are the local part, as in `fedrep`; "none" is FedAvg with a server
             optimizer. Its start is the program's.
-        head_optimizer: of the reconstruction, started anew in each round. Defaults: the authors'
+        head_optimizer: of the reconstruction, restarted in each round. Defaults: the authors'
             for MovieLens.
         body_optimizer: of the body, likewise.
         server_optimizer: of the server; their StackOverflow runs take Yogi with step size 0.1.

@@ -8,7 +8,7 @@
 Sources: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; FedPer: Arivazhagan et al. 2019,
 arXiv:1912.00818, Algorithms 1 and 2. Differences from the authors' code: each part has an optimizer
 of its own (theirs keeps one with momentum, under which the frozen part moves on); there is no
-weight decay (theirs is 1e-4); and no last round in which all clients fit their heads anew
+weight decay (theirs is 1e-4); and no last round in which all clients refit their heads
 (`fit.personalize` does so, from the common start). Nothing in it is Bayesian: the body is one point
 for all clients and each head a point under a flat prior, so that heads do not borrow strength; the
 guide is `delta`.
@@ -63,7 +63,7 @@ def fedrep(
             such as r"^theta\.4\.", a sequence of prefixes or a predicate; "none" is FedAvg, "all"
             each client alone. None where the model declares params inside `batch.clients()`: they
             are the head.
-        optimizer: of either part, started anew in each round. Defaults: the authors' for CIFAR-10.
+        optimizer: of either part, restarted in each round. Defaults: the authors' for CIFAR-10.
         head_steps: passes over the rows on the head, or mini-batches (`unit`); a new client takes
             these alone.
         body_steps: the same on the body.

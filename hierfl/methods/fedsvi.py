@@ -1,4 +1,4 @@
-"""FedSVI: stochastic variational inference of any hierarchical program; clients compute their own ELBO terms.
+"""FedSVI: stochastic variational inference of any hierarchical program.
 
 The pooled negative ELBO splits as
 

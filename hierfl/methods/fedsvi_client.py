@@ -24,7 +24,7 @@ NO_STATE: dict[str, Tree] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of `fedsvi`, under the same names; `global_lr` is the step size of `global_optimizer`."""
+    """The arguments of `fedsvi`; `global_lr` is the step size of `global_optimizer`."""
 
     optimizer: Optimizer
     local_optimizer: Optimizer
@@ -37,7 +37,7 @@ class Setting:
     average: float
 
     def message(self, params: Params, clock: Clock) -> Tree:
-        """Return global params, the factor of all step sizes, and whether the round is averaged (1 or 0)."""
+        """Return global params, the factor of step sizes, and 1 if the round is averaged, or 0."""
         late = clock.round + 1 > (1.0 - self.average) * clock.rounds
         return {
             "params": params,

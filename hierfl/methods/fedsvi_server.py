@@ -12,7 +12,7 @@ from hierfl.program.program import Program
 
 
 def svi_server(program: Program, how: Setting) -> Server:
-    """Return the server of one program: a step along the mean gradient, and a running mean of the params."""
+    """Return the server: a step along the mean gradient, and a running mean of the params."""
     shared, _ = program.start()
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

@@ -1,8 +1,8 @@
-"""FedVI: a network makes each client's personal head from its unlabeled rows; clients are stateless.
+"""FedVI: a network constructs each client's head from its unlabeled rows; clients are stateless.
 
     client:  theta_k <- theta;  every mini-batch is split in halves, a support and a query set:
                  q(beta) = P(features of the support),  beta ~ q,
-                 theta_k <- theta_k - lr grad[ query nll(theta_k, beta) + kl_weight KL(q || prior) + ... ]
+                 theta_k <- theta_k - lr grad[ query nll(theta_k, beta) + tau KL(q || prior) + ... ]
              returns theta_k - theta, weighted by the number of query rows
     server:  theta <- theta + SGD with momentum along the weighted mean
 
@@ -69,7 +69,7 @@ def fedvi(
             each client; 0: no prior.
         loss: the nll as the mean over the query rows, or as their "sum": with both weights 1 that
             is the negative ELBO.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         server_optimizer: of the server, on minus the mean of the updates.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
@@ -152,9 +152,9 @@ def fedvi(
 
 
 def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
-    """Return two halves of a mini-batch, every other row: a support set to read and a query set to score.
+    """Return two halves of a mini-batch, every other row: a support set and a query set.
 
-    Neither half is scaled to stand for more rows than it has.
+    Neither half is scaled up.
     """
     parts = []
     for first in (0, 1):

@@ -1,4 +1,4 @@
-"""Fine-tuning of any method, "+FT": predictions from params tuned on a client's rows, by the likelihood alone.
+"""Fine-tuning of any method, "+FT": clients predict by params tuned on their rows' likelihood.
 
     w <- the method's own params;  for every mini-batch:  w <- w - lr grad nll(w)
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
+from hierfl.method import Client, Method, Phase, Step, Up, beside, inside, slope
 from hierfl.methods.about import Wrapper
 from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
@@ -46,7 +46,7 @@ def fine_tuned(
         steps: passes over the rows, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
-        optimizer: started anew in each round.
+        optimizer: restarted in each round.
         when: "adapting": only in `fit.personalize(rows, rounds=e)`, e times `steps`, each round
             going on from the last one; before that predictions come from the method's own params.
             "every round": at the end of each round of training and of `personalize`, from the
@@ -97,7 +97,7 @@ def tuned(
         program: whose mean negative log likelihood of a row the tuning descends.
         plain: the client of the method.
         first: the params that are tuned, at their starting values.
-        optimizer: started anew in each round.
+        optimizer: restarted in each round.
         taken: how many steps, on which rows; its own step is replaced.
         each_round: tune in each round; False: when new clients adapt.
         own_steps: as in `fine_tuned`.
@@ -165,7 +165,7 @@ def _serving(
     each_round: bool,
     own_steps: bool,
 ) -> Client:
-    """Return the client that keeps tuned params beside the wrapped client's state, and predicts with them."""
+    """Return the client that keeps tuned params beside its state, and predicts with them."""
     tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
     flagged = not each_round or plain.seen is None  # else the wrapped client's state tells
 
@@ -175,15 +175,14 @@ def _serving(
     def begun(own: Tree) -> Tensor:
         return own[flag] if flagged or plain.seen is None else plain.seen(own)
 
-    def of_method(own: Tree) -> Tree:
-        return {name: own[name] for name in plain.own}
+    whole = beside(plain, kept(first, torch.zeros(())))
 
     def params(message: Tree, own: Tree) -> Params:
-        found = plain.params(message, of_method(own))
+        found = whole.params(message, own)
         return {**found, **chosen(begun(own), own[tuned], {name: found[name] for name in first})}
 
     def start(message: Tree, own: Tree) -> Tree:
-        served, mine = params(message, own), of_method(own)
+        served, mine = params(message, own), {name: own[name] for name in plain.own}
         at = {name: served[name] for name in first}
         work = {"method": plain.start(message, mine), "own": mine, "tuned": at}
         return {**work, "state": optimizer.init(at), "begun": begun(own), "loss": torch.zeros(())}
@@ -194,31 +193,20 @@ def _serving(
         return {**work, "tuned": now if each_round else chosen(work["begun"], work["tuned"], now)}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, mine = plain.finish(work["method"], message, of_method(own), rows)
+        up, mine = whole.finish(work["method"], message, own, rows)
         return up, {**mine, **kept(work["tuned"], work["begun"])}
-
-    def new(message: Tree) -> Tree:
-        mine = plain.own if plain.new is None else plain.new(message)
-        return {**mine, **kept(first, torch.zeros(()))}
-
-    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
-        assert plain.settle is not None
-        return {**own, **plain.settle(message, of_method(own), batch)}
 
     phases = inside(plain.phases, "method", follow if each_round else None)
     adapt = plain.phases if plain.adapt is None else plain.adapt
     adapting = inside(adapt, "method", follow) if own_steps and tree_leaves(plain.own) else ()
     return replace(
-        plain,
-        own={**plain.own, **kept(first, torch.zeros(()))},
+        whole,
         start=start,
         phases=(*phases, phase) if each_round else phases,
         finish=finish,
         params=params,
         adapt=(*adapting, phase),
         most_adapting=None,
-        new=new,
-        settle=None if plain.settle is None else settle,
     )
 
 

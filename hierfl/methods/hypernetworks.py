@@ -1,4 +1,4 @@
-"""Hypernetworks: a client's params as a function of an embedding of the client, for pFedHN's server."""
+"""Hypernetworks of pFedHN's server: a client's params as a function of its embedding."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     server:  theta_k <- mean of w over the clients with z = k; a theta_k that none chose stays
 
 Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1, with averages of models; clients count
-alike, as in the authors' code (`hierfl.methods.by_rows` does not apply: the mean is by cluster;
+equally, as in the authors' code (`hierfl.methods.by_rows` does not apply: the mean is by cluster;
 take weights="rows"). A client sends its model at its cluster's place among zeros, and the mask: the
 server needs sums alone, and does not learn who chose what. The code picks a test client's cluster
 by its test loss; here by its own rows.
@@ -70,7 +70,7 @@ def ifca(
         model: a program with global params and no latent sites.
         clusters: K. Defaults: the authors' for rotated MNIST, 10 steps on all rows with step size
             0.1.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -81,7 +81,7 @@ def ifca(
     Raises:
         ValueError: `clusters` is below 1.
         ProgramError: (at fit) the model has latent sites or local params; or two clusters start
-            alike.
+            equal.
     """
     if clusters < 1:
         raise ValueError(f"clusters is {clusters}: it must be 1 or more")

@@ -1,6 +1,6 @@
-"""kNN-Per: FedAvg's network, and at each client the labels of its own rows that are nearest in features.
+"""kNN-Per: FedAvg's network, mixed at each client with the labels of its nearest own rows.
 
-    client:  w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)         of the network alone, as in FedAvg
+    client:  w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)     (as in FedAvg)
              keeps some of its rows
     server:  theta <- sum_k (n_k / n) w_k
     predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k rows kept whose features are
@@ -53,7 +53,7 @@ def knn_per(
 
     Args:
         model: a network with memory, which holds the number of neighbors and the memory's weight.
-        optimizer: of the client, started anew in each round. Defaults: the authors' for FEMNIST,
+        optimizer: of the client, restarted in each round. Defaults: the authors' for FEMNIST,
             without their schedule of step sizes.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
@@ -64,7 +64,7 @@ def knn_per(
     """
     if not isinstance(model, MemoryNetwork):
         raise TypeError(
-            "knn_per keeps rows in the memory of a model: hand over models.MemoryNetwork(module, "
+            "knn_per keeps rows in the memory of a model: pass models.MemoryNetwork(module, "
             "features=...)"
         )
     descent = Descent(optimizer, steps, unit, batch_size)

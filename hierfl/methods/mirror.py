@@ -1,4 +1,4 @@
-"""Mirror descent for the guide `delta`: steps in natural parameters along the gradient in the means.
+"""Mirror descent for the guide `delta`: natural parameters step along the gradient in the means.
 
     v <- v - lr grad_x loss(v(x))      v natural parameters, x = x(v) the means
 
@@ -35,7 +35,7 @@ def domains_of_sites(program: Program) -> dict[str, Constraint]:
 
 
 def domains_of_params(program: Program) -> dict[str, Constraint]:
-    """Return the domain of each unconstrained global param; that of a natural parameter can have a bound."""
+    """Return the domain of each unconstrained global param; natural parameters can have bounds."""
     specs = (spec for spec in program.params if not spec.is_local)
     return {spec.name: transform_to(spec.constraint).domain for spec in specs}
 

@@ -1,4 +1,4 @@
-"""A Gaussian q(z) that is the prior times one Gaussian factor of each client: the state, the server and the guide.
+"""A Gaussian q(z), the prior times one Gaussian factor of each client: state, server and guide.
 
     q(z) = t_0(z) prod_k t_k(z),    t_k(z) = exp(eta . z - z' Lambda z / 2)
 
@@ -31,7 +31,7 @@ def no_factor(size: int) -> Tree:
 
 
 def nowhere(marginal: Marginal) -> Tree:
-    """Return where the local sites were last found, of a client that has not looked: mode, its slope in z, and z."""
+    """Return the state before a client's local mode is found: mode, slope in z, and z."""
     size, inside = marginal.shared.size, marginal.own.size
     return {
         "mode": torch.zeros(inside),
@@ -41,7 +41,7 @@ def nowhere(marginal: Marginal) -> Tree:
 
 
 def guess(near: Tree, z: Tensor) -> Tensor:
-    """Return where the mode of the local sites should be at z, (D,), from where it was last found."""
+    """Return a guess of the mode of the local sites at z, (D,), linear about the last one found."""
     expected: Tensor = near["mode"] + near["slope"] @ (z - near["loc"])
     return expected
 
@@ -66,7 +66,7 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
 
 
 def factor_guide(*, full: bool) -> Family:
-    """Return the guide of q: a Normal on the global sites, and Laplace's Normal on local ones given these."""
+    """Return the guide of q: Normal global sites, and Laplace's Normal of local ones."""
     return conditional(shared=full_normal if full else diagonal_normal, newton_steps=10)
 
 
@@ -81,7 +81,7 @@ def factor_server(
     full: bool,
     down: Callable[[Tree, Clock], Tree] = _q,
 ) -> Server:
-    """Return the server, which adds the clients' changes to q, and keeps a factor of a prior that is not Gaussian.
+    """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior.
 
     Args:
         marginal: of the program.
@@ -141,7 +141,7 @@ def shaped(precision: Tensor, full: bool) -> Tensor:
 
 
 def proper(q: Tree) -> tuple[Tensor, Tensor]:
-    """Return the mean (K,) and the Cholesky factor of the covariance (K, K) of a Gaussian in natural params.
+    """Return mean (K,) and Cholesky factor of the covariance (K, K) of a Gaussian.
 
     Raises:
         ValueError: the precision is not positive definite.

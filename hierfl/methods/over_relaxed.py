@@ -1,4 +1,4 @@
-"""Over-relaxation of any method that averages, "+AM": the server moves beta times as far as the method would.
+"""Over-relaxation of any averaging method, "+AM": the server's step is multiplied by beta.
 
     theta <- theta + beta (theta' - theta),      theta' the method's own next theta
 
@@ -34,14 +34,14 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         ProgramError: (at fit) the server does more than average.
     """
     if not (math.isfinite(beta) and beta >= 0.0):
-        raise ValueError(f"beta is {beta}: it must be a number, 0 or more")
+        raise ValueError(f"beta is {beta}: it must be finite, 0 or more")
 
     def server(program: Program) -> Server:
         plain = method.server(program)
         if plain.relaxed is not None:
             return plain.relaxed(beta)
-        mend = "give the optimizer of its server a larger step size, if it has one"
-        check_averages("over_relaxed", method, program, plain, mend)
+        fix = "give the optimizer of its server a larger step size, if it has one"
+        check_averages("over_relaxed", method, program, plain, fix)
         return _relaxed(plain, beta)
 
     # a server that moves further stops elsewhere, if at all: the method's `most_rounds` says

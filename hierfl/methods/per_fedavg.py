@@ -1,11 +1,11 @@
-"""Per-FedAvg: a common starting point from which one gradient step on a client's rows fits that client.
+"""Per-FedAvg: a common start from which one gradient step on its rows fits a client.
 
     minimize sum_k f_k(theta - a grad f_k(theta))
 
     client:  w <- theta;  for every three mini-batches D, D', D'':
              g <- grad f(w - a grad f(w; D); D')
              w <- w - b g                                                                first order
-             w <- w - b (g - a [grad f(w + d g; D'') - grad f(w - d g; D'')] / (2 d))    Hessian-free
+             w <- w - b (g - a [grad f(w + d g; D'') - grad f(w - d g; D'')] / (2 d))  Hessian-free
              w <- w - b (I - a Hess f(w; D'')) g                                         full
              serves theta - a grad f_k(theta), over all its rows
     server:  theta <- sum_k (n_k / n) w_k
@@ -72,7 +72,7 @@ def per_fedavg(
         inner_optimizer: of the step that fits a client, plain SGD with step size a; SGD(0.0):
             FedAvg. Defaults of both optimizers, meta, steps and batch_size: PRIOR's,
             arXiv:2310.09183, appendix C (FedABML takes 1e-4 and "hessian-free").
-        optimizer: of w, b in the paper; started from scratch in each round.
+        optimizer: of w, b in the paper; restarted in each round.
         meta: "first", "hessian-free" or "full": how the derivative of the step is treated. "first"
             leaves it out, and finds another optimum than the other two.
         difference: d of "hessian-free", > 0. Default: hierfl's own choice; any d is exact for a

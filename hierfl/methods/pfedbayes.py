@@ -1,14 +1,15 @@
 """pFedBayes: a mean-field posterior for each client, under a global Gaussian prior.
 
-    client:  theta_k <- theta;  q_k <- theta in its first round, later its last q_k;  for every mini-batch of b rows:
-                 K Adam steps on q_k of  (n_k / b) E_q NLL_batch + kl_weight KL(q_k || p_theta_k),  one draw each
+    client:  theta_k <- theta;  q_k <- theta in its first round, later its last q_k
+             for every mini-batch of b rows:
+                 K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k)
                  one Adam step on theta_k of the same (only its KL depends on theta_k)
     server:  theta <- sum_k (n_k / n) theta_k
 
 Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and unconstrained scales
 is the paper's rule; it is no product of posteriors. Differences from the public port: noise of
-standard deviation 1 (there 0.001, in effect a point estimate), and a mini-batch scaled to stand for
-all rows.
+standard deviation 1 (there 0.001, in effect a point estimate), and a mini-batch scaled to the size
+of all rows.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def pfedbayes(
     draws: int = 1,
     init_scale: float | None = None,
 ) -> Method:
-    """Return pFedBayes of a hierarchical program; clients keep their mean-field Gaussian between rounds.
+    """Return pFedBayes of a hierarchical program; clients keep their mean-field Gaussian.
 
     Args:
         model: local sites whose Normal prior has global params for mean and scale, such as
             `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale="learned")`.
         kl_weight: of the KL, zeta in the paper; 1 is the ELBO. All defaults but that of draws: the
             public port's.
-        optimizer: of the posterior's params, started from scratch in each round.
+        optimizer: of the posterior's params, restarted in each round.
         global_optimizer: of the client's copy of the prior's params, likewise.
         inner_steps: K, steps of the posterior on each mini-batch.
         steps: R, mini-batches of a round.

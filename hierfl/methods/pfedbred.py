@@ -3,7 +3,7 @@
     client:  w <- theta;  for every mini-batch:
                  mu <- where the strategy puts it                           (`pfedbred_strategies`)
                  K times  v <- v - lr grad_v [ nll(v) + prox D(v, mu) ]
-                 w <- w - eta prox (mu - v)                                 ~ grad_w prox D(v, mu(w))
+                 w <- w - eta prox (mu - v)                      ~ grad_w prox D(v, mu(w))
     server:  theta <- mean_k w_k
 
 Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, Eq. (14). All of it moves in natural

@@ -28,7 +28,7 @@ from hierfl.program.program import Params, Program
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of `pfedbred`, under the same names; `lr` and `global_lr` are its optimizers'."""
+    """The arguments of `pfedbred`; `lr` and `global_lr` are the step sizes of its optimizers."""
 
     strategy: Strategy
     prox: float

@@ -2,7 +2,7 @@
 
     none    mu = w                                             (pFedMe)
     lg      mu = w - a grad nll(w)
-    meg     mu = w - m (last - v)                              last: the client's own w at the end of its last round
+    meg     mu = w - m (last - v)              last: the client's own w at the end of its last round
     mh      mu = w - a grad nll(w) - m (last - v)
     mh24    mu = w - a grad nll(w - a grad nll(w)) - m (last - v)
     mh-code mh24 with a mini-batch for each gradient, and w itself takes the first of its two steps
@@ -46,34 +46,6 @@ class Put(NamedTuple):
     near: Params
 
 
-def none(at: Place) -> Put:
-    """Return mu = w."""
-    return Put(at.w, at.w)
-
-
-def lg(at: Place) -> Put:
-    """Return mu after a gradient step."""
-    near = at.descended(at.w)
-    return Put(near, near)
-
-
-def meg(at: Place) -> Put:
-    """Return mu after a step of memory."""
-    return Put(at.remembered(at.w), at.w)
-
-
-def mh(at: Place) -> Put:
-    """Return mu after a gradient step and a step of memory."""
-    near = at.descended(at.w)
-    return Put(at.remembered(near), near)
-
-
-def mh24(at: Place) -> Put:
-    """Return mu after a step by the gradient one step ahead, and a step of memory."""
-    near = at.descended(at.ahead(at.w))
-    return Put(at.remembered(near), near)
-
-
 @dataclass(frozen=True)
 class Strategy:
     """A way to put mu, and what it needs.
@@ -90,24 +62,29 @@ class Strategy:
     moves_w: bool = False
 
 
-mh_code = Strategy(mh24, remembers=True, moves_w=True)
+def _strategy(gradients: int, *, memory: bool, moves_w: bool = False) -> Strategy:
+    """Return the strategy of 0 to 2 gradients, the first of two one step ahead, and of memory."""
+
+    def put(at: Place) -> Put:
+        ahead = at.ahead(at.w) if gradients == 2 else at.w
+        near = at.descended(ahead) if gradients else at.w
+        return Put(at.remembered(near) if memory else near, near)
+
+    return Strategy(put, remembers=memory, moves_w=moves_w)
+
 
 STRATEGIES: dict[str, Strategy] = {
-    "none": Strategy(none),
-    "lg": Strategy(lg),
-    "meg": Strategy(meg, remembers=True),
-    "mh": Strategy(mh, remembers=True),
-    "mh24": Strategy(mh24, remembers=True),
-    "mh-code": mh_code,
+    "none": _strategy(0, memory=False),
+    "lg": _strategy(1, memory=False),
+    "meg": _strategy(0, memory=True),
+    "mh": _strategy(1, memory=True),
+    "mh24": _strategy(2, memory=True),
+    "mh-code": _strategy(2, memory=True, moves_w=True),
 }
 
 
 def strategy_of(word: Word | Strategy) -> Strategy:
-    """Return the strategy that a word stands for.
-
-    Raises:
-        ValueError: `word` stands for none.
-    """
+    """Return the strategy of a name, or raise a ValueError."""
     if isinstance(word, Strategy):
         return word
     if word not in STRATEGIES:

@@ -1,8 +1,8 @@
-"""pFedHN: the server has a hypernetwork, which makes each client's params from an embedding of the client.
+"""pFedHN: a hypernetwork on the server makes each client's params from its embedding.
 
     server:    client i gets w_i = h(e_i; phi)
     client i:  w <- w_i;  for every mini-batch:  w <- w - lr grad nll(w);  sends d_i = w_i - w
-    server:    (phi, e_i) <- an optimizer's step along  sum_i (dw_i / d(phi, e_i))' d_i, its norm clipped
+    server:    (phi, e_i) <- a step along  sum_i (dw_i / d(phi, e_i))' d_i, its norm clipped
 
 Source: Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1. There one client takes part in a round:
 cohort=1. With more, their gradients are summed. A client that joins later keeps phi as it is, and
@@ -65,7 +65,7 @@ def pfedhn(
         hypernetwork: of the server. Defaults: the authors' for CIFAR-10, without their weight
             decay.
         embedding_size: D, size of a client's embedding. Default None: 1 + N / 4 for N clients.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         server_optimizer: of phi and the embeddings.
         clipping_norm: largest norm of the server's gradient; None: any.
         steps: mini-batches of a round, or passes over the rows (`unit`).
@@ -77,9 +77,7 @@ def pfedhn(
         ProgramError: (at fit) the model has latent sites or local params.
     """
     if embedding_size is not None and embedding_size < 1:
-        raise ValueError(
-            f"embedding_size is {embedding_size}: a client's embedding has 1 number or more"
-        )
+        raise ValueError(f"embedding_size is {embedding_size}: it must be 1 or more")
     if clipping_norm is not None and clipping_norm <= 0.0:
         raise ValueError(f"clipping_norm is {clipping_norm}: it must be above 0, or None")
     descent = Descent(optimizer, steps, unit, batch_size)

@@ -1,4 +1,4 @@
-"""Where the clients of a fitted hierarchy are before their rows count: at the middle of what the server knows."""
+"""Where clients that join a fitted hierarchy start: at the middle of the prior that was learned."""
 
 from __future__ import annotations
 

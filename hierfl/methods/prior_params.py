@@ -1,4 +1,4 @@
-"""The global params behind the priors of the local sites: which one is a prior's mean, and which its scale.
+"""The global params that are the mean and the scale of the local sites' priors.
 
 They are found in one way for every method: by a value of each global param that no other shares,
 and a look at which of them the prior's mean, or its standard deviation, then has.
@@ -18,7 +18,7 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def at_prior(program: Program, theta: Params) -> Params:
-    """Return local params of a `delta` or `mean_field` guide that make each posterior equal to its prior.
+    """Return local params of a `delta` or `mean_field` guide at which the posterior is the prior.
 
     Args:
         program: the program.
@@ -66,11 +66,11 @@ def mean_params(program: Program) -> dict[str, str]:
 
 
 def scale_params(program: Program) -> dict[str, str]:
-    """Return, for each local site whose prior's standard deviation is learned, the global param that it is.
+    """Return, for each local site with a learned prior scale, the global param that it is.
 
     Raises:
-        ProgramError: a standard deviation depends on global params, but is none of them, number by
-            number.
+        ProgramError: a standard deviation depends on global params, but is none of them,
+            elementwise.
     """
     marked = _marked(program)
     before, priors = program.priors(program.start()[0]), program.priors(marked)
@@ -81,15 +81,15 @@ def scale_params(program: Program) -> dict[str, str]:
             found[site] = param
         elif not torch.equal(before[site].stddev, priors[site].stddev):
             raise ProgramError(
-                f"the prior's scale of site '{site}' is neither known nor a global param, number "
-                f"by number: take "
+                f"the prior's scale of site '{site}' is neither known nor a global param, "
+                f"elementwise: take "
                 f"bayesian_network(module, prior_scale='learned'), or server='average'"
             )
     return found
 
 
 def _marked(program: Program) -> Params:
-    """Return global params of which no two are alike, so near the start that they are inside any domain."""
+    """Return global params with distinct entries, near enough to the start to be in any domain."""
     generator = torch.Generator().manual_seed(0)
     parts = {
         name: (value, torch.rand(value.shape, generator=generator))
@@ -108,7 +108,7 @@ def _constrained(program: Program, params: Params) -> Params:
 
 
 def _same(wanted: Tensor, values: Params) -> str | None:
-    """Return the name of the value that equals `wanted` number by number, whatever its shape."""
+    """Return the name of the value that equals `wanted` elementwise, whatever its shape."""
     return next(
         (
             name
@@ -135,7 +135,7 @@ class PriorMoments:
     links: Mapping[str, Transform]
 
     def of(self, phi: Params, theta: Params) -> Tree:
-        """Return a client's terms: its posterior mean minus the prior's, and the second moment about the latter."""
+        """Return a client's posterior mean minus the prior's, and the second moment about it."""
         away, square = {}, {}
         for loc, site in self.site.items():
             mine = phi[f"{site}.loc"] if f"{site}.loc" in phi else phi[f"{site}.at"]

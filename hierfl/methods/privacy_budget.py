@@ -1,4 +1,4 @@
-"""What a number of noisy rounds tells of one client: epsilon at a delta, by Google's dp-accounting.
+"""The privacy budget of noisy rounds: epsilon at a delta, by Google's dp-accounting.
 
 Two sets of clients are neighbors if one client's rows are replaced by any others. A client whose
 message has a norm of C at most then moves the sum by 2 C. Cohorts have a fixed size and are drawn
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NEEDED = "the budget of differential privacy needs dp-accounting: install it with pip install 'hierfl[privacy]'"
+NEEDED = "the privacy budget needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 MOVED = 2.0  # times the clip: how far one client can move the sum when its rows are replaced
 
 
@@ -39,7 +39,7 @@ def noise_for_epsilon(
         The option `noise_multiplier` of `differentially_private`.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: an argument is out of range.
         ImportError: dp-accounting is not installed.
     """
     if not epsilon > 0.0 or not 1 <= cohort <= clients or rounds < 1:

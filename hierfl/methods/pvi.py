@@ -1,13 +1,13 @@
-"""Partitioned variational inference with Gaussian factors, also of hierarchies; clients keep a factor of q.
+"""Partitioned variational inference with Gaussian factors, which clients keep; also of hierarchies.
 
-    q(z) = t_0(z) prod_k t_k(z),    t_0 approximates the prior, t_k the likelihood of client k; all but t_0 start at 1
+    q(z) = t_0(z) prod_k t_k(z),    t_0 approximates the prior, t_k the likelihood of client k
 
     client:  q_k = argmax E_q[l_k(z)] - KL(q || q_old / t_k),    t_k <- t_k (q_k / q_old)^delta
     server:  q <- q prod_k (q_k / q_old)^delta
 
 Local sites are integrated out by Laplace's method, so that l_k is the client's log marginal
 likelihood. With known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi,
-V_t + L), and all numbers are exact after one visit to each client. The argmax is found by
+V_t + L), and the result is exact after one visit to each client. The argmax is found by
 natural-gradient steps on quasi-random points; one step is exact where l_k is quadratic.
 
 Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their
@@ -124,7 +124,7 @@ def _client(
     size = marginal.shared.size
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Take a natural-gradient step toward q_k: precision <- cavity's - E[l''], and a Newton step of the mean."""
+        """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
         q, cavity = work["q"], sub(message, work["factor"])
 
         with torch.no_grad():

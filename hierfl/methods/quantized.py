@@ -1,7 +1,8 @@
-"""Updates in 8 or 16 bits a number, with error feedback, for any method whose server averages its clients' copies.
+"""Updates quantized to 8 or 16 bits, with error feedback, for any averaging method.
 
-    p_k = v_k - v + e_k      v_k what client k would send, v what it would send if it made no step, e_k at first 0
-    sent: C(p_k)             C(p) = s round(p / s),  s = max |p| / (2^(bits - 1) - 1) for each tensor
+    p_k = v_k - v + e_k      v_k what client k would send, v the same before its first step
+    sent: C(p_k)             C(p) = s round(p / s),  s = max |p| / (2^(bits - 1) - 1) per tensor
+    e_k: at first 0
     e_k <- p_k - C(p_k)
     server: v + the weighted mean of C(p_k), in place of the weighted mean of v_k
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from hierfl.core.rounding import DTYPES, has_rounded, restored, rounded
 from hierfl.core.trees import Tree, add, sub, tree_leaves, zeros_like
-from hierfl.method import Client, Clock, Method, Server, Share, Up
+from hierfl.method import Client, Clock, Method, Server, Share, Up, beside
 from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_takes_means
 from hierfl.program.program import Params, Program, ProgramError
@@ -34,7 +35,7 @@ UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k
     adds="updates cross in 8 or 16 bits a scalar, and rounding errors are sent later",
 )
 def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True) -> Method:
-    """Return the method with its clients' updates sent as whole numbers of few bits.
+    """Return the method with its clients' updates sent as integers of few bits.
 
     A client sends how far its steps moved what it would send, rounded, with one scale for each
     tensor. It keeps what rounding lost, and adds it to the next round's. Shares that are a single
@@ -65,15 +66,15 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
     def parts(program: Program) -> tuple[Client, Server]:
         plain = method.server(program)
         what = "rounds the terms of a mean over clients"
-        mend = "wrap such a method, or fedsvi; server_optimized goes around quantized"
-        check_takes_means("quantized", what, method, program, plain, mend)
+        fix = "wrap such a method, or fedsvi; wrap quantized in server_optimized, not the reverse"
+        check_takes_means("quantized", what, method, program, plain, fix)
         return method.client(program), plain
 
     def client(program: Program) -> Client:
         plain, plain_server = parts(program)
         up = _up(plain, plain_server.down(plain_server.state, Clock(0, 1)))
         _check_copies(method.name, up, program.start()[0])
-        return _keeping(plain, zeros_like(_values(up)), bits) if feedback else _losing(plain, bits)
+        return _rounding(plain, zeros_like(_values(up)), bits, feedback=feedback)
 
     def server(program: Program) -> Server:
         plain, plain_server = parts(program)
@@ -92,13 +93,13 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
 
 
 def _up(client: Client, message: Tree) -> Up:
-    """Return what a new client would send if it made no step; clients and server know it alike."""
+    """Return what a new client would send without a step; clients and server both know it."""
     up, _ = client.finish(client.start(message, client.own), message, client.own, torch.ones(()))
     return up
 
 
 def _values(up: Up) -> dict[str, Tree]:
-    """Return the values that are rounded, by share: all but single numbers, which are logged."""
+    """Return the values that are rounded, by share: all but scalars, which are logged."""
     return {name: share.value for name, share in up.items() if not _is_logged(share.value)}
 
 
@@ -124,7 +125,7 @@ def _are_params(value: Tree, params: Params) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------ client and server
+# ---------------------------------------------------------------- client and server
 def _sent(
     plain: Client, message: Tree, up: Up, unsent: dict[str, Tree], bits: int
 ) -> tuple[Up, Tree]:
@@ -139,45 +140,18 @@ def _sent(
     return sent, lost
 
 
-def _losing(plain: Client, bits: int) -> Client:
-    """Return a client that rounds what it sends."""
+def _rounding(plain: Client, nothing: dict[str, Tree], bits: int, *, feedback: bool) -> Client:
+    """Return a client that rounds what it sends; with feedback it keeps what rounding lost."""
+    whole = beside(plain, {UNSENT: nothing}) if feedback else plain
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, kept = plain.finish(work, message, own, rows)
-        return _sent(plain, message, up, {}, bits)[0], kept
+        up, kept = whole.finish(work, message, own, rows)
+        up, lost = _sent(plain, message, up, own[UNSENT] if feedback else {}, bits)
+        return up, {**kept, UNSENT: lost} if feedback else kept
 
-    return replace(plain, finish=finish)
-
-
-def _keeping(plain: Client, nothing: dict[str, Tree], bits: int) -> Client:
-    """Return a client that rounds what it sends, and keeps what rounding lost beside its state."""
-
-    def of_method(own: Tree) -> Tree:
-        return {name: own[name] for name in plain.own}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, kept = plain.finish(work, message, of_method(own), rows)
-        up, lost = _sent(plain, message, up, own[UNSENT], bits)
-        return up, {**kept, UNSENT: lost}
-
-    def new(message: Tree) -> Tree:
-        return {**(plain.own if plain.new is None else plain.new(message)), UNSENT: nothing}
-
-    settle, seen = plain.settle, plain.seen
-    return replace(
-        plain,
-        own={**plain.own, UNSENT: nothing},
-        start=lambda message, own: plain.start(message, of_method(own)),
-        finish=finish,
-        params=lambda message, own: plain.params(message, of_method(own)),
-        # a client without a state of its own has nothing to infer from its rows
-        adapt=plain.adapt if tree_leaves(plain.own) else (),
-        seen=None if seen is None else lambda own: seen(of_method(own)),
-        new=new,
-        settle=None
-        if settle is None
-        else lambda message, own, batch: {**own, **settle(message, of_method(own), batch)},
-    )
+    # a client without a state of its own has nothing to infer from its rows
+    adapt = () if feedback and not tree_leaves(plain.own) else plain.adapt
+    return replace(whole, finish=finish, adapt=adapt)
 
 
 def _adding(plain: Server, client: Client) -> Server:

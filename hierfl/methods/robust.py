@@ -1,15 +1,15 @@
-"""Sums that a few wrong clients cannot move far, for any method whose server takes means of its clients' updates.
+"""Robust means that a few wrong clients cannot move far, for any averaging method.
 
     v_k      what client k sends; f <= tolerated * C clients may send anything
     median   coordinate by coordinate, the median of v_k over the C clients
     trimmed  coordinate by coordinate, the mean without the f largest and the f smallest
     krum     the mean of the C - f updates whose C - f - 2 nearest neighbors are nearest
-    clipped  m + mean_k min(1, r / |v_k - m|) (v_k - m),    m the medians, r the median of the distances |v_k - m|
+    clipped  m + mean_k min(1, r / |v_k - m|) (v_k - m),    m the medians, r the median |v_k - m|
 
 Sources: Yin et al. 2018, arXiv:1803.01498, Definitions 1 and 2 (median, trimmed); Blanchard et al.
 2017, arXiv:1703.02757, section 4 (Multi-Krum); Karimireddy et al. 2021, arXiv:2012.10333, section 4
 (clipped, there about the last mean, here about the medians). Nothing in them is Bayesian: of a
-posterior's mean they make a robust estimate, whose standard deviation nobody knows.
+posterior's mean they make a robust estimate with no known standard deviation.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LEAST = 1e-9  # a weight below it says that a client is left out, as by averagin
 def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) -> Method:
     """Return the method with a robust mean in place of the server's weighted mean.
 
-    Every client counts as one, whatever its number of rows: a weight that a client tells is one
-    more number that may be wrong. Shares that are a single number are only logged, and stay means.
+    Every client counts as one, whatever its number of rows: a weight sent
+    by a client may be wrong too. Scalar shares are only logged, and stay means.
     The server has to see each client's update, so that the method discloses summaries. Updates that
     are not finite are refused before (`Settings(on_client_error="skip")` leaves their clients out).
 
@@ -59,7 +59,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         ValueError: `rule` is none of the four, or `tolerated` is outside [0, 0.5).
         ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all
             clients (pvi, bfi, fedep, fedlaplace); or it needs summaries itself (two_stage, fedamp).
-            (In a round) a client has nothing to say of a share, with weight 0 (averaging_some); or
+            (In a round) a client sends a share of weight 0 (averaging_some); or
             there are too few clients for "krum".
     """
     if rule not in RULES:
@@ -78,8 +78,8 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        what, mend = "takes the place of a mean over clients", "wrap such a method, or fedsvi"
-        check_takes_means("robust", what, method, program, plain, mend)
+        what, fix = "takes the place of a mean over clients", "wrap such a method, or fedsvi"
+        check_takes_means("robust", what, method, program, plain, fix)
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             sent = {k: _checked(k, each) for k, each in means.items() if isinstance(each, Reports)}
@@ -114,7 +114,7 @@ def _checked(name: str, reports: Reports) -> Tree:
     return reports.value["value"]
 
 
-# ------------------------------------------------------------------------------------------------ rules
+# ---------------------------------------------------------------- rules
 def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
     """Return the robust mean of C clients' values, C in front."""
     count = len(tree_leaves(values)[0])
@@ -136,7 +136,7 @@ def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
 
 
 def _median(values: Tensor) -> Tensor:
-    """Return the median over the first dimension; of an even number the mean of the two in the middle."""
+    """Return the median over the first dimension, the mean of the middle two if even."""
     ordered, count = values.sort(0).values, len(values)
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2.0
 

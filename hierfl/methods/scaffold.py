@@ -1,9 +1,10 @@
-"""SCAFFOLD: FedAvg whose clients correct each step for the difference between their own gradient and the mean one.
+"""SCAFFOLD: FedAvg with each step corrected for how far a client's gradient is from the mean.
 
     client:  w <- theta;  for every mini-batch:  w <- w - lr (grad nll(w) - c_k + c)
              c_k' <- grad nll(theta) over all rows                   option I
              c_k' <- c_k - c + (theta - w) / (K lr)                  option II, K the steps taken
-    server:  theta <- theta + lr_g mean_k (w_k - theta),   c <- c + (S / N) mean_k (c_k' - c_k) over S of N clients
+    server:  theta <- theta + lr_g mean_k (w_k - theta)
+             c <- c + (S / N) mean_k (c_k' - c_k)                over S of N clients
 
 Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. Difference: both means may be
 weighted by rows. With one weight for w and another for c, c would decide the optimum, so there is
@@ -155,7 +156,7 @@ def _client(
 
 
 def _server(program: Program, server_lr: float) -> Server:
-    """Return the server: theta, the clients' weighted sum of c_k, and how many clients, and weights, it is of.
+    """Return the server: theta, the weighted sum of c_k, and its numbers of clients and weights.
 
     The weight of all N clients is known once each has been in a round; until then it is N times the
     mean weight of those that have.

@@ -37,8 +37,8 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        mend = "set the options of its own server"
-        check_averages("server_optimized", method, program, plain, mend)
+        fix = "set the options of its own server"
+        check_averages("server_optimized", method, program, plain, fix)
         return with_optimizer(plain, optimizer)
 
     name = f"{method.name}+opt"

@@ -1,4 +1,4 @@
-"""What a server does with the models of single clients: it keeps one for each, and compares them."""
+"""A server's models of single clients, one each, and how they compare."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hierfl.method import Reports
 
 
 def at_each(value: Tree, clients: int) -> Tree:
-    """Return a tree for each of N clients, all alike: N in front of every leaf."""
+    """Return a tree for each of N clients, all equal: N in front of every leaf."""
     return tree_map(lambda v: v.expand(clients, *v.shape).clone(), value)
 
 
 def stored(before: Tree, reports: Reports) -> Tree:
-    """Return the trees of all clients (N, ...), those of a round's cohort anew."""
+    """Return the trees of all clients (N, ...), with those of a round's cohort replaced."""
 
     def put(old: Tensor, new: Tensor) -> Tensor:
         return old.index_copy(0, reports.ids, new.to(old.dtype))
@@ -24,7 +24,7 @@ def stored(before: Tree, reports: Reports) -> Tree:
 
 
 def mean_of(models: Tree, seen: Tensor) -> Tree:
-    """Return the mean of the models of the clients that were seen (N,) bool, or of all where none was."""
+    """Return the mean of the models of clients that were seen, (N,) bool, or of all if none was."""
     share = torch.where(seen.any(), seen, torch.ones_like(seen)).double()
     share = share / share.sum()
     return tree_map(lambda v: torch.tensordot(share.to(v.dtype), v, 1), models)
@@ -37,7 +37,7 @@ def flat(models: Tree) -> Tensor:
 
 def distances(vectors: Tensor) -> Tensor:
     """Return the squared distances of vectors (N, P), (N, N)."""
-    # by differences: the expanded square loses all digits where models are alike and large
+    # by differences: the expanded square loses all digits where models are similar and large
     count = len(vectors)
     apart = torch.zeros(count, count, dtype=vectors.dtype)
     one, other = torch.triu_indices(count, count, offset=1)

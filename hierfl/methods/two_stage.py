@@ -1,23 +1,22 @@
-"""Two-stage inference: the posterior of one's own hierarchy in two rounds, and a round or two to be sure of it.
+"""Two-stage inference: the posterior of a hierarchy in two rounds, and one or two more to check it.
 
 Each client sends a Gaussian factor of its likelihood in v = (its own sites, those global sites that
 the likelihood reads itself). The hierarchy above the factors is kept exact.
 
-    server     tells all clients one thing: Normal(m, C), the mean and covariance of what it now believes of any
-               client's v (at first: under the prior)
-    client k   q_k(v) ~ Normal(v; m, C) p(y_k | v), made Gaussian by variational steps on its own rows;
-               sends Lambda_k = -E_q[d^2 log p(y_k | v)],  eta_k = E_q[d log p(y_k | v)] + Lambda_k E_q[v]
-    server     samples p(z) prod_k integral p(w | z) exp(eta_k . v - v' Lambda_k v / 2) dw by itself
-    weigh      one round more: clients send by how much log p(y_k | z) differs from that of their factors at
-               the server's draws; Pareto-smoothed weights make the draws those of the posterior
-               itself
-    widen      where a client's weights have a heavy tail, a second set of draws, of wider factors, is weighed too,
-               and both count (`hierfl.summaries.wide_draws`): a likelihood may fall slower than its
-               factor
+    server     sends all clients Normal(m, C), the mean and covariance of any client's v under its
+               current posterior (at first: under the prior)
+    client k   q_k(v) ~ Normal(v; m, C) p(y_k | v), made Gaussian by variational steps on its rows;
+               sends Lambda_k = -E_q[d^2 log p(y_k | v)]
+               and   eta_k = E_q[d log p(y_k | v)] + Lambda_k E_q[v]
+    server     samples p(z) prod_k integral p(w | z) exp(eta_k . v - v' Lambda_k v / 2) dw
+    weight     one more round: clients send how much log p(y_k | z) differs from their factors' at
+               the server's draws; Pareto-smoothed weights make these draws from the posterior
+    widen      if a client's weights have a heavy tail, a second set of draws, from wider factors,
+               is weighted too, and both count (`hierfl.summaries.wide_draws`): a likelihood may
+               fall slower than its factor
 
-The answer of `fit` is weighed: no approximation is left in it, and k-hat says whether the weights
-can be trusted. Clients keep nothing between rounds but their last factor, by which they draw their
-own sites.
+The weighted draws have no approximation left, and k-hat says whether the weights can be trusted.
+Clients keep only their last factor between rounds, by which they draw their own sites.
 
 It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the
 likelihoods, with the hierarchical prior kept exact; near to expectation propagation over sites of
@@ -58,7 +57,7 @@ from hierfl.summaries.weighing import Weigher, standard_points
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
 FACTOR = ("precision", "shift")
-MOST_ROUNDS = 60  # it stops by itself; cohorts of some clients take longest
+MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
 
 
 class Seen(NamedTuple):
@@ -108,14 +107,14 @@ def seen_in(program: Program) -> Seen:
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
     """Return two-stage inference of a program, centered or non-centered.
 
-    `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means
-    moved (in posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's
-    chains, the number of eigenvalues of factors that were raised to 0 (`raised`), k-hat and the
-    number of effective draws, the largest k-hat of a single client's ratio, and the number of
-    clients whose factors were widened for the second set of draws (`widened`). With three or more
-    local unknowns, or some that are not Normal, a client weighs by quasi-random points: then it
-    also has the variance of the error that they leave in a client's log ratio (`inner_variance`, a
-    mean over clients), and the sd of the error of the log weights (`inner_error`, in nats).
+    It stops automatically. The history has the next stage (0 gather, 1 weight, 2 done); how far
+    means moved (in posterior sds, `moved`) and sds changed (as ratios, `changed`); split R-hat of
+    the server's chains; the number of eigenvalues of factors raised to 0 (`raised`); k-hat and the
+    effective number of draws; the largest k-hat of a single client's ratio; and the number of
+    clients with widened factors (`widened`). With three or more local unknowns, or some that are
+    not Normal, clients integrate by quasi-random points: the history then has the variance of their
+    error in a client's log ratio (`inner_variance`, a mean over clients), and the sd of the error
+    of the log weights (`inner_error`, in nats).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
@@ -135,7 +134,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         ValueError: `draws` is below 100.
         ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or
             the program is non-centered in a form that is not recognized, or with local sites that
-            are not Normal; the message names the site and the mend. (After a round) a client's rows
+            are not Normal; the message names the site and the fix. (After a round) a client's rows
             show that the program was misread.
     """
     if draws < 100:
@@ -155,7 +154,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             update=rounds.update,
             down=rounds.down,
             final=lambda state, clock: {
-                **rounds.told(state),
+                **rounds.belief(state),
                 "params": rounds.params(state),
             },
             finished=finished,
@@ -205,11 +204,11 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
                 where = proposals(message, batch, own)
                 found = weigher.ratios(rows, own, message["draws"], where)
                 inner = found.error.var()  # an error that is the same at all draws does no harm
-                return {**work, **told(where), "log_ratios": found.log, "inner": inner}
+                return {**work, **located(where), "log_ratios": found.log, "inner": inner}
             if row_noise is None:
                 own = factor_of(rows, message["loc"], message["covariance"], nodes)
                 wrong = misread(rows, tested)
-            else:  # a test of the rows would tell of them
+            else:  # a test of the rows would reveal them
                 before = Factor(work["precision"], work["shift"], torch.zeros(()))
                 at = (message["loc"], message["covariance"])
                 own = private_factor(rows, at, before, nodes, row_noise, batch.key[0])
@@ -217,7 +216,7 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
             own = rounded(own)
             where = proposals(message, batch, own)
         fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}
-        return {**own._asdict(), **told(where), "fields": fields, "misread": wrong}
+        return {**own._asdict(), **located(where), "fields": fields, "misread": wrong}
 
     def proposals(message: Tree, batch: ClientBatch, own: Factor) -> Proposal | None:
         if hierarchy.mixing is None:
@@ -226,7 +225,7 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
         factor = (own.precision[None], own.shift[None])
         return proposals_of(hierarchy, message["few"], row, factor, tries)
 
-    def told(where: Proposal | None) -> Tree:
+    def located(where: Proposal | None) -> Tree:
         return {} if where is None else {"loc": where.loc, "tril": where.tril}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
@@ -265,7 +264,7 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
 
 
 def nothing(hierarchy: Hierarchy) -> Tree:
-    """Return what a client keeps before its first round: a factor, and where its mixing numbers lie."""
+    """Return a client's first state: a factor, and where its mixing variables lie."""
     shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 

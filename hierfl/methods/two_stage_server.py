@@ -1,4 +1,4 @@
-"""The server of two_stage: gather factors, sample, weigh. Its state is a dict of tensors, in double precision."""
+"""The server of two_stage: gather factors, sample, weight. Its state is tensors in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, chosen, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
-from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGH, warn
+from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGHT, warn
 from hierfl.methods.two_stage_weights import apart, moments, sds, smoothed, unweighted
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
@@ -27,11 +27,11 @@ from hierfl.summaries.wide_draws import combined, is_heavy, powers_of, raised
 STILL, STILL_SD = 0.1, 0.05
 # share of the draws that must be effective under new factors for the draws to be kept
 FITTING = 0.3
-# clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and
-# the fewest
+# clients beyond which fewer draws are weighted, as each costs every client a pass over its rows;
+# and the fewest
 MANY, FEWEST_WEIGHED = 1000, 1000
-FEW = 16  # draws of z by which clients find where their mixing numbers lie
-AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
+FEW = 16  # draws of z by which clients locate their mixing variables
+AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,19 +105,19 @@ class Rounds:
             }
 
     def down(self, state: Tree, clock: Clock) -> Tree:
-        """Return the message: what any client's v may be, and the draws to weigh once the factors are final."""
-        message = self.told(state)
-        if int(state["stage"]) == WEIGH:
+        """Return the message: any client's v, and draws to weight if factors are final."""
+        message = self.belief(state)
+        if int(state["stage"]) == WEIGHT:
             message["draws"] = state["final"]["draws"][:, : self.shared]
         return message
 
     @property
     def shared(self) -> int:
-        """K, the length of z: the first numbers of a draw, before the clients' mixing numbers."""
+        """K, the length of z: the first entries of a draw, before the clients' mixing variables."""
         return len(self.surrogate.hierarchy.reading.origin)
 
-    def told(self, state: Tree) -> Tree:
-        """Return what the server believes of any client's v, mean and covariance, and a few z if t depend on them."""
+    def belief(self, state: Tree) -> Tree:
+        """Return mean and covariance of any client's v; with mixed sites also a few draws of z."""
         message = {name: state[name] for name in ("loc", "covariance")}
         if self.surrogate.mixed:
             scouts = state["scouts"]
@@ -129,12 +129,12 @@ class Rounds:
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
         left = clock.rounds - clock.round - 1
-        reports = means["log_ratios" if int(state["stage"]) == WEIGH else "factor"]
+        reports = means["log_ratios" if int(state["stage"]) == WEIGHT else "factor"]
         state = {**state, "failed": _failed(state["failed"], reports, clock)}
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            if int(state["stage"]) == WEIGH:
+            if int(state["stage"]) == WEIGHT:
                 state = _with_error(state, reports, means.get("inner_variance"))
-                state = self.weighed(state, reports, clock)
+                state = self.weighted(state, reports, clock)
             else:
                 _check_read(means["misread"])
                 state = self.gathered(state, reports, clock)
@@ -162,27 +162,27 @@ class Rounds:
         if not still or self.gathers is not None:
             state = self._sampled(state, factors, "scouts", clock)
         elif bool((seen | state["failed"]).all()):
-            state = self._to_weigh({**state, "powers": torch.ones(len(seen))}, clock)
+            state = self._to_weight({**state, "powers": torch.ones(len(seen))}, clock)
         scouts = state["scouts"]
         loc, covariance = any_client(
             self.surrogate, scouts["draws"], scouts["log_weights"], factors
         )
         return {**state, "loc": loc, "covariance": covariance}
 
-    def _to_weigh(self, state: Tree, clock: Clock) -> Tree:
-        """Return the state with draws of the surrogate, of factors raised to `powers`, for all clients to weigh."""
+    def _to_weight(self, state: Tree, clock: Clock) -> Tree:
+        """Return the state with draws from factors raised to `powers`, for clients to weight."""
         factors = raised(Factors(**state["factors"]), state["powers"])
         none = torch.zeros_like(state["weighed"])
         return {
             **self._sampled(state, factors, "final", clock),
-            "stage": torch.tensor(WEIGH),
+            "stage": torch.tensor(WEIGHT),
             **{name: none.clone() for name in ("weighed", "heavy", "failed")},
             "ratios": torch.zeros_like(state["ratios"]),
             "inner_error": torch.tensor(torch.nan),
         }
 
     def _reweighted(self, state: Tree, factors: Factors) -> Tree:
-        """Return the state with weights that make the scouts draws of the surrogate with new factors."""
+        """Return the state with weights that make the scouts draws given the new factors."""
         scouts = state["scouts"]
         draws, before = scouts["draws"], scouts["log_weights"]
         weights = smoothed(self._log_p(draws, factors) - scouts["log_p"])
@@ -222,8 +222,8 @@ class Rounds:
         log_z, marginals = self.surrogate.log_marginals(draws, factors)
         return log_z + marginals.sum(1)
 
-    def weighed(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
-        """Return the state after clients have sent how their likelihoods differ from their factors."""
+    def weighted(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
+        """Return the state after clients have sent log ratios of likelihoods and factors."""
         factors, final = Factors(**state["factors"]), state["final"]
         left = clock.rounds - clock.round - 1
         new = ~state["weighed"][reports.ids]
@@ -249,23 +249,23 @@ class Rounds:
             return state
         if bool((state["powers"] < 1.0).any()):
             # a client that failed once would count in a part of the draws
-            alike = bool((seen == state["narrow"]["weighed"]).all())
-            state = self._together(state, factors) if alike else state
+            equal = bool((seen == state["narrow"]["weighed"]).all())
+            state = self._together(state, factors) if equal else state
             return {**state, "stage": torch.tensor(DONE)}
         if bool(state["heavy"].any()) and left > 0:
             return self._widened(state, factors, clock)
         if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
-            return self._from_weighed(state, factors)
+            return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
     def _wider(self, final: Tree, factors: Factors, powers: Tensor) -> Tensor:
-        """Return by how much the log density of the surrogate exceeds that of raised factors, at the final draws."""
+        """Return the surrogate's log density minus that of raised factors, (S,)."""
         if bool((powers == 1.0).all()):
             return torch.zeros(len(final["draws"]))
         return self._log_p(final["draws"], factors) - final["log_p"]
 
     def _widened(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
-        """Return the state with wider draws to weigh, as some clients' weights are heavy."""
+        """Return the state with wider draws, as some clients' weights are heavy-tailed."""
         final = state["final"]
         powers = powers_of(
             state["heavy"],
@@ -279,10 +279,10 @@ class Rounds:
             "log_target": log_target,
             "weighed": state["weighed"],
         }
-        return self._to_weigh({**state, "powers": powers, "narrow": narrow}, clock)
+        return self._to_weight({**state, "powers": powers, "narrow": narrow}, clock)
 
     def _together(self, state: Tree, factors: Factors) -> Tree:
-        """Return the state with draws of equal weight, of those that were weighed first and of the wider ones."""
+        """Return the state with equally weighted draws of the first and the wider set."""
         narrow, wide = state["narrow"], state["final"]
         draws = torch.cat([narrow["draws"], wide["draws"]])
         first = self._log_p(draws, factors)
@@ -299,8 +299,8 @@ class Rounds:
             "effective": torch.tensor(weights.effective),
         }
 
-    def _from_weighed(self, state: Tree, factors: Factors) -> Tree:
-        """Return the state that gathers factors anew, about the weighed draws."""
+    def _from_weighted(self, state: Tree, factors: Factors) -> Tree:
+        """Return the state that re-collects factors around the weighted draws."""
         final = state["final"]
         kept = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
         scouts = {**unweighted(*kept.shape), "draws": kept, "log_p": self._log_p(kept, factors)}
@@ -335,10 +335,7 @@ class Rounds:
 
 
 def _with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
-    """Return the state with the sd of the error of the log weights, where clients' points are samples.
-
-    Clients' errors are independent, as their points are turned at random: variances add up.
-    """
+    """Return the state with the sd of the log weights' error; clients' errors are independent."""
     if variance is None:
         return state
     new = int((~state["weighed"][reports.ids]).sum())
@@ -347,7 +344,7 @@ def _with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
 
 
 def _check_read(share: Tensor) -> None:
-    """Refuse to go on where some client's likelihood is not what was read of it."""
+    """Stop if some client's likelihood was misread."""
     if bool(share > 0.0):
         raise ProgramError(
             "the likelihood of some client's rows depends on the sites in another way than the "
@@ -357,6 +354,6 @@ def _check_read(share: Tensor) -> None:
 
 
 def _failed(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
-    """Return which clients failed when they were last asked, (N,) bool: nobody waits for them."""
+    """Return which clients failed when last asked, (N,) bool; the server does not wait for them."""
     answered = failed.index_fill(0, reports.ids, False)
     return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)

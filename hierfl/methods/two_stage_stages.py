@@ -1,4 +1,4 @@
-"""The stages of two_stage: gather factors, weigh, done; what the history has of them, and warnings."""
+"""The stages of two_stage: gather factors, weight, done; their history and warnings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import warnings
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import Tree
 
-GATHER, WEIGH, DONE = range(3)
-STAGES = ("gathering factors", "weighing", "done")
+GATHER, WEIGHT, DONE = range(3)
+STAGES = ("gathering factors", "weighting", "done")
 LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
 UNSURE = 1.0  # sd of the error of the log weights, in nats, above which they are not to be trusted
 
@@ -20,14 +20,14 @@ def finished(state: Tree) -> bool:
 
 
 def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, how far the posterior moved, R-hat, k-hat, effective draws and widened factors."""
+    """Return the next stage, moves of the posterior, R-hat, k-hat, ESS and widened factors."""
     numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
     widened = {"widened": float((state["powers"] < 1.0).sum())}
     return {n: v for n, v in {**numbers, **widened}.items() if math.isfinite(v)}
 
 
 def warn(state: Tree, left: int) -> None:
-    """Warn where the posterior is not to be trusted: k-hat is high, chains stuck, or the rounds ended too early."""
+    """Warn if k-hat is high, the weights are inaccurate, clients failed, or rounds ran out."""
     stage, k_hat = int(state["stage"]), float(state["k_hat"])
     if stage == DONE and k_hat >= K_HAT:
         warnings.warn(
@@ -50,13 +50,13 @@ def warn(state: Tree, left: int) -> None:
     lost, unweighed = (int((~state[name]).sum()) for name in ("seen", "weighed"))
     if stage == DONE and unweighed:
         warnings.warn(
-            f"{unweighed} clients failed when the draws were weighed (history['left_out'] names "
+            f"{unweighed} clients failed when the draws were weighted (history['left_out'] names "
             f"them): the rows of {lost} do not count, and those of {unweighed - lost} only as "
-            "their Gaussian factors say; mend their rows and fit again",
+            "their Gaussian factors say; fix their rows and fit again",
             stacklevel=4,
         )
     if stage != DONE and left == 0:
-        missing = int((~state["weighed" if stage == WEIGH else "seen"]).sum())
+        missing = int((~state["weighed" if stage == WEIGHT else "seen"]).sum())
         warnings.warn(
             f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): "
             "the posterior is not final; allow more rounds",

@@ -21,7 +21,7 @@ TAIL = math.log(2.0)
 
 
 def unweighted(count: int, size: int) -> Tree:
-    """Return draws (S, K) of equal weight, with the log density that they were drawn from; all 0."""
+    """Return zeros for S draws of size K, their log density and equal log weights."""
     return {
         "draws": torch.zeros(count, size),
         "log_p": torch.zeros(count),
@@ -51,12 +51,12 @@ def moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sds(draws: Tensor) -> Tensor:
-    """Return the sds of draws (S, K), (K,), each above 0; K may be 0, which `Tensor.std` warns of."""
+    """Return the sds of draws (S, K), each above 0; `Tensor.std` would warn if K is 0."""
     return draws.std(0) + 1e-9 if draws.shape[1] else draws.new_zeros(0)
 
 
 def apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the largest shift of a mean, in sds, and the largest change of an sd, as a ratio less 1."""
+    """Return the largest shift of a mean, in sds, and the largest relative change of an sd."""
     (mean, sd), (new_mean, new_sd) = one, other
     ratio = (new_sd / sd).log().abs().max().expm1()
     return ((new_mean - mean).abs() / new_sd).max(), ratio

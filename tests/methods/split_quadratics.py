@@ -1,4 +1,6 @@
-"""Fixture Q3c of methods_baselines.md: quadratics of two params, of which v is each client's own and u common."""
+"""Fixture Q3c of methods_baselines.md: quadratics of two params, of which v is each client's own
+and u common.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EVERY_ROW: dict[str, Any] = {"batch_size": None, "unit": "step"}
 
 
 def clients() -> ClientData:
-    """Return three clients of 5, 3 and 2 equal rows, whose mean loss is (w - b_k)' H_k (w - b_k) / 2."""
+    """Return three clients of 5, 3 and 2 equal rows, whose mean loss is (w - b_k)' H_k (w - b_k) /
+    2.
+    """
     roots = torch.linalg.cholesky(HC).mT
     rows = {}
     for k, n in enumerate((5, 3, 2)):
@@ -30,7 +34,9 @@ def clients() -> ClientData:
 
 
 def at(u: float = 0.0, v: float = 0.0, *, plate: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """Return a model of w = (u, v); v is declared inside the clients plate where `plate` is true."""
+    """Return a model of w = (u, v); v is declared inside the clients plate where `plate`
+    is true.
+    """
 
     def model(batch: ClientBatch) -> None:
         n = batch.num_clients

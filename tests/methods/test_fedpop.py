@@ -1,4 +1,6 @@
-"""FedPop: the law of its chain, Fisher's identity, its fixed point, its reduction to fedsvi, and NUTS on radon."""
+"""FedPop: the law of its chain, Fisher's identity, its fixed point, its reduction to fedsvi, and
+NUTS on radon.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def alike(count: int = MANY, y: float = 1.5) -> ClientData:
 
 
 def mean_known(precision: float) -> Any:
-    """Return a model with prior precision 1, whose posterior has the given precision and mean 1.5 (1 - 1 / P)."""
+    """Return a model with prior precision 1, whose posterior has the given precision and mean 1.5
+    (1 - 1 / P).
+    """
 
     def model(batch: ClientBatch) -> None:
         with batch.clients():
@@ -89,7 +93,9 @@ def counted(batch: ClientBatch) -> None:
 
 
 def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
-    """Against its density on a grid; the uncorrected chain's variance is 1.8 times as large at this step size."""
+    """Against its density on a grid; the uncorrected chain's variance is 1.8 times as large at this
+    step size.
+    """
     grid = torch.linspace(-6.0, 4.0, 4001)
     weight = torch.softmax(-0.5 * grid.square() + 3.0 * grid - grid.exp(), 0)
     mean = (weight * grid).sum()
@@ -140,14 +146,18 @@ def learned_spread(batch: ClientBatch) -> None:
 
 
 def test_fishers_identity_of_a_corrected_chain() -> None:
-    """The spread's: 1.5^2 / v^2 - 1 / v = 1 / 3 with v = 1 + 1 / 2; proposals alone spread too far for it."""
+    """The spread's: 1.5^2 / v^2 - 1 / v = 1 / 3 with v = 1 + 1 / 2; proposals alone spread too far
+    for it.
+    """
     options: dict[str, Any] = {"steps": 80, "burn_in": 40, "server_optimizer": SGD(1.0 / MANY)}
     method = fedpop(learned_spread, step_size=0.3, **options, metropolis=True)
     assert float(fit(method, alike(), rounds=1).message["log_sd"]) == pytest.approx(1 / 3, abs=0.02)
 
 
 def test_fishers_identity() -> None:
-    """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1 / 2)."""
+    """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1
+    / 2).
+    """
     method = fedpop(
         learned_mean, step_size=0.05, steps=80, burn_in=40, server_optimizer=SGD(1.0 / MANY)
     )
@@ -165,7 +175,9 @@ def hierarchy(batch: ClientBatch) -> None:
 
 
 def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
-    """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of the evidence."""
+    """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of
+    the evidence.
+    """
     method = fedpop(
         hierarchy, step_size=0.2, steps=30, burn_in=29, temperature=0.0, server_optimizer=SGD(0.3)
     )
@@ -266,7 +278,9 @@ def test_new_clients_run_a_chain_and_leave_theta() -> None:
 
 
 def test_a_chain_that_diverges_is_refused() -> None:
-    """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it is."""
+    """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it
+    is.
+    """
     rows = ClientData.from_clients({"many": {"y": [8.0] * 20}, "few": {"y": [1.0]}})
     with pytest.raises(hierfl.ClientError, match=r"client 'many' is not finite \(\['stiffness'"):
         fit(fedpop(hierarchy, step_size=0.1, steps=40), rows, rounds=1)
@@ -321,7 +335,9 @@ def counties(batch: ClientBatch) -> None:
 
 @pytest.mark.slow
 def test_the_chains_agree_with_nuts_on_radon() -> None:
-    """With what is common at NUTS's posterior means: the chains alone, apart from how well fedpop learns that."""
+    """With what is common at NUTS's posterior means: the chains alone, apart from how well fedpop
+    learns that.
+    """
     data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
     method = fedpop(counties, step_size=0.1, steps=100, burn_in=0, kept_draws=5000)
     run = federate(method, data)
@@ -343,7 +359,9 @@ def half_normal_of_a_log() -> Any:
 
 
 def counties_by_logs(batch: ClientBatch) -> None:
-    """The same program with both scales by their logarithms: a posterior's mode depends on the scale."""
+    """The same program with both scales by their logarithms: a posterior's mode depends on the
+    scale.
+    """
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("log_tau", half_normal_of_a_log()).exp()
     slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
@@ -355,7 +373,8 @@ def counties_by_logs(batch: ClientBatch) -> None:
 
 
 def marginal_mode(data: ClientData) -> tuple[Any, Any]:
-    """Return (mu, log tau, slope, log sigma) at the mode of their posterior, and the counties' means given it.
+    """Return (mu, log tau, slope, log sigma) at the mode of their posterior, and the counties'
+    means given it.
 
     In closed form: the rows of a county are jointly Normal, of covariance sigma^2 I + tau^2 1 1^T.
     """
@@ -387,7 +406,9 @@ def marginal_mode(data: ClientData) -> tuple[Any, Any]:
 
 @pytest.mark.slow
 def test_corrected_chains_agree_with_nuts_on_radon() -> None:
-    """With everything learned. What is common agrees with its exact mode, 0.113 sd off NUTS's means."""
+    """With everything learned. What is common agrees with its exact mode, 0.113 sd off NUTS's
+    means.
+    """
     data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
     exact, given = marginal_mode(data)
     method = fedpop(

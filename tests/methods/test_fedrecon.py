@@ -27,7 +27,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 HEAD = ("theta.2.weight", "theta.2.bias")
 WHOLE: dict[str, Any] = {"split": False, **EVERY_ROW}
-# rows are weighted by how many the query went through: with full batches of a fixed number of steps that is n_k
+# rows are weighted by how many the query went through: with full batches of a fixed number of steps
+# that is n_k
 
 
 @pytest.mark.parametrize("plate", [False, True])
@@ -54,7 +55,9 @@ def test_a_query_step_is_a_gradient_step_on_the_profile_likelihood() -> None:
 
 
 def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
-    """.430653 for 10 steps of size .1 from 0, which is not FedRep's: the head starts anew each round."""
+    """.430653 for 10 steps of size .1 from 0, which is not FedRep's: the head starts anew each
+    round.
+    """
     method = fedrecon(
         at(), head="v", head_optimizer=SGD(0.1), body_optimizer=SGD(0.5), head_steps=10, **WHOLE
     )

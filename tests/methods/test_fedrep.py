@@ -1,4 +1,6 @@
-"""FedRep and FedPer: the joint optimum of quadratics, equalities with FedAvg and Individual, and the head's privacy."""
+"""FedRep and FedPer: the joint optimum of quadratics, equalities with FedAvg and Individual, and
+the head's privacy.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,9 @@ def test_a_client_keeps_its_head_between_its_rounds() -> None:
 
 
 def test_wrappers_carry_a_split_model() -> None:
-    """Over-relaxation moves the body alone; the head's start, kept by the server, stays bit for bit."""
+    """Over-relaxation moves the body alone; the head's start, kept by the server, stays bit for
+    bit.
+    """
     method = fedrep(at(3.0, -2.0), head="v", optimizer=SGD(0.1), **EVERY_ROW)
     one, two = (
         fit(m, clients(), rounds=1) for m in (method, hierfl.methods.over_relaxed(method, beta=2.0))

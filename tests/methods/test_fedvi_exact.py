@@ -35,7 +35,9 @@ from tests.programs import Given, at_random, federation, fit, read
 
 
 def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
-    """Return FedVI with a constructor that ignores the rows: it learns, but gives all clients the same."""
+    """Return FedVI with a constructor that ignores the rows: it learns, but gives all clients the
+    same.
+    """
     base = method(model, **options)
     nothing = guides.constructed(
         features=lambda batch: 0.0 * model.global_features(batch), scale=scale, hidden=5

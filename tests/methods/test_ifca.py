@@ -1,4 +1,6 @@
-"""IFCA: k-means where a step is an exact fit, FedAvg with one cluster, planted clusters, empty ones."""
+"""IFCA: k-means where a step is an exact fit, FedAvg with one cluster, planted clusters, empty
+ones.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ EXACT: dict[str, Any] = {"optimizer": SGD(1.0), "steps": 1, "batch_size": None, 
 
 
 def test_an_exact_fit_by_rows_is_k_means() -> None:
-    """The oracle: clusters (0, 0, 0, 1, 1), centers .0166667 and 5.225 after one round, and they stay."""
+    """The oracle: clusters (0, 0, 0, 1, 1), centers .0166667 and 5.225 after one round, and they
+    stay.
+    """
     data = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (10, 20, 30, 10, 30))
     method = ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT)
     for rounds in (1, 4):
@@ -76,7 +80,9 @@ def test_one_cluster_is_fedavg() -> None:
 
 
 def test_planted_clusters_are_recovered_from_networks() -> None:
-    """Two kinds of clients, y = 2 x and y = -2 x; a new client of either kind takes the model of its kind."""
+    """Two kinds of clients, y = 2 x and y = -2 x; a new client of either kind takes the model of
+    its kind.
+    """
     g = torch.Generator().manual_seed(1)
 
     def of(slope: float, n: int) -> dict[str, Tensor]:

@@ -85,7 +85,9 @@ def test_the_nearest_row_of_its_own_is_itself() -> None:
 
 
 def test_clients_that_contradict_each_other_are_told_apart_and_new_ones_too() -> None:
-    """One network cannot fit both kinds; memories can, of clients that join too, on rows not seen."""
+    """One network cannot fit both kinds; memories can, of clients that join too, on rows
+    not seen.
+    """
     data, fresh = labeled(), labeled(1)
     model = MemoryNetwork(net(), features="2", memory=40, neighbors=5, weight=0.9)
     fitted = fit(knn_per(model, unit="step", **HOW), data, rounds=5)

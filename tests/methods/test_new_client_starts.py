@@ -197,7 +197,9 @@ ELSEWHERE = {"batch_normed", "fedvi", "fedbn", "fedpac", "knn_per", "two_stage"}
 
 
 def joined(fitted: hierfl.Fit) -> tuple[dict[str, Tensor], Tensor]:
-    """Return every param of the new clients before they use a row, and the slope of their predictions."""
+    """Return every param of the new clients before they use a row, and the slope of their
+    predictions.
+    """
     data = rows(9, "new")
     new = fitted.personalize(data, rounds=0)
     client, table = new.federation.client, new.progress.table

@@ -1,4 +1,6 @@
-"""Per-FedAvg: closed-form fixed points, derivatives by finite differences, and its reduction to FedAvg."""
+"""Per-FedAvg: closed-form fixed points, derivatives by finite differences, and its reduction to
+FedAvg.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ def test_without_an_inner_step_it_is_fedavg(meta: Any) -> None:
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_predictions_are_one_step_from_theta(rounds: int) -> None:
-    """After training from the theta received; after personalize, known or new client, from the last one."""
+    """After training from the theta received; after personalize, known or new client, from the last
+    one.
+    """
     before = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=2)
     fitted = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=3)
     origin = theta(fitted) if rounds else theta(before)

@@ -1,4 +1,6 @@
-"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by hand."""
+"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,8 @@ def line(batch: ClientBatch) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
-    """Against a loop over clients, of which one has fewer rows than two mini-batches and one fewer than one.
+    """Against a loop over clients, of which one has fewer rows than two mini-batches and one fewer
+    than one.
 
     The first mini-batch is for the gradient ahead; the second for the gradient there, the inner
     steps and w.
@@ -253,7 +256,9 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
 def test_two_rounds_by_hand(strategy: str, way: str) -> None:
-    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all rows."""
+    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all
+    rows.
+    """
     lam, lr, eta, a, m, rounds, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 2
 
     def slope(k: int, w: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""pFedHN: reductions by simple hypernetworks, end-to-end gradients, and planted kinds of clients."""
+"""pFedHN: reductions by simple hypernetworks, end-to-end gradients, and planted kinds of
+clients.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_one_model_for_all_is_fedavg_with_one_client_a_round() -> None:
 
 
 def test_a_round_of_one_step_is_a_gradient_step_through_the_hypernetwork() -> None:
-    """The server's step is along the derivative of f_i(h(e_i; phi)), by autograd through the whole."""
+    """The server's step is along the derivative of f_i(h(e_i; phi)), by autograd through
+    the whole.
+    """
     inner, outer = 0.05, 0.3
     method = pfedhn(
         at(START),
@@ -130,7 +134,9 @@ def kind(slope: float, n: int, g: torch.Generator) -> dict[str, Tensor]:
 
 
 def test_a_new_client_of_a_known_kind_fits_an_embedding_of_its_own() -> None:
-    """Two planted kinds: training fits both, and a client that joins ends near its kind, with phi as it was."""
+    """Two planted kinds: training fits both, and a client that joins ends near its kind, with phi
+    as it was.
+    """
     g = torch.Generator().manual_seed(0)
     slopes = [1.5, -1.5] * 4
     data = ClientData.from_clients({f"c{k}": kind(s, 20, g) for k, s in enumerate(slopes)})

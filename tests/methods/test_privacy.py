@@ -21,7 +21,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batch_of, steps
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Phase
-from hierfl.methods.two_stage_stages import WEIGH
+from hierfl.methods.two_stage_stages import WEIGHT
 from tests.methods.cases import CASES, CROSSES, METHODS
 from tests.methods.test_messages import exchange, names_of_local_things, shapes
 from tests.programs import federation
@@ -66,7 +66,7 @@ def test_a_client_of_a_hierarchy_keeps_its_own_factor_and_mode(name: str) -> Non
 def test_weighting_sends_one_scalar_per_draw() -> None:
     run = federate(METHODS["two_stage"](), federation())
     start = begin(run)
-    message = run.server.down({**start.server, "stage": torch.tensor(WEIGH)}, Clock(3, 60))
+    message = run.server.down({**start.server, "stage": torch.tensor(WEIGHT)}, Clock(3, 60))
     assert shapes(message) == {"loc": (2,), "covariance": (2, 2), "draws": (100, 4)}
     up, _ = client_round(run, run.client.phases, message, start.table, torch.arange(4), 3)
     assert {name: tuple(of.value.shape) for name, of in up.items()} == {"log_ratios": (4, 100)}

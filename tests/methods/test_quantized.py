@@ -95,7 +95,9 @@ def test_two_rounds_by_hand() -> None:
 
 
 def test_with_feedback_it_ends_where_the_method_ends() -> None:
-    """Real images, a convex loss: without feedback each client's rounding pulls to one side in every round."""
+    """Real images, a convex loss: without feedback each client's rounding pulls to one side in
+    every round.
+    """
     train, _ = digits()
     plain = fedavg(network(nn.Linear(64, 10)), **{**STEP, "optimizer": SGD(0.5)})
 
@@ -142,7 +144,7 @@ def test_a_new_client_starts_with_nothing_unsent() -> None:
         assert not any(bool(v.any()) for v in tree_leaves(new.progress.table["unsent"]))
 
 
-# ------------------------------------------------------------------------------------------------ over nodes
+# ---------------------------------------------------------------- over nodes
 def test_whole_numbers_cross_and_the_error_stays(tmp_path: Path) -> None:
     method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))
     around = machines(method, data, tmp_path)
@@ -196,7 +198,7 @@ def test_a_wrong_message_is_left_out(
     assert left["client"] == "1" and re.search(why, left["reason"])
 
 
-# ------------------------------------------------------------------------------------------------ what it goes with
+# ---------------------------------------------------------------- what it goes with
 def same(one: hierfl.Fit, two: hierfl.Fit, atol: float = 1e-12) -> None:
     for name, value in one.message.items():
         torch.testing.assert_close(two.message[name], value, rtol=0.0, atol=atol)

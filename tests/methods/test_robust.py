@@ -1,4 +1,6 @@
-"""Robust means: what honest clients give, how far wrong ones move them, and what cannot be wrapped."""
+"""Robust means: what honest clients give, how far wrong ones move them, and what cannot
+be wrapped.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "ba
 
 
 def attacked(method: Method, wrong: int, times: float) -> Method:
-    """Return the method with clients of `wrong` rows that send what they received less `times` their change."""
+    """Return the method with clients of `wrong` rows that send what they received less `times`
+    their change.
+    """
 
     def client(program: Program) -> Client:
         plain = method.client(program)
@@ -88,7 +92,9 @@ def test_clients_that_agree_give_what_they_agree_on(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [100.0, 1e12])
 def test_wrong_clients_move_it_no_further_than_honest_ones_lie(rule: Rule, size: float) -> None:
-    """Two of eleven send anything: the mean stays among the others, in every coordinate or in distance."""
+    """Two of eleven send anything: the mean stays among the others, in every coordinate or in
+    distance.
+    """
     g = torch.Generator().manual_seed(1)
     honest = torch.randn(9, 5, generator=g)
     wrong = size * torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.5], [1.0, -1.0, 1.0, 1.0, 0.4]])
@@ -138,7 +144,9 @@ def test_resumed_is_uninterrupted(rule: Rule, tmp_path: Path) -> None:
 
 
 def digits() -> tuple[hierfl.ClientData, hierfl.ClientData]:
-    """Return twenty clients of scikit-learn's digits; four of them, those of the attack, have one row more."""
+    """Return twenty clients of scikit-learn's digits; four of them, those of the attack, have one
+    row more.
+    """
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

@@ -1,4 +1,6 @@
-"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its reductions."""
+"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its
+reductions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Compiled steps of FedRep, FedBABU, FedRecon and APFL, and runs that are resumed, give the numbers of plain runs."""
+"""Compiled steps of FedRep, FedBABU, FedRecon and APFL, and runs that are resumed, give the numbers
+of plain runs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def convolutional() -> Any:
 
 @hierfl.model
 def line_of_each(batch: ClientBatch) -> None:
-    """A common slope, and an intercept of each client under no prior: a regression split by plate."""
+    """A common slope, and an intercept of each client under no prior: a regression split
+    by plate.
+    """
     slope = pyro.param("slope", torch.zeros(2))
     with batch.clients():
         level = pyro.param("level", torch.zeros(batch.num_clients, 1))

@@ -102,7 +102,9 @@ def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
 
 
 def test_engines_agree() -> None:
-    """Engine "sequential" and chunks of two clients of similar row counts agree, weights included."""
+    """Engine "sequential" and chunks of two clients of similar row counts agree, weights
+    included.
+    """
     data = federation((5, 3, 7))
     one, other = (
         fit(fedlaplace(regression, **SMALL), data, rounds=8, **way)
@@ -130,7 +132,8 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_everything_that_is_sent() -> None:
-    """The update holds sums over clients and averages over points, and with weights one number per point.
+    """The update holds sums over clients and averages over points, and with weights one number per
+    point.
 
     It holds no row, no mode and no local effect.
     """

@@ -113,7 +113,9 @@ def test_the_mode_of_the_hospitals_on_either_engine() -> None:
 
 # ------------------------------------------------------------ bad starts
 def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
-    """Return a draw of the prior; for seed 0, the value of every site whose unconstrained value is 0."""
+    """Return a draw of the prior; for seed 0, the value of every site whose unconstrained value is
+    0.
+    """
     program = hierfl.read(problem.sampled, guides.conditional, problem.data())
     sites = program.latents.global_block.sites
     if seed == 0:

@@ -1,4 +1,6 @@
-"""two_stage: exact where it can be, right against grids, the same on every engine, and what it refuses."""
+"""two_stage: exact where it can be, right against grids, the same on every engine, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +225,9 @@ def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
 
 @pytest.mark.slow
 def test_rows_without_a_known_predictor() -> None:
-    """Gumbel rows: quasi-random points in place of Gauss-Hermite sums; weights that hardly differ have no tail."""
+    """Gumbel rows: quasi-random points in place of Gauss-Hermite sums; weights that hardly differ
+    have no tail.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = fit(two_stage(programs.gumbel, draws=400), people((3, 4, 5, 6)))
@@ -273,7 +277,7 @@ def test_what_goes_up_and_down() -> None:
     assert found.method.discloses == "summaries"
 
 
-# ------------------------------------------------------------------------------------ what a fit can do
+# ---------------------------------------------------------------- what a fit can do
 @pytest.mark.slow
 def test_saved_and_loaded(tmp_path: Path) -> None:
     found = short()
@@ -301,7 +305,9 @@ def test_a_fit_does_all_that_fits_do() -> None:
 
 @pytest.mark.slow
 def test_a_new_client_gets_its_own_posterior() -> None:
-    """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
+    """Its level, given the others: against the grid with the new client's rows weighing in on
+    nothing else.
+    """
     found, data = fitted("binary"), people(EIGHT)
     new = ClientData.from_clients({"new": {"ill": torch.ones(5)}})
     drawn = found.personalize(new).draws(4000).own["a"].flatten()

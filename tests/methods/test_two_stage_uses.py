@@ -1,4 +1,6 @@
-"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out, personalizing, comparing."""
+"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out,
+personalizing, comparing.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_compiling_is_left_out_and_changes_nothing() -> None:
     same(compiled, hierfl.fit(method, data, settings=hierfl.Settings(compile=False)))
 
 
-# ------------------------------------------------------------------------------------ clients that fail
+# ---------------------------------------------------------------- clients that fail
 def precise(batch: ClientBatch) -> None:
     """Rows whose precision overflows where `noise` is 1e-170."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -105,7 +107,7 @@ def test_a_run_that_ends_while_weighing_is_not_done() -> None:
     """Draws that only some clients have weighed are no posterior, and are said to be none."""
     method = two_stage(exact_means, draws=200)
     rounds = len(fit(method, three(), cohort=2, seed=1).history)
-    with pytest.warns(UserWarning, match=r"ended while weighing \(1 clients have not"):
+    with pytest.warns(UserWarning, match=r"ended while weighting \(1 clients have not"):
         found = fit(method, three(), cohort=2, seed=1, rounds=rounds - 1)
     assert found.summary().trustworthy is False
 
@@ -130,7 +132,7 @@ def test_weights_that_are_unsure_are_said() -> None:
         warn(state, 3)
 
 
-# ------------------------------------------------------------------------------------ leaving rows out
+# ---------------------------------------------------------------- leaving rows out
 @pytest.mark.parametrize("by", ["row", "client"])
 def test_leave_one_out_is_the_ratio_of_evidences(by: Any) -> None:
     data = federation(COUNTS)
@@ -190,7 +192,8 @@ def test_a_fitted_client_personalized_from_its_own_rows_has_the_same_posterior()
 def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
     """Poisson, Student t and negative binomial rows, and correlated slopes.
 
-    NUTS gets the non-centered form of the slopes: in the centered one it is 0.25 sd off after 3,000 draws.
+    NUTS gets the non-centered form of the slopes: in the centered one it is 0.25 sd off after 3,000
+    draws.
     """
     model, data = getattr(programs, name), people((5, 4, 6, 3, 7, 5))
     found = fit(two_stage(model, draws=4000), data)
@@ -213,7 +216,7 @@ def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
             assert ratio.min() > 0.85 and ratio.max() < 1.18, site
 
 
-# ------------------------------------------------------------------------------------ what a fit is called
+# ---------------------------------------------------------------- what a fit is called
 def test_the_report_and_the_draws_say_how_they_were_made(tmp_path: Path) -> None:
     page = Path(gaussian().report(tmp_path / "r.html", draws=60).path).read_text()
     assert "none is fitted: draws of the global parameters are weighted" in page

@@ -1,4 +1,6 @@
-"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean nothing."""
+"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean
+nothing.
+"""
 
 from __future__ import annotations
 
