@@ -1,7 +1,7 @@
 """Files and functions of hierfl that a run enters: `python -m benchmarks.entered`.
 
-A file is counted if one of its functions is entered; a function is a code object, lambdas and
-comprehensions included. Modules are imported before the run, so that their bodies are not counted.
+A file is counted if one of its functions is entered. A function is a qualified name in a file: the
+lambdas of one function count once. Modules are imported before the run, so their bodies do not count.
 Each run has its own process. `--list NAME` prints what one run enters.
 """
 
@@ -114,7 +114,7 @@ def _one(name: str) -> None:
             getattr(public, each)
     with tempfile.TemporaryDirectory() as folder:
         found = entered(_run_of(name, folder))
-    print(json.dumps(sorted((file_of(c)[len(str(ROOT)) + 1 :], c.co_qualname) for c in found)))
+    print(json.dumps(sorted({(file_of(c)[len(str(ROOT)) + 1 :], c.co_qualname) for c in found})))
 
 
 def main() -> None:
