@@ -12,7 +12,7 @@ import torch
 from pyro import poutine
 
 from hierfl.core.arguments import expect_integer
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.nuts import Reference, nuts

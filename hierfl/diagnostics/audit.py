@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import named_leaves, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import Done, Task, client_round, work_on

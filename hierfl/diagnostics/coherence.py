@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad
 
 from hierfl.core.arguments import expect_count, shown
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.data.batch import ClientBatch
 from hierfl.method import over_draws
 from hierfl.posterior.client_loop import each_client

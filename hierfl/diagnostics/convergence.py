@@ -19,7 +19,7 @@ import pandas as pd
 
 from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.local_integrals import unseen_error
 from hierfl.diagnostics.thresholds import LEAST_EFFECTIVE

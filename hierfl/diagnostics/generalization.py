@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.client_scores import HIGHER_IS_BETTER, across_clients
 from hierfl.diagnostics.pac_bayes import PacBayes

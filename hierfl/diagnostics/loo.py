@@ -28,7 +28,7 @@ import pandas as pd
 
 from hierfl.core.arguments import expect_integer, shown
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced

@@ -15,21 +15,20 @@ from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import check_padded
 from hierfl.guides.delta import delta
 from hierfl.posterior.draws import sites_of
-from hierfl.program.check_apart import check_apart
 from hierfl.program.check_distributions import kind_of
+from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.prior_center import Center
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Model, Values
-from hierfl.program.traces import Site
+from hierfl.program.traces import Center, Site
 
 
 def _shown(found: Reference) -> Shown:

@@ -33,7 +33,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.fixed_prior import check_prior

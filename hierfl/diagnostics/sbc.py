@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
@@ -31,7 +31,7 @@ from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.posterior.draws import local_plates
-from hierfl.program.check_apart import check_apart
+from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.read import read

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from hierfl.core.arguments import shown
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
 from hierfl.diagnostics.check import Check

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.conditional_effects import chosen
 from hierfl.effects.drawn import Drawn, drawn

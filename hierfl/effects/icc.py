@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import statistics

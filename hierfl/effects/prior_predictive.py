@@ -7,7 +7,7 @@ from typing import Any
 
 from hierfl.core.arguments import shown
 from hierfl.core.misspelled import spelled
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.federation import federate

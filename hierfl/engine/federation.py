@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.allocator import keep_memory
 from hierfl.core.device import device_of
+from hierfl.core.process import keep_memory
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged

@@ -11,10 +11,9 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
-from hierfl.program.prior_center import Center
 from hierfl.program.sites import Block, Latents, Model, Values
 from hierfl.program.terms import log_joint
-from hierfl.program.traces import Site
+from hierfl.program.traces import Center, Site
 
 LogDensity = Callable[[Tensor], Tensor]
 CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the local sites

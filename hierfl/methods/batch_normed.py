@@ -34,10 +34,9 @@ from hierfl.method import Client, Method, Phase, Server, beside
 from hierfl.methods.about import Wrapper
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
 from hierfl.program.handlers import Answer
-from hierfl.program.prior_center import Middle
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
-from hierfl.program.traces import Site
+from hierfl.program.traces import Middle, Site
 
 Found = TypeVar("Found")
 BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it

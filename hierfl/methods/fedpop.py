@@ -39,8 +39,7 @@ from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
-from hierfl.program.handlers import unchecked
-from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
+from hierfl.program.handlers import Noise, NoKeyedDraw, draw, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model, Values
 from hierfl.program.terms import log_joint

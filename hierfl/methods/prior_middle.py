@@ -8,9 +8,9 @@ import torch
 from pyro import poutine
 
 from hierfl.program.handlers import Answer, unchecked
-from hierfl.program.prior_center import Middle, has_mean
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import Middle, has_mean
 
 
 def at_prior_middle(program: Program, theta: Params) -> Params:

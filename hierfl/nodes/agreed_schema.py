@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hierfl.core.disk import private_folder
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula

@@ -20,7 +20,7 @@ import torch
 
 from hierfl.core.disk import private_folder
 from hierfl.core.misspelled import spelled
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData

@@ -14,7 +14,7 @@ import torch
 from pyro import poutine
 from pyro.infer.inspect import get_model_relations
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
 from hierfl.data.batch import CLIENTS, full_batch
 from hierfl.data.clients import ClientData

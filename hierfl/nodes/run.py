@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.misspelled import spelled
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.rounding import restored
 from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in

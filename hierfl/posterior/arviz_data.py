@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from hierfl.core.arguments import expect_count, shown
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_groups import Groups, attributes, drawn_groups, given_groups
 from hierfl.posterior.corrected import Corrected, corrected

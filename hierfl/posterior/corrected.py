@@ -32,7 +32,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch

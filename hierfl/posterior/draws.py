@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from pyro import poutine
 
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
@@ -30,8 +30,7 @@ from hierfl.posterior.without_rows import (
     the_same_for_any_rows,
 )
 from hierfl.program.failures import root_of
-from hierfl.program.handlers import Answer
-from hierfl.program.keyed_draws import NoKeyedDraw, NoSampler
+from hierfl.program.handlers import Answer, NoKeyedDraw, NoSampler
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site

@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 
 from hierfl.core.misspelled import spelled
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData

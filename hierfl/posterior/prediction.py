@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect_count, shown
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch

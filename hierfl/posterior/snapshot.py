@@ -17,8 +17,8 @@ from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Method
+from hierfl.program.check_columns import check_missing
 from hierfl.program.check_data import check_labels
-from hierfl.program.check_missing import check_missing
 from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
 from hierfl.program.program import Program
 

@@ -17,10 +17,9 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
 from hierfl.program.check_distributions import support_of
-from hierfl.program.prior_center import Center
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.traces import in_clients, is_deterministic, is_factor
+from hierfl.program.traces import Center, in_clients, is_deterministic, is_factor
 
 
 def check_names(data: ClientData) -> None:

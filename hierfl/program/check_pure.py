@@ -15,8 +15,8 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.check_boundary import leaves, named
 from hierfl.program.handlers import Answer, untouched_store
-from hierfl.program.held_tensors import leaves, named
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.traces import Site, samples
 

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from hierfl.data.batch import DATA, ClientBatch
 from hierfl.program.handlers import untouched_store
-from hierfl.program.prior_center import Center
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent, samples
+from hierfl.program.traces import Center, Site, in_clients, is_deterministic, is_latent, samples
 
 
 def joint_sites(

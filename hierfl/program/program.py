@@ -21,10 +21,9 @@ from hierfl.core.arguments import shown
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
-from hierfl.program.prior_center import Center
 from hierfl.program.sites import Guide, Latents, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
-from hierfl.program.traces import Site
+from hierfl.program.traces import Center, Site
 
 Params = dict[str, Tensor]
 T = TypeVar("T")

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from hierfl.core.misspelled import spelled
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_boundary import check_boundary
+from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
     by_row,
     check_labels,
@@ -35,22 +36,31 @@ from hierfl.program.check_data import (
     supports_of,
 )
 from hierfl.program.check_distributions import check_density, check_support, refuse_in_sample
-from hierfl.program.check_missing import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_padding import check_padding
-from hierfl.program.check_program import check_callable, check_cover, check_plates, check_start
+from hierfl.program.check_program import (
+    check_callable,
+    check_cover,
+    check_plates,
+    check_start,
+    check_steps,
+)
 from hierfl.program.check_pure import check_pure, no_global_draws
-from hierfl.program.check_steps import check_steps
-from hierfl.program.factors import likelihood_factors
 from hierfl.program.failures import root_of, why_it_fails
-from hierfl.program.float_labels import sites_to_float, with_float_labels
-from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
-from hierfl.program.keyed_draws import NoKeyedDraw
-from hierfl.program.prior_center import Center
 from hierfl.program.program import ParamSpec, Program, ProgramError, Reads
-from hierfl.program.read_traces import closed_of, derived_of, is_keyed, latents_of, params_of
+from hierfl.program.read_traces import (
+    closed_of,
+    derived_of,
+    is_keyed,
+    latents_of,
+    likelihood_factors,
+    params_of,
+    sites_to_float,
+    with_float_labels,
+)
 from hierfl.program.sites import Family, Guide, Latents, Model
-from hierfl.program.traces import Site, is_deterministic, samples
+from hierfl.program.traces import Center, Site, is_deterministic, samples
 
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 

@@ -1,24 +1,138 @@
-"""What the traces of a program on one client and on two show of its sites and params."""
+"""What traces of a program on one and on two clients show of its sites, params, factors and labels."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pyro.distributions as dist
 import torch
-from torch import nn
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
-from hierfl.data.batch import CLIENTS, DATA
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.check_distributions import kind_of
-from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
-from hierfl.program.prior_center import has_mean
+from hierfl.program.handlers import Noise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError
-from hierfl.program.sites import Latents, LatentSite
-from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent
+from hierfl.program.sites import Latents, LatentSite, Model
+from hierfl.program.traces import (
+    Center,
+    Site,
+    has_mean,
+    in_clients,
+    is_deterministic,
+    is_factor,
+    is_latent,
+    is_likelihood,
+    samples,
+)
+
+
+class _Floats(Messenger):
+    """Turns the observed values of some sites into floats of the batch's dtype."""
+
+    def __init__(self, sites: frozenset[str], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.sites, self.dtype = sites, dtype
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if msg["name"] in self.sites and msg["is_observed"]:
+            value = torch.as_tensor(msg["value"])
+            msg["value"] = value if value.is_floating_point() else value.to(self.dtype)
+
+
+def sites_to_float(trace: Any) -> frozenset[str]:
+    """Return the observed sites that score integers or booleans only as floats, such as a Bernoulli's.
+
+    A Bernoulli with floating labels is one of them: rows to predict may have integers.
+    """
+    return frozenset(
+        name for name, site in samples(trace) if is_likelihood(site) and _is_picky(site)
+    )
+
+
+def _is_picky(site: Site) -> bool:
+    value = site["value"]
+    if not isinstance(value, Tensor):
+        return False
+    if value.is_floating_point():
+        if not isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Bernoulli):
+            return False
+        return not _scores(site, value.long())
+    return not _scores(site, value) and _scores(site, value.to(torch.get_default_dtype()))
+
+
+def _scores(site: Site, value: Tensor) -> bool:
+    try:
+        site["fn"].log_prob(value)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
+    """Return the model with the labels of some sites observed as floats."""
+    chosen = frozenset(sites)
+
+    @wraps(model, updated=())
+    def floated(batch: ClientBatch) -> Any:
+        with _Floats(chosen, batch.counts.dtype):
+            return model(batch)
+
+    return floated
+
+
+def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str, bool]:
+    """Return the factors that are likelihood terms: those inside the data plate, and those that read rows.
+
+    A factor inside the clients plate that reads no field with one value a row belongs to the prior of the
+    client's local sites.
+
+    Args:
+        model: the generative program.
+        trace: of the model on the batch.
+        batch: a few rows.
+
+    Returns:
+        Factor -> whether it has one value a row; else it has one a client.
+    """
+    found = {name: site for name, site in samples(trace) if is_factor(site) and in_clients(site)}
+    of_rows = {
+        name: any(frame.name == DATA for frame in site["cond_indep_stack"])
+        for name, site in found.items()
+    }
+    of_clients = {name: site for name, site in found.items() if not of_rows[name]}
+    reading = _reading_rows(model, of_clients, batch) if of_clients else set()
+    return {name: rows for name, rows in of_rows.items() if rows or name in reading}
+
+
+def _reading_rows(model: Model, factors: Mapping[str, Site], batch: ClientBatch) -> set[str]:
+    """Return the factors that change with a field of rows, found by changing one field at a time."""
+    reading: set[str] = set()
+    for name, field in batch.fields.items():
+        other = ~field if field.dtype == torch.bool else field + 1
+        changed = replace(batch, fields={**batch.fields, name: other})
+        try:
+            with Center():
+                nodes: dict[str, Site] = poutine.trace(model).get_trace(changed).nodes
+        except (RuntimeError, ValueError, IndexError):
+            continue  # the model fails on a changed field, such as an index
+        reading |= {
+            factor
+            for factor, site in factors.items()
+            if not torch.equal(
+                torch.as_tensor(nodes[factor]["fn"].log_prob(nodes[factor]["value"])),
+                torch.as_tensor(site["fn"].log_prob(site["value"])),
+            )
+        }
+    return reading
 
 
 def latents_of(single: Any, pair: Any) -> Latents:

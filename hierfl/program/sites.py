@@ -209,7 +209,7 @@ def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
     Returns:
         Site -> (name, labels) of each dimension of its event.
     """
-    # what observes its labels as floats wraps the model (`hierfl.program.float_labels`)
+    # what observes its labels as floats wraps the model (`hierfl.program.read_traces`)
     own = inspect.unwrap(model) if callable(model) else model
     found: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(own, "dims", {})
     return found if isinstance(found, Mapping) else {}

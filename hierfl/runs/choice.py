@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hierfl import methods
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import cohort_size, federate
 from hierfl.engine.settings import Disclose, Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hierfl.core.arguments import expect_path
 from hierfl.core.misspelled import spelled_or
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
 from hierfl.formulas.frames import Frames, of_frames

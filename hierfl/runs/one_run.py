@@ -20,7 +20,7 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settling import settle
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
-from hierfl.program.check_scale import warn_of_unscaled
+from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
 from hierfl.runs.choice import Choice

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from hierfl.core.arguments import expect_count
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.misspelled import spelled
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -19,7 +19,7 @@ from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Clock, Method, over_draws, slope
 from hierfl.methods.fedsvi_client import Setting
 from hierfl.optimizers import Stepped, step
-from hierfl.program.check_apart import check_apart
+from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.recipes import recipe_of
 from hierfl.program.stacking import stacked

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from hierfl.core.memory_limit import at_most
+from hierfl.core.process import at_most
 from hierfl.data.absent import RowsNotSaved
 from hierfl.engine.client_store import CheckpointError
 from hierfl.method import Method

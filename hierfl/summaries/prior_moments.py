@@ -8,8 +8,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.program.few_rows import in_double
-from hierfl.program.handlers import Answer, untouched_store
-from hierfl.program.keyed_draws import NoKeyedDraw
+from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
 from hierfl.program.traces import Site
 from hierfl.summaries.hierarchy import Factors, Hierarchy
 from hierfl.summaries.surrogate import Surrogate

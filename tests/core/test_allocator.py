@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hierfl.core.allocator import keep_memory
+from hierfl.core.process import keep_memory
 
 FAULTS = """
 import resource, torch

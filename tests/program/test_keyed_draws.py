@@ -16,7 +16,7 @@ from torch import Tensor
 import hierfl
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
-from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw, seeded
+from hierfl.program.handlers import Noise, NoKeyedDraw, draw, seeded
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, read
 

@@ -12,7 +12,7 @@ import pyro
 import torch
 
 import hierfl
-from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.process import one_at_a_time
 from hierfl.methods import fedsvi
 from tests.programs import federation, fit, regression
 
