@@ -37,12 +37,12 @@ class AgainstNuts:
     """Standardized differences between a fit and pooled NUTS.
 
     Args:
-        table: one row a site: how many `numbers` it has; `mean_off` and `mean_off_median`, the largest and
-            the median absolute difference of means in NUTS standard deviations; `sd_ratio_min` and
-            `sd_ratio_max`, the range of the fit's standard deviation over NUTS'; `r_hat`, the largest of
-            NUTS.
-        entries: one row a number: site, client, index, mean, sd, nuts_mean, nuts_sd, difference (signed, in
-            NUTS standard deviations), sd_ratio.
+        table: one row a site: how many `numbers` it has; `mean_off` and `mean_off_median`, the
+            largest and the median absolute difference of means in NUTS standard deviations;
+            `sd_ratio_min` and `sd_ratio_max`, the range of the fit's standard deviation over NUTS';
+            `r_hat`, the largest of NUTS.
+        entries: one row a number: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
+            (signed, in NUTS standard deviations), sd_ratio.
         reference: the NUTS draws, to compare another fit with.
     """
 
@@ -57,10 +57,9 @@ class AgainstNuts:
         client = f" of client '{worst['client']}'" if worst["client"] else ""
         ratio = self.entries["sd_ratio"]
         return (
-            f"Means are within {abs(worst['difference']):.2f} NUTS standard deviations "
-            f"(worst: '{worst['site']}'{client}; median "
-            f"{self.entries['difference'].abs().median():.2f}); standard deviations are "
-            f"{ratio.min():.2f} to {ratio.max():.2f} times NUTS'."
+            f"Means are within {abs(worst['difference']):.2f} NUTS standard deviations (worst: "
+            f"'{worst['site']}'{client}; median {self.entries['difference'].abs().median():.2f}); "
+            f"standard deviations are {ratio.min():.2f} to {ratio.max():.2f} times NUTS'."
         )
 
 

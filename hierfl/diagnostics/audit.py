@@ -45,10 +45,11 @@ class Audit:
     """Everything that crosses in a run.
 
     Args:
-        table: one row a tensor: "direction" ("down", to every client of the round; "mail", to this client alone;
-            "up"), "name", "shape", "numbers", "bytes", "rounds" (the first and the last one, from 0), "server sees"
-            ("a sum" over the round's clients, or "by itself"; "" of what the server sends), and "depends on":
-            "its rows" where it is another tensor for other rows, "how many" where it is their number, else "".
+        table: one row a tensor: "direction" ("down", to every client of the round; "mail", to this
+            client alone; "up"), "name", "shape", "numbers", "bytes", "rounds" (the first and the
+            last one, from 0), "server sees" ("a sum" over the round's clients, or "by itself"; ""
+            of what the server sends), and "depends on": "its rows" where it is another tensor for
+            other rows, "how many" where it is their number, else "".
         client: whose messages these are.
         rows: how many rows it has.
         values: how many numbers its rows hold.
@@ -72,8 +73,8 @@ class Audit:
     def reading(self) -> str:
         """How many numbers it comes to, in a sentence."""
         return (
-            f"In {self.rounds} rounds client '{self.client}' sent {self.sent} numbers that depend on its {self.rows} "
-            f"rows, which hold {self.values}."
+            f"In {self.rounds} rounds client '{self.client}' sent {self.sent} numbers that depend "
+            f"on its {self.rows} rows, which hold {self.values}."
         )
 
     def __str__(self) -> str:
@@ -92,18 +93,19 @@ def audit(
 ) -> Audit:
     """Run a method twice, once with other rows for one client, and list everything that crosses to and from it.
 
-    What is the same in both runs does not depend on the client's rows; what is not the same may tell of them. The
-    rows in their place, client fields included, are those of other clients, in the same number. All clients take part
-    in each round.
+    What is the same in both runs does not depend on the client's rows; what is not the same may
+    tell of them. The rows in their place, client fields included, are those of other clients, in
+    the same number. All clients take part in each round.
 
-    A number that depends on the rows need not give them away, and the table does not say what can be learned from
-    many numbers together: see docs/privacy.md.
+    A number that depends on the rows need not give them away, and the table does not say what can
+    be learned from many numbers together: see docs/privacy.md.
 
     Args:
         method: to run.
         data: two clients or more.
         client: whose messages are listed. Default None: the client with the fewest rows.
-        rounds: at most. Default None: until the method is done, or 3 of one that does not stop by itself.
+        rounds: at most. Default None: until the method is done, or 3 of one that does not stop by
+            itself.
         seed: of both runs.
 
     Raises:
@@ -112,7 +114,8 @@ def audit(
     """
     if data.num_clients < 2:
         raise ValueError(
-            "one client's rows are exchanged for those of others, and there are none: audit two clients or more"
+            "one client's rows are exchanged for those of others, and there are none: audit two "
+            "clients or more"
         )
     name = client if client is not None else data.names[int(data.counts.argmin())]
     if name not in data.names:
@@ -154,8 +157,8 @@ def _exchanged(data: ClientData, at: int) -> ClientData:
     client_fields = {name: of_client(v) for name, v in data.client_fields.items()}
     if all(torch.equal(v, data.fields[name]) for name, v in fields.items()):
         raise ValueError(
-            f"the rows of client '{data.names[at]}' are those of the other clients, so that nothing would differ: "
-            f"audit another client"
+            f"the rows of client '{data.names[at]}' are those of the other clients, so that "
+            "nothing would differ: audit another client"
         )
     return replace(data, fields=fields, client_fields=client_fields)
 

@@ -59,11 +59,12 @@ class CalibrationError:
     """Differences between shares of ones and mean predictions over equal-mass bins, weighted by rows.
 
     Args:
-        ece: expected calibration error, mean |share - prediction| (Naeini, Cooper and Hauskrecht 2015, in
-            bins of equal mass).
-        reliability: mean (share - prediction)^2, the reliability term of the Brier score (Murphy 1973).
-        by_chance: the mean `ece` of labels drawn with exactly these probabilities; it is above 0, the more so
-            for few rows.
+        ece: expected calibration error, mean |share - prediction| (Naeini, Cooper and Hauskrecht
+            2015, in bins of equal mass).
+        reliability: mean (share - prediction)^2, the reliability term of the Brier score (Murphy
+            1973).
+        by_chance: the mean `ece` of labels drawn with exactly these probabilities; it is above 0,
+            the more so for few rows.
         p_value: share of such draws whose `ece` is at least as large.
         rows: n.
     """
@@ -148,8 +149,8 @@ def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -
 def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.9) -> pd.DataFrame:
     """Compare each client's mean label (for 0/1, its event rate) with the predictive interval of that mean.
 
-    All rows of a client share each draw of its parameters. The interval is therefore wider than that of as
-    many independent rows, and right only if the posterior is.
+    All rows of a client share each draw of its parameters. The interval is therefore wider than
+    that of as many independent rows, and right only if the posterior is.
 
     Args:
         prediction: of labeled rows, binary or numeric.
@@ -160,8 +161,8 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
         One row a client: rows, observed, expected, low, high, covered.
 
     Raises:
-        ValueError: the rows have no labels, labels are classes (which have no mean), or `replicates` are of
-            other rows.
+        ValueError: the rows have no labels, labels are classes (which have no mean), or
+            `replicates` are of other rows.
     """
     expect_prediction(prediction, "prediction")
     label, _ = prediction.known()

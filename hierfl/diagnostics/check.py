@@ -16,8 +16,9 @@ class Check:
         question: what was checked.
         verdict: "good", "warning", or "not asked" if the question cannot be answered for this fit.
         answer: what was found, in sentences with the numbers and the fix.
-        severity: of a warning. "fatal": the fit is not trustworthy. "doubt": whether it is cannot be told,
-            which holds for a question that is not asked as well. "note": something else is to be known.
+        severity: of a warning. "fatal": the fit is not trustworthy. "doubt": whether it is cannot
+            be told, which holds for a question that is not asked as well. "note": something else is
+            to be known.
     """
 
     question: str

@@ -30,11 +30,14 @@ class Evidence:
     Args:
         fit: a run at some round.
         run: how `hierfl.diagnostics.convergence` judges it, or why it cannot.
-        points: latent sites and learned params without spread; None: there are no draws to see it from.
+        points: latent sites and learned params without spread; None: there are no draws to see it
+            from.
         spread: whether some latent site varies.
         not_finite: sites with draws that are not finite.
-        information: of each client's rows, as `hierfl.diagnostics.information` returns it; None: unknown.
-        k_hats: by client, k-hat of the guide of its local sites given the global ones; None: unknown.
+        information: of each client's rows, as `hierfl.diagnostics.information` returns it; None:
+            unknown.
+        k_hats: by client, k-hat of the guide of its local sites given the global ones; None:
+            unknown.
     """
 
     fit: Snapshot
@@ -64,8 +67,8 @@ def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
         yield Check(
             CONVERGED,
             "not asked",
-            f"{why}. Fit for more rounds, or compare with NUTS, diagnostics.against_nuts(fit), where rows may "
-            "be pooled.",
+            f"{why}. Fit for more rounds, or compare with NUTS, diagnostics.against_nuts(fit), "
+            "where rows may be pooled.",
             "doubt",
         )
         return
@@ -85,8 +88,8 @@ def _posterior(found: Evidence) -> Iterator[Check]:
         yield Check(
             "Are all draws finite?",
             "warning",
-            f"Some draws of {listed(found.not_finite)} are not finite: no result that involves them can be "
-            f"trusted. {fix}, and fit again.",
+            f"Some draws of {listed(found.not_finite)} are not finite: no result that involves "
+            f"them can be trusted. {fix}, and fit again.",
             "fatal",
         )
     if found.points is None:
@@ -136,8 +139,8 @@ def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
         question,
         family == "mean_field",
         "No: the mean-field guide treats all parameters as independent, so its intervals for "
-        f"{listed(scales)} are usually too narrow. guides.structured and guides.conditional do not assume "
-        "independence."
+        f"{listed(scales)} are usually too narrow. guides.structured and guides.conditional do "
+        "not assume independence."
         if family == "mean_field"
         else f"Yes: in {where}, the clients' parameters depend on {listed(scales)}.",
     )

@@ -37,8 +37,8 @@ class Scored:
     Args:
         fit: that predicts.
         prediction: of the scored rows; None: no row can be scored.
-        replicates: (S, n) draws of the labels of the same rows; None: the labels are classes, or there are no
-            predictions.
+        replicates: (S, n) draws of the labels of the same rows; None: the labels are classes, or
+            there are no predictions.
         held_out: whether the scored rows were held out of the fit.
         foreign: comparison of own and foreign rows; None: no foreign rows.
     """
@@ -142,7 +142,8 @@ def _rate_coverage(found: Scored) -> Check:
     return answered(
         f"Do enough of the clients' {what} lie in their predictive intervals?",
         off,
-        f"{int(covered.sum())} of {len(covered)} clients' {what} lie in their 90 % predictive interval"
+        f"{int(covered.sum())} of {len(covered)} clients' {what} lie in their 90 % predictive "
+        "interval"
         + (
             f", fewer than chance explains: {listed(outside)} "
             f"{'is' if len(outside) == 1 else 'are'} outside."
@@ -176,15 +177,16 @@ def _by_client(found: Scored) -> Iterator[Check]:
         "forecast for every row scores better, by more than two standard errors."
         if worse
         else f"Yes: for no client with {FEW_ROWS} or more scored rows does its own event rate in "
-        "training, used as the forecast for every row, score better by more than two standard errors.",
+        "training, used as the forecast for every row, score better by more than two standard "
+        "errors.",
     )
 
 
 def _worse_than_event_rate(found: Scored) -> list[str]:
     """Return the clients, of those with enough rows, whose log score is worse than their event rate's.
 
-    Worse means by more than two standard errors. The event rate is that of the training rows, smoothed:
-    (events + 1/2) / (rows + 1).
+    Worse means by more than two standard errors. The event rate is that of the training rows,
+    smoothed: (events + 1/2) / (rows + 1).
     """
     assert found.prediction is not None
     prediction = found.prediction
@@ -219,8 +221,8 @@ def _foreign(found: Scored) -> Check:
     poor = by[best] < AUROC
     each = ", ".join(f"{number(value)} by {name}" for name, value in by.items())
     more = (
-        f". A value below {AUROC} means that predictions are about as certain for foreign rows as for own rows, "
-        "or more certain."
+        f". A value below {AUROC} means that predictions are about as certain for foreign rows as "
+        "for own rows, or more certain."
     )
     return answered(
         FOREIGN,

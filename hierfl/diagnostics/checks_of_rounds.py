@@ -40,8 +40,9 @@ def _participation(fit: Snapshot) -> Check:
         return Check(
             question,
             "warning",
-            f"{len(unseen)} of {len(fit.clients)} clients ({listed(unseen)}) have never taken part, and their "
-            "local sites are as they began. Run more rounds, or let more clients take part in each (cohort=).",
+            f"{len(unseen)} of {len(fit.clients)} clients ({listed(unseen)}) have never taken "
+            "part, and their local sites are as they began. Run more rounds, or let more clients "
+            "take part in each (cohort=).",
             "fatal",
         )
     each = float(len(history))
@@ -78,8 +79,8 @@ def _validation_score(fit: Snapshot) -> Iterator[Check]:
     yield answered(
         "Is the held-out score still near its best?",
         fallen > FALLEN,
-        f"The held-out log score was best after round {int(scores.idxmax()) + 1} of {len(fit.history)}"
-        f"{since if fallen > FALLEN else ''}.",
+        f"The held-out log score was best after round {int(scores.idxmax()) + 1} of "
+        f"{len(fit.history)}{since if fallen > FALLEN else ''}.",
     )
 
 
@@ -95,8 +96,8 @@ def _concentration(fit: Snapshot) -> Iterator[Check]:
     yield answered(
         "Do all clients contribute to the result?",
         alone,
-        f"The weights of the last round are equivalent to {number(effective)} equally weighted clients, of "
-        f"{took_part:.0f} that took part{few if alone else ''}.",
+        f"The weights of the last round are equivalent to {number(effective)} equally weighted "
+        f"clients, of {took_part:.0f} that took part{few if alone else ''}.",
     )
 
 
@@ -107,8 +108,8 @@ def _chains(fit: Snapshot) -> Iterator[Check]:
     r_hat = float(fit.history["r_hat"].dropna().iloc[-1])
     bad = not r_hat <= R_HAT
     why = (
-        f", above {R_HAT}: they have not mixed, so do not trust standard deviations and intervals. A prior that "
-        "keeps scales away from infinity helps"
+        f", above {R_HAT}: they have not mixed, so do not trust standard deviations and "
+        "intervals. A prior that keeps scales away from infinity helps"
     )
     yield answered(
         "Have the server's chains mixed?",
@@ -136,9 +137,9 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
     yield answered(
         "Was every client's update counted?",
         bool(found),
-        f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. The result is "
-        "as if they had not taken part in those rounds, and what they keep is as it was before. Fix their rows, "
-        "or fit without them (data.select)."
+        f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. "
+        "The result is as if they had not taken part in those rounds, and what they keep is as "
+        "it was before. Fix their rows, or fit without them (data.select)."
         if found
         else "Yes: no client was left out of any round.",
         "fatal" if lasting else "note",
@@ -158,8 +159,9 @@ def _far_out(fit: Snapshot) -> Iterator[Check]:
     yield Check(
         "Are all updates of a similar size?",
         "warning",
-        f"The updates of {len(found)} of {len(fit.clients)} clients were far larger than the others of their "
-        f"round: {listed(each)}. They were counted. See whether the rows of these clients are right.",
+        f"The updates of {len(found)} of {len(fit.clients)} clients were far larger than the "
+        f"others of their round: {listed(each)}. They were counted. See whether the rows of these "
+        "clients are right.",
     )
 
 
@@ -171,22 +173,23 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
     question = "Does every client agree with the others?"
     if not compared[-1]:
         why = (
-            f"Not judged: it takes {FEWEST} clients or more, at most 2,000, with local sites that are Normal given "
-            "the global ones."
+            f"Not judged: it takes {FEWEST} clients or more, at most 2,000, with local sites that "
+            "are Normal given the global ones."
         )
         yield Check(question, "not asked", why)
         return
     each = [
-        f"{name} ({number(float(one['away']))} times as far out as expected, p = {float(one['p']):.1g})"
+        f"{name} ({number(float(one['away']))} times as far out as expected, p = "
+        f"{float(one['p']):.1g})"
         for name, times in records_of(fit.progress.history, CONFLICTS).items()
         for _, one in times[-1:]
     ]
     yield answered(
         question,
         bool(each),
-        f"The summaries of {len(each)} of {compared[-1]} clients conflict with what all others predict: "
-        f"{listed(each)}. They are counted. See whether their outcome and columns are coded and in units as the "
-        "others'; to see what they change, fit without them."
+        f"The summaries of {len(each)} of {compared[-1]} clients conflict with what all others "
+        f"predict: {listed(each)}. They are counted. See whether their outcome and columns are "
+        "coded and in units as the others'; to see what they change, fit without them."
         if each
         else f"Yes: of {compared[-1]} clients none has a summary that the others' hierarchy makes improbable.",
         "doubt" if each else "note",

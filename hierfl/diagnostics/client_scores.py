@@ -1,8 +1,8 @@
 """Scores of predictions by client: proper scores, calibration and sharpness, and their spread over clients.
 
-The log and Brier scores are in `Prediction.scores()`; this module adds the others. The CRPS of an ensemble is
-three lines here: properscoring, which has it, has had no release since 2015, and torchmetrics and ArviZ 0.23
-lack it.
+The log and Brier scores are in `Prediction.scores()`; this module adds the others. The CRPS of an
+ensemble is three lines here: properscoring, which has it, has had no release since 2015, and
+torchmetrics and ArviZ 0.23 lack it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def client_scores(
 ) -> pd.DataFrame:
     """Add calibration and sharpness to `Prediction.scores()`, one row a client.
 
-    Binary and categorical sites get `ece` and `ece_by_chance` (see `calibration_error`; for classes, of the
-    predicted class), and `sharpness`, the Brier score that these predictions would have if they were
-    calibrated, the mean of sum_c p_c (1 - p_c) / 2. Numeric sites get `sharpness`, the mean predictive
-    standard deviation, and with replicates `crps` and `coverage`.
+    Binary and categorical sites get `ece` and `ece_by_chance` (see `calibration_error`; for
+    classes, of the predicted class), and `sharpness`, the Brier score that these predictions would
+    have if they were calibrated, the mean of sum_c p_c (1 - p_c) / 2. Numeric sites get
+    `sharpness`, the mean predictive standard deviation, and with replicates `crps` and `coverage`.
 
     Args:
         prediction: of labeled rows.
@@ -75,8 +75,8 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
 
         E|X - y| - E|X - X'| / 2
 
-    The second mean is over pairs of distinct draws, which makes the score unbiased for few draws ("fair";
-    Ferro 2014).
+    The second mean is over pairs of distinct draws, which makes the score unbiased for few draws
+    ("fair"; Ferro 2014).
 
     Args:
         replicates: (S, n), S > 1, from `Fit.replicate`.
@@ -106,9 +106,10 @@ def across_clients(table: pd.DataFrame) -> pd.DataFrame:
         table: from `client_scores` or `Prediction.scores`.
 
     Returns:
-        `weighted`, the mean over clients weighted by rows (for rmse, of its square); `mean`, unweighted;
-        `variance` over clients, 0 where all are served alike (q-FFL, Li et al. 2020); `worst_decile`, the
-        mean over the worst tenth of the clients, at least one; `worst`, the name of the worst client.
+        `weighted`, the mean over clients weighted by rows (for rmse, of its square); `mean`,
+        unweighted; `variance` over clients, 0 where all are served alike (q-FFL, Li et al. 2020);
+        `worst_decile`, the mean over the worst tenth of the clients, at least one; `worst`, the
+        name of the worst client.
 
     Raises:
         TypeError: it is no frame.

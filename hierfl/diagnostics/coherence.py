@@ -26,7 +26,8 @@ class Coherence:
 
     Args:
         estimate: 1 - det G, with G the Gram matrix of the normalized vectors. It is 0 where all are
-            orthogonal, and 1 where they are linearly dependent, as more vectors than dimensions must be.
+            orthogonal, and 1 where they are linearly dependent, as more vectors than dimensions
+            must be.
         minus_log_det: -log det G >= 0, informative where `estimate` is close to 1; infinite at 1.
         vectors: N.
     """
@@ -58,7 +59,8 @@ def coherence(vectors: Tensor) -> Coherence:
     lengths = of_unit.norm(dim=1, keepdim=True)
     if not bool((lengths > 0.0).all()):
         raise ValueError(
-            f"vector {int((lengths[:, 0] == 0.0).nonzero()[0, 0])} has length 0: it has no direction"
+            f"vector {int((lengths[:, 0] == 0.0).nonzero()[0, 0])} has length 0: it has no "
+            "direction"
         )
     of_unit = of_unit / lengths
     sign, log_det = torch.linalg.slogdet(of_unit @ of_unit.T)
@@ -71,9 +73,9 @@ def coherence(vectors: Tensor) -> Coherence:
 def client_gradients(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
     """Return each client's gradient in the global params, d (NLL_i + KL_i) / d theta, (N, P).
 
-    At a client's own optimum this is the gradient of its envelope, the minimum over w_i of its objective. For
-    a delta guide under a Gaussian prior it is proportional to lam (theta - w_i), as in PRIOR and pFedMe. Each
-    client uses its training rows.
+    At a client's own optimum this is the gradient of its envelope, the minimum over w_i of its
+    objective. For a delta guide under a Gaussian prior it is proportional to lam (theta - w_i), as
+    in PRIOR and pFedMe. Each client uses its training rows.
 
     Args:
         fit: with at least one global param.
@@ -109,10 +111,10 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
 
         d_ic = l_ic - sum_j n_jc l_jc / sum_j n_jc
 
-    l_ic is the mean negative log score of client i's n_ic rows of class c. The deviation is 0 where a client
-    has no rows of a class. On every client's own test rows these are the paper's local deviations. Where each
-    client predicts a copy of the same rows, all n_ic of a class are equal, and these are its global
-    deviations.
+    l_ic is the mean negative log score of client i's n_ic rows of class c. The deviation is 0 where
+    a client has no rows of a class. On every client's own test rows these are the paper's local
+    deviations. Where each client predicts a copy of the same rows, all n_ic of a class are equal,
+    and these are its global deviations.
 
     Args:
         prediction: of labeled rows; binary or categorical.

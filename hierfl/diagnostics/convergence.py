@@ -1,10 +1,11 @@
 """Has a run arrived at the posterior? The importance weights of one more round decide; the ELBO's slope advises.
 
-Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of a Student
-t fitted to the weighted draws, which has longer tails than the guide. Where k-hat is low and enough draws are
-effective, the weighted means and standard deviations are those of the posterior up to a Monte Carlo error.
-Local sites are judged given the global ones as well, by draws of the guide stretched about its mean. The guide
-is good where its own means and standard deviations agree with all of these.
+Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of
+a Student t fitted to the weighted draws, which has longer tails than the guide. Where k-hat is low
+and enough draws are effective, the weighted means and standard deviations are those of the
+posterior up to a Monte Carlo error. Local sites are judged given the global ones as well, by draws
+of the guide stretched about its mean. The guide is good where its own means and standard deviations
+agree with all of these.
 
 The limits were tuned on random fits of known posteriors and tested on others: `python -m
 benchmarks.convergence`, benchmarks/CONVERGENCE.md.
@@ -56,23 +57,24 @@ class Convergence:
     Args:
         converged: `answer` is "good".
         verdict: why, and what to do where it is not, in a sentence or two.
-        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in its own
-            units; NaN where the history shows no trend.
+        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in
+            its own units; NaN where the history shows no trend.
         error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
-        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO at the
-            end; `error`, the standard error of that mean; `ratio` of the two, about 1 where only noise is
-            left, NaN for point estimates, which have no noise; `still`, whether the ratio is below 3. Empty
-            where the history shows no trend of an ELBO.
+        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO
+            at the end; `error`, the standard error of that mean; `ratio` of the two, about 1 where
+            only noise is left, NaN for point estimates, which have no noise; `still`, whether the
+            ratio is below 3. Empty where the history shows no trend of an ELBO.
         answer: "good", "not good" or "cannot be judged".
-        sites: one row a site, with the guide beside its weighted draws: how many `numbers` it has; `shift`,
-            the largest difference of means, in weighted standard deviations; `ratio_min` and `ratio_max`, the
-            range of the guide's standard deviation over the weighted one; `error`, the largest Monte Carlo
-            standard error of these. Empty where nothing was weighted.
-        numbers: one row a number of a site: site, client, index, shift (signed), shift_error, ratio and
-            ratio_error (relative). Empty where nothing was weighted.
-        k_hat: Pareto shape of the weights, of the method's own where it has weighted its draws; NaN without
-            weights.
+        sites: one row a site, with the guide beside its weighted draws: how many `numbers` it has;
+            `shift`, the largest difference of means, in weighted standard deviations; `ratio_min`
+            and `ratio_max`, the range of the guide's standard deviation over the weighted one;
+            `error`, the largest Monte Carlo standard error of these. Empty where nothing was
+            weighted.
+        numbers: one row a number of a site: site, client, index, shift (signed), shift_error, ratio
+            and ratio_error (relative). Empty where nothing was weighted.
+        k_hat: Pareto shape of the weights, of the method's own where it has weighted its draws; NaN
+            without weights.
         effective: effective number of weighted draws; NaN without weights.
     """
 
@@ -99,10 +101,11 @@ def convergence(
 
     Args:
         fit: a run of any method and length.
-        draws: of the guide, each one an estimate of the gradient at the end; 0: leave the gradient out.
+        draws: of the guide, each one an estimate of the gradient at the end; 0: leave the gradient
+            out.
         seed: of the draws.
-        proposals: draws weighted in each of two rounds, 100 or more; there are fewer where clients are more
-            than 40.
+        proposals: draws weighted in each of two rounds, 100 or more; there are fewer where clients
+            are more than 40.
 
     Raises:
         TypeError: `fit` is no fit, or a count is no integer.
@@ -220,14 +223,14 @@ def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]
     facts = f"k-hat is {k_hat:.2f}, and {effective:.0f} draws are effective"
     if k_hat >= K_HAT:
         return "not good", (
-            f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation misses a part "
-            f"of the posterior. Allow more rounds, or take fedsvi with guides.conditional(shared=guides."
-            f"spline_flow)."
+            f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "
+            "misses a part of the posterior. Allow more rounds, or take fedsvi with "
+            "guides.conditional(shared=guides.spline_flow)."
         )
     if effective < LEAST_EFFECTIVE:
         return "not good", (
-            f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a standard "
-            f"deviation. Allow more points or more rounds."
+            f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a "
+            "standard deviation. Allow more points or more rounds."
         )
     return (
         "good",
@@ -264,8 +267,8 @@ def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
         return answer, f"Good: {moments.agreement()} ({facts}).{_more(course)}"
     if answer == "cannot be judged":
         return answer, (
-            f"Cannot be judged: too few weighted draws are effective ({facts}): the guide is far from the "
-            f"posterior, or there are too many unknowns for weights{_mend(course)}."
+            f"Cannot be judged: too few weighted draws are effective ({facts}): the guide is far "
+            f"from the posterior, or there are too many unknowns for weights{_mend(course)}."
         )
     if moments.k_hat >= K_HAT or worst is None:
         why = f"Not good: the guide misses a part of the posterior ({facts})"
@@ -280,7 +283,8 @@ def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answe
         return "good", f"{verdict} This is the posterior given the learned {names}."
     answer: Answer = "cannot be judged" if course.state in ("unknown", "hidden") else "not good"
     return answer, (
-        f"{answer.capitalize()}: the guide agrees with the posterior given the learned {names}, but "
+        f"{answer.capitalize()}: the guide agrees with the posterior given the learned {names}, "
+        "but "
         f"{course.words}. {course.mend}".rstrip()
     )
 

@@ -29,11 +29,12 @@ class Gap:
     """How much worse held-out rows and new clients are predicted; positive means worse.
 
     Args:
-        scores: one row a score, each a mean over clients weighted by rows. Columns `train`, `held_out` and
-            `out_of_sample`, the loss from the first to the second; with new clients also `new_clients` and
-            `participation`, the loss from participating clients to new ones (Yuan, Morningstar, Ning and
-            Singhal 2022; FedVI, Fig. 5).
-        clients: one row a fitted client: each score on its training rows minus that on its held-out rows.
+        scores: one row a score, each a mean over clients weighted by rows. Columns `train`,
+            `held_out` and `out_of_sample`, the loss from the first to the second; with new clients
+            also `new_clients` and `participation`, the loss from participating clients to new ones
+            (Yuan, Morningstar, Ning and Singhal 2022; FedVI, Fig. 5).
+        clients: one row a fitted client: each score on its training rows minus that on its held-out
+            rows.
         pac_bayes: the terms of the bound, if they were given.
     """
 
@@ -70,7 +71,8 @@ def generalization_gap(
         expect_prediction(value, name)
     if len({p.kind for p in asked.values()}) != 1:
         raise ValueError(
-            f"predictions are of different kinds: {', '.join(f'{n} {p.kind}' for n, p in asked.items())}"
+            "predictions are of different kinds: "
+            f"{', '.join(f'{n} {p.kind}' for n, p in asked.items())}"
         )
     train.data.index(held_out.data.names)
     tables = {name: p.scores() for name, p in asked.items()}
@@ -89,7 +91,8 @@ def generalization_gap(
 def effective_clients(log_weights: ArrayLike) -> float:
     """Return the effective number of clients of weights omega, (sum omega)^2 / sum omega^2, between 1 and N (FedMAP).
 
-    Methods that weight clients by likelihoods log it in each round, as `effective_clients` in the history.
+    Methods that weight clients by likelihoods log it in each round, as `effective_clients` in the
+    history.
 
     Args:
         log_weights: (N,) log omega; the weights need not sum to 1.

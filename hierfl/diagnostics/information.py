@@ -30,12 +30,13 @@ def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> 
     Args:
         fit: a run at some round.
         draws: of its posterior, S of them.
-        expected: S draws of the global prior, as `hierfl.posterior.new_clients.expected_of_clients` returns.
+        expected: S draws of the global prior, as `hierfl.posterior.new_clients.expected_of_clients`
+            returns.
 
     Returns:
-        A row a client. `nats`: KL(posterior || global prior) minus what sampling error alone contributes, about
-        0 if they are equal. `narrower`: 1 - Var posterior / Var global prior, mean over the client's scalars.
-        None where no scalar of the global prior varies.
+        A row a client. `nats`: KL(posterior || global prior) minus what sampling error alone
+        contributes, about 0 if they are equal. `narrower`: 1 - Var posterior / Var global prior,
+        mean over the client's scalars. None where no scalar of the global prior varies.
     """
     pooled, clients = same_for_all(fit), len(fit.clients)
     over = (0, 1) if pooled else 0

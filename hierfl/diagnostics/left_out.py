@@ -4,8 +4,8 @@ Both evidences of p(y without i) and p(y) are means of importance weights of the
 
     p(y_i | y without i) = E[r] / E[r / p_i] = sum_s v_s p_i(s),    v_s = (r_s / p_i(s)) / sum_t (r_t / p_i(t)).
 
-r are the weights that turn the guide's draws into draws of the posterior, p_i the likelihood of what is left
-out at a draw.
+r are the weights that turn the guide's draws into draws of the posterior, p_i the likelihood of
+what is left out at a draw.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def _precise(fit: Snapshot, draws: int, most: int, seed: int) -> Weighed:
     if inner > 1 and float(bias.max()) > 2.0 * BIAS:
         name = fit.clients[int(bias.argmax())]
         warnings.warn(
-            f"after {inner} draws of the local sites the likelihood of client '{name}' is still noisy, "
-            f"and its elpd too low by about {float(bias.max()):.2f} nats: take more, inner={4 * inner}",
+            f"after {inner} draws of the local sites the likelihood of client '{name}' is still "
+            f"noisy, and its elpd too low by about {float(bias.max()):.2f} nats: take more, "
+            f"inner={4 * inner}",
             stacklevel=4,
         )
     return found

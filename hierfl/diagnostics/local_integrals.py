@@ -18,9 +18,9 @@ from hierfl.program.program import Program
 FAILS = (RowsNotSaved, RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 TRIES = 3  # random points at which the curvature must be the same
 UNSEEN = (
-    "These weights do not see the error of Laplace's approximation of each client's integral over its local sites, "
-    "which was not checked: methods.two_stage(model) does without it, and diagnostics.against_nuts(fit) shows it where "
-    "rows may be pooled."
+    "These weights do not see the error of Laplace's approximation of each client's integral "
+    "over its local sites, which was not checked: methods.two_stage(model) does without it, and "
+    "diagnostics.against_nuts(fit) shows it where rows may be pooled."
 )
 
 

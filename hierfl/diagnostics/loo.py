@@ -1,18 +1,18 @@
 """Leave-one-out: how well a fit would predict a row, or a client, that it had not seen, without refitting.
 
-By row it estimates p(y_i | all other rows), by client p(y_k | all other clients) with the client's local
-sites integrated out. Both are ratios of evidences, p(y) / p(y without i), and both evidences are means of
-importance weights of the guide's draws (`hierfl.posterior.corrected`):
+By row it estimates p(y_i | all other rows), by client p(y_k | all other clients) with the client's
+local sites integrated out. Both are ratios of evidences, p(y) / p(y without i), and both evidences
+are means of importance weights of the guide's draws (`hierfl.posterior.corrected`):
 
     p(y) = E[r],    p(y without i) = E[r / p_i],    r = p(z) / q(z) * prod_k W_k,
 
-where p_i is the likelihood of row i at the draw, or client k's W_k. W_k is an unbiased estimate of p(y_k |
-z), so r / W_k is free of it: no estimate stands in a denominator, and the guide need not be the posterior.
-The weights r / p_i are Pareto-smoothed.
+where p_i is the likelihood of row i at the draw, or client k's W_k. W_k is an unbiased estimate of
+p(y_k | z), so r / W_k is free of it: no estimate stands in a denominator, and the guide need not be
+the posterior. The weights r / p_i are Pareto-smoothed.
 
-Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; with weights that correct an approximate posterior,
-Magnusson, Andersen, Jonasson and Vehtari 2019, arXiv:1904.10679; by group with the group's own effects
-integrated out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
+Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; with weights that correct an approximate
+posterior, Magnusson, Andersen, Jonasson and Vehtari 2019, arXiv:1904.10679; by group with the
+group's own effects integrated out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Loo:
         elpd: expected log predictive density, summed over rows or clients, nats; higher is better.
         se: its standard error.
         p: the effective number of parameters.
-        table: by row or client, `elpd`, its Monte Carlo standard error `mc_se`, and `k_hat` (at 0.7 or more do
-            not trust either: refit without that row or client); by row also `client`.
+        table: by row or client, `elpd`, its Monte Carlo standard error `mc_se`, and `k_hat` (at 0.7
+            or more do not trust either: refit without that row or client); by row also `client`.
         arviz: the estimate as an ArviZ object.
         data: a hash of the labels, by which `compare` refuses fits of different data.
     """
@@ -90,26 +90,27 @@ def loo(
 ) -> Loo:
     """Estimate leave-one-out by Pareto-smoothed weights; warn where k-hat is 0.7 or more.
 
-    Params that the model learns without a prior are not left out. By client they are refused; by row a
-    warning says by about how much they flatter the fit.
+    Params that the model learns without a prior are not left out. By client they are refused; by
+    row a warning says by about how much they flatter the fit.
 
     Args:
         fit: of labeled clients.
         by: what is left out, "row" or "client".
-        site: by row, the observed site; None: the model's only one. By client, all observed sites count.
-        draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter of S are
-            effective.
-        inner: the most draws of a client's local sites for each draw of the global ones in the first round;
-            fewer where their weights hardly vary.
-        correct: "psis": weight the guide's draws, so that the guide need not be the posterior; None: take
-            them for draws of the posterior, which is right only as far as the guide is. Draws of fedlaplace
-            and two_stage are weighted already.
+        site: by row, the observed site; None: the model's only one. By client, all observed sites
+            count.
+        draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter
+            of S are effective.
+        inner: the most draws of a client's local sites for each draw of the global ones in the
+            first round; fewer where their weights hardly vary.
+        correct: "psis": weight the guide's draws, so that the guide need not be the posterior;
+            None: take them for draws of the posterior, which is right only as far as the guide is.
+            Draws of fedlaplace and two_stage are weighted already.
         seed: of the draws.
 
     Raises:
-        ValueError: `draws` is below 100; `by` or `correct` is none of its values; the rows have no labels; the
-            guide has no density, or too many unknowns to weight; its draws do not vary; or, by client, the
-            model learns params without a prior.
+        ValueError: `draws` is below 100; `by` or `correct` is none of its values; the rows have no
+            labels; the guide has no density, or too many unknowns to weight; its draws do not vary;
+            or, by client, the model learns params without a prior.
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
@@ -170,15 +171,15 @@ def _check_learned(fit: Snapshot, by: By) -> None:
     names = ", ".join(f"'{spec.name}'" for spec in specs[:3]) + (", ..." if len(specs) > 3 else "")
     if by == "client":
         raise ValueError(
-            f"the model learns {names} from the rows of all clients and gives no prior for it, so that "
-            f"weights cannot leave a client out: make it a latent site (pyro.sample), or refit without "
-            f"the client and score its rows with predict_from_prior"
+            f"the model learns {names} from the rows of all clients and gives no prior for it, so "
+            "that weights cannot leave a client out: make it a latent site (pyro.sample), or "
+            "refit without the client and score its rows with predict_from_prior"
         )
     count = sum(spec.start.numel() * (len(fit.clients) if spec.is_local else 1) for spec in specs)
     warnings.warn(
-        f"the model learns {names} without a prior, and no row is left out of that: elpd is too high "
-        f"by about {count} nats, one for each number; make it a latent site (pyro.sample), or score "
-        f"held-out rows",
+        f"the model learns {names} without a prior, and no row is left out of that: elpd is too "
+        f"high by about {count} nats, one for each number; make it a latent site (pyro.sample), "
+        "or score held-out rows",
         stacklevel=4,
     )
 
@@ -189,8 +190,8 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
         which = f"{by} '{bad[0]}'" if by == "client" else f"row {bad[0]}"
         warnings.warn(
             f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): weights "
-            f"cannot turn draws of this guide into draws of the posterior without them; fit for more "
-            f"rounds or with a closer guide, or refit without them where it matters",
+            "cannot turn draws of this guide into draws of the posterior without them; fit for "
+            "more rounds or with a closer guide, or refit without them where it matters",
             stacklevel=3,
         )
 
@@ -215,13 +216,13 @@ def compare(
         seed: of the draws.
 
     Returns:
-        By name: rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse (of the
-        difference).
+        By name: rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse
+        (of the difference).
 
     Raises:
         TypeError: `fits` is no mapping.
-        ValueError: there are fewer than two fits, they are of different data, or one leaves out rows and
-            another clients; or as `loo`.
+        ValueError: there are fewer than two fits, they are of different data, or one leaves out
+            rows and another clients; or as `loo`.
     """
     if not isinstance(fits, Mapping):
         raise TypeError(f"fits is {shown(fits)}: it must be a dict, compare({{name: fit, ...}})")

@@ -80,12 +80,12 @@ def nuts(
         warmup: discarded from each chain.
         chains: how many, run one after another.
         seed: of the first chain; chain c has seed + c.
-        dense: sites whose joint covariance the mass matrix adapts to; for the others it adapts to variances
-            only.
+        dense: sites whose joint covariance the mass matrix adapts to; for the others it adapts to
+            variances only.
 
     Raises:
-        ProgramError: the model cannot be run as it is written, has a param, which has no posterior, or a
-            prior without a sampler; or no start with a finite density is found.
+        ProgramError: the model cannot be run as it is written, has a param, which has no posterior,
+            or a prior without a sampler; or no start with a finite density is found.
     """
     program = sampled_program(model, data, seed=seed)
     check_padded(data)
@@ -112,8 +112,8 @@ def nuts(
                 if "valid initial params" not in str(error):
                     raise
                 raise ProgramError(
-                    "NUTS finds no draw of the priors where density and gradient are finite: check the "
-                    "scales of the priors, and what the model computes from their draws"
+                    "NUTS finds no draw of the priors where density and gradient are finite: "
+                    "check the scales of the priors, and what the model computes from their draws"
                 ) from error
             found.append(sampler.get_samples())
     return _reference(program, found, time.perf_counter() - began)
@@ -128,7 +128,8 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
         seed: as in `nuts`.
 
     Raises:
-        ProgramError: the model cannot be run as it is written, has a param, or a prior without a sampler.
+        ProgramError: the model cannot be run as it is written, has a param, or a prior without a
+            sampler.
     """
     program = read(model, delta, data, seed=seed, learn=False)
     with untouched_store(), Center():
@@ -137,8 +138,9 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
         params = [name for name, node in nodes.items() if node["type"] == "param"]
         if params:
             raise ProgramError(
-                f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: give it a "
-                f"prior, pyro.sample, or fit a method first and call diagnostics.against_nuts(fit)"
+                f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: "
+                "give it a prior, pyro.sample, or fit a method first and call "
+                "diagnostics.against_nuts(fit)"
             )
         for site in program.latents.sites:
             fn = nodes[site.name]["fn"]
@@ -146,8 +148,8 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
                 fn.sample()
             except NotImplementedError as error:
                 raise ProgramError(
-                    f"site '{site.name}' ({kind_of(fn)}) cannot be drawn from, and NUTS starts from draws of "
-                    f"the prior: give it a prior that has a sampler"
+                    f"site '{site.name}' ({kind_of(fn)}) cannot be drawn from, and NUTS starts "
+                    "from draws of the prior: give it a prior that has a sampler"
                 ) from error
     return program
 

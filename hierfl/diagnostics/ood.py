@@ -69,8 +69,8 @@ def auroc(higher: ArrayLike, lower: ArrayLike) -> float:
 def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
     """Return the share of foreign rows accepted at the threshold that accepts 95 % of own rows; lower is better.
 
-    A row is accepted if its score is at most the threshold, the smallest one that accepts 95 % of own rows
-    (Liang, Li and Srikant 2018, with own rows as the positives).
+    A row is accepted if its score is at most the threshold, the smallest one that accepts 95 % of
+    own rows (Liang, Li and Srikant 2018, with own rows as the positives).
 
     >>> fpr95([0.5, 2.0], [0.0, 1.0])
     0.5
@@ -92,9 +92,9 @@ class OutOfDistribution:
     """How well own rows are separated from foreign rows.
 
     Args:
-        clients: one row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats), auroc and
-            fpr95 of the entropy; for binary and categorical sites also of the mutual information (mi_auroc,
-            mi_fpr95).
+        clients: one row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats),
+            auroc and fpr95 of the entropy; for binary and categorical sites also of the mutual
+            information (mi_auroc, mi_fpr95).
         overall: the same for all rows together.
         entropies: of own rows and of foreign rows, nats, ordered by client.
     """

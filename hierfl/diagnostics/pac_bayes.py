@@ -1,26 +1,29 @@
 """A PAC-Bayes bound on the risk of a posterior: what it holds for, and its terms.
 
-Let pi be a distribution of all latent sites that was fixed before the rows were seen, n the number of rows,
-independent of each other, and let the loss of a row lie in an interval of width c. For an eta > 0 that was
-fixed as well, with probability at least 1 - delta over the rows, for every posterior q,
+Let pi be a distribution of all latent sites that was fixed before the rows were seen, n the number
+of rows, independent of each other, and let the loss of a row lie in an interval of width c. For an
+eta > 0 that was fixed as well, with probability at least 1 - delta over the rows, for every
+posterior q,
 
     risk(q) <= empirical risk(q) + (KL(q || pi) + log(1 / delta)) / eta + eta c^2 / (8 n).
 
-The risk is E_q[loss] on new rows of the same clients, in the same shares; it is not that of new clients. The
-last term is Hoeffding's bound of the slack in Eq. (9) of Vedadi et al. 2023, which is Theorem 3 of Germain et
-al. 2016. That slack is infinite for many unbounded losses, so the log loss is clipped. A hierarchy is one set
-of latent sites: its KL is that of the global sites, plus that of each client's own given the global ones. The
-rows of a client need not have the distribution of another's.
+The risk is E_q[loss] on new rows of the same clients, in the same shares; it is not that of new
+clients. The last term is Hoeffding's bound of the slack in Eq. (9) of Vedadi et al. 2023, which is
+Theorem 3 of Germain et al. 2016. That slack is infinite for many unbounded losses, so the log loss
+is clipped. A hierarchy is one set of latent sites: its KL is that of the global sites, plus that of
+each client's own given the global ones. The rows of a client need not have the distribution of
+another's.
 
-A prior that was trained on the same rows is not fixed before them. Learn it from some of the rows and take the
-bound on the others:
+A prior that was trained on the same rows is not fixed before them. Learn it from some of the rows
+and take the bound on the others:
 
     first, second = data.split(0.5, seed=0)
     before = hierfl.fit(method, first)
     diagnostics.pac_bayes(before.personalize(second), prior=before).bound()
 
-Sources: Catoni 2007, arXiv:0712.0248; Germain, Bach, Lacoste and Lacoste-Julien 2016; Alquier, Ridgway and Chopin
-2016, arXiv:1506.04091, section 4; priors from a part of the data, Dziugaite et al. 2021, arXiv:2006.10929.
+Sources: Catoni 2007, arXiv:0712.0248; Germain, Bach, Lacoste and Lacoste-Julien 2016; Alquier,
+Ridgway and Chopin 2016, arXiv:1506.04091, section 4; priors from a part of the data, Dziugaite et
+al. 2021, arXiv:2006.10929.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ class PacBayes:
     """The terms of the bound.
 
     Args:
-        empirical_risk: mean loss of a row, averaged over draws of the posterior; a share of wrong answers, or
-            nats.
+        empirical_risk: mean loss of a row, averaged over draws of the posterior; a share of wrong
+            answers, or nats.
         kl: KL divergence of the posterior from the prior, all sites together, nats.
         rows: number of rows in the mean.
         width: of the interval in which the loss of a row lies.
@@ -91,8 +94,9 @@ class PacBayes:
         Three Monte Carlo standard errors of the posterior's draws are added.
 
         Args:
-            eta: > 0, fixed before the rows were seen; None: the best of about log2(rows) values that depend on
-                the number of rows alone, each taken at delta divided by their number.
+            eta: > 0, fixed before the rows were seen; None: the best of about log2(rows) values
+                that depend on the number of rows alone, each taken at delta divided by their
+                number.
             delta: in (0, 1].
 
         Raises:
@@ -130,18 +134,18 @@ def pac_bayes(
 
     Args:
         fit: of labeled clients.
-        prior: the fit of other rows that `fit` was personalized from: what it learned is then fixed. None: the
-            prior is that of the model, which may learn no params.
+        prior: the fit of other rows that `fit` was personalized from: what it learned is then
+            fixed. None: the prior is that of the model, which may learn no params.
         site: the observed site; None: the model's only one.
-        clip: the log loss of a row in nats, held between these two numbers; None: the 0-1 loss of the likelier
-            class, for binary and categorical labels.
+        clip: the log loss of a row in nats, held between these two numbers; None: the 0-1 loss of
+            the likelier class, for binary and categorical labels.
         draws: S, of the posterior, 2 or more.
         seed: of the draws.
 
     Raises:
-        ValueError: the prior was learned from the same rows, or has no density that q can be compared with; the
-            guide places sites at points, where the KL is infinite; the labels are missing, or are numeric and
-            `clip` is None; `clip` or `draws` is out of range.
+        ValueError: the prior was learned from the same rows, or has no density that q can be
+            compared with; the guide places sites at points, where the KL is infinite; the labels
+            are missing, or are numeric and `clip` is None; `clip` or `draws` is out of range.
         KeyError: the model observes no such site.
     """
     expect_fit(fit)

@@ -1,13 +1,13 @@
 """Simulation-based calibration: ranks of parameters drawn from the prior among the draws of a fitted guide.
 
-Each replication draws parameters from the prior and data given them, fits the guide to the data, and ranks
-the parameters. If the guide is the posterior, ranks are uniform and intervals cover at their nominal rate,
-whatever the prior. A guide that is too narrow, too wide or biased shows in the ranks, by site and by client.
-All replications are fitted together: each step is one optimizer step on the negative ELBO of the full batch,
-under `torch.vmap`, with noise keyed by replication.
+Each replication draws parameters from the prior and data given them, fits the guide to the data,
+and ranks the parameters. If the guide is the posterior, ranks are uniform and intervals cover at
+their nominal rate, whatever the prior. A guide that is too narrow, too wide or biased shows in the
+ranks, by site and by client. All replications are fitted together: each step is one optimizer step
+on the negative ELBO of the full batch, under `torch.vmap`, with noise keyed by replication.
 
-Source: Talts et al. 2018, arXiv:1804.06788; the band: Säilynoja, Bürkner and Vehtari 2022, arXiv:2103.10522,
-Algorithm 1.
+Source: Talts et al. 2018, arXiv:1804.06788; the band: Säilynoja, Bürkner and Vehtari 2022,
+arXiv:2103.10522, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Sbc:
     """Ranks of the true values among the draws.
 
     Args:
-        shared: global site -> (R, *shape), the number of the guide's draws below the true value, 0 to L.
+        shared: global site -> (R, *shape), the number of the guide's draws below the true value, 0
+            to L.
         own: local site -> (R, N, *shape).
         draws: L, of each fitted guide.
         clients: N names.
@@ -177,12 +178,12 @@ def sbc(
     Args:
         model: of sample statements alone, without params or factors, so that its prior is proper.
         guide: a family, or a guide function.
-        data_like: the clients and their numbers of rows; fields that the model does not observe are used as
-            they are.
+        data_like: the clients and their numbers of rows; fields that the model does not observe are
+            used as they are.
         replications: R.
         draws: L, of each fitted guide; best where L + 1 is divisible by 20.
-        steps: of each fit; the step size is the optimizer's in the first half, and falls linearly to 0 in the
-            second.
+        steps: of each fit; the step size is the optimizer's in the first half, and falls linearly
+            to 0 in the second.
         optimizer: SGD, Adam or a torchopt transformation.
         num_particles: draws of the guide a step.
         seed: of the data sets, the steps and the draws.
@@ -308,8 +309,8 @@ def ecdf_band(
 ) -> NDArray[np.float64]:
     """Return a simultaneous band for the ECDF of uniform ranks: lower and upper bound, (2, len(at)).
 
-    Pointwise binomial intervals, at the level at which a share `prob` of simulated samples stays inside
-    everywhere.
+    Pointwise binomial intervals, at the level at which a share `prob` of simulated samples stays
+    inside everywhere.
 
     Args:
         count: number of ranks.

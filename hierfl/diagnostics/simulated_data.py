@@ -26,7 +26,8 @@ Labels = dict[str, Tensor]
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
     """Draw data sets: latent and deterministic sites, and the observed fields, (count, *shape) each.
 
-    Torch's own generator draws, seeded by `seed` and the data set's number, so that any distribution will do.
+    Torch's own generator draws, seeded by `seed` and the data set's number, so that any
+    distribution will do.
 
     Args:
         program: whose model is drawn from; the guide is not run.
@@ -35,8 +36,8 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
         seed: of all of them.
 
     Raises:
-        ProgramError: the model has a param or a factor, observes something computed from a field, or observes
-            one field at two sites.
+        ProgramError: the model has a param or a factor, observes something computed from a field,
+            or observes one field at two sites.
     """
     _check(program, batch)
     values: list[Values] = []
@@ -118,8 +119,8 @@ def _check(program: Program, batch: ClientBatch) -> None:
         site = computed_from(program, field)
         if site:
             raise ProgramError(
-                f"site '{site}' is computed from the field '{field}', which is to be drawn: data sets can "
-                f"be drawn only where no label depends on another"
+                f"site '{site}' is computed from the field '{field}', which is to be drawn: data "
+                "sets can be drawn only where no label depends on another"
             )
     twice = [
         field for field in program.labels.values() if list(program.labels.values()).count(field) > 1

@@ -40,16 +40,18 @@ class Summary:
 
     Args:
         title: what was run.
-        frame: one row a number: `site`; `entry`, its place in the site, by feature names where it has them;
-            `client`, "" for a global site; `mean`, `sd`, and `low` and `high`, the ends of the 90 % interval (5 %
-            and 95 % quantiles), NaN at point estimates; `shrinkage` of local sites, 0 where the client's own
-            rows decide alone, 1 where they say nothing (`hierfl.posterior.shrinkage`). Networks of many numbers
-            have one row for each statistic of each layer.
-        verdict: trustworthy, or why not, with the fix; below it, a line for each other warning of the checks.
+        frame: one row a number: `site`; `entry`, its place in the site, by feature names where it
+            has them; `client`, "" for a global site; `mean`, `sd`, and `low` and `high`, the ends
+            of the 90 % interval (5 % and 95 % quantiles), NaN at point estimates; `shrinkage` of
+            local sites, 0 where the client's own rows decide alone, 1 where they say nothing
+            (`hierfl.posterior.shrinkage`). Networks of many numbers have one row for each statistic
+            of each layer.
+        verdict: trustworthy, or why not, with the fix; below it, a line for each other warning of
+            the checks.
         trustworthy: the same as a bool; None where it cannot be told.
         remarks: what the table leaves out.
-        tables: the same numbers of a formula as they are printed, in brms's order, each table with its heading; ()
-            of other models.
+        tables: the same numbers of a formula as they are printed, in brms's order, each table with
+            its heading; () of other models.
         checks: those of `fit.report()` that need no further rows, with their answers.
     """
 
@@ -85,8 +87,8 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
     judged = verdict(checks)
     data = fit.federation.data
     title = (
-        f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds, "
-        f"{draws} draws"
+        f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, "
+        f"{fit.progress.round} rounds, {draws} draws"
     )
     model = fit.method.model
     tables = formula_tables(model, table.frame, fit.clients) if isinstance(model, Formula) else ()
@@ -115,9 +117,9 @@ def brief(fit: Snapshot) -> Shown:
     skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
     kept = nbytes(fit.federation.client.own)
     title = (
-        f"Fit({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, {skipped}"
-        f"{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a client, {kept} bytes kept "
-        f"by one)"
+        f"Fit({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, "
+        f"{skipped}{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a "
+        f"client, {kept} bytes kept by one)"
     )
     known, chosen = of_history(fit), chosen_of(fit.progress.history)
     hint = "fit.summary() shows every site by client, and whether to trust it."
@@ -132,12 +134,14 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     remarks = [f"Chosen: {chosen}."] if chosen else []
     if is_corrected(fit.progress.history):
         remarks.append(
-            "The table shows the guide's own draws; fit.posterior() corrects them by importance weights."
+            "The table shows the guide's own draws; fit.posterior() corrects them by importance "
+            "weights."
         )
     if table.by_layer:
         names = ", ".join(f"'{name}'" for name in table.by_layer)
         remarks.append(
-            f"Summarized by layer, as mean, sd, root mean square and largest of its numbers: {names}."
+            "Summarized by layer, as mean, sd, root mean square and largest of its numbers: "
+            f"{names}."
         )
     if table.points:
         names = ", ".join(f"'{name}'" for name in table.points[:5])
@@ -145,8 +149,8 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
         remarks.append(f"Point estimates, without sd and interval: {names}{more}.")
     if table.without_local:
         remarks.append(
-            "Local sites are left out, since they depend on rows that were not saved with the fit: hand them in, "
-            "hierfl.load(folder, data=...)."
+            "Local sites are left out, since they depend on rows that were not saved with the "
+            "fit: hand them in, hierfl.load(folder, data=...)."
         )
     elif lacks_rows(fit):
         remarks.append("Shrinkage is left out, since the rows were not saved with the fit.")

@@ -70,8 +70,8 @@ class Moments:
             )
         row = n.loc[shift.idxmax()]
         return (
-            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd off that of the "
-            f"weighted draws"
+            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd off "
+            "that of the weighted draws"
         )
 
     def agreement(self) -> str:
@@ -98,13 +98,13 @@ def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
     """
     if resampled:
         return (
-            f"site '{resampled[0]}' is drawn from points without a density, and the history has no k_hat and "
-            f"no effective draws of theirs. Judge the fit that the points come from."
+            f"site '{resampled[0]}' is drawn from points without a density, and the history has "
+            "no k_hat and no effective draws of theirs. Judge the fit that the points come from."
         )
     if fit.program.num_clients != len(fit.clients):
         return (
-            "these clients joined after the fit, and the posterior of the global sites is that of the clients "
-            "in the fit. Judge that fit."
+            "these clients joined after the fit, and the posterior of the global sites is that "
+            "of the clients in the fit. Judge that fit."
         )
     try:
         check_labeled(fit)
@@ -159,8 +159,8 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
 def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:
     """Compare the local sites with draws of their posterior given the guide's global sites.
 
-    Weights of other clients do not enter, and the proposals are wider than the guide, so that a guide too narrow for
-    a client shows, however many clients there are.
+    Weights of other clients do not enter, and the proposals are wider than the guide, so that a
+    guide too narrow for a client shows, however many clients there are.
     """
     found = weigh(
         fit, count, inner=STRETCHED, seed=seed, shared=False, stretch=True, salt="stretched"
@@ -179,9 +179,10 @@ def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.
         weights: of these.
 
     Returns:
-        One row a number that varies: site, client ('' for a global site) and index; `shift`, mean of the guide
-        minus the weighted mean, in weighted standard deviations; `shift_error`; `ratio`, the guide's standard
-        deviation over the weighted one; `ratio_error`, relative. Errors are Monte Carlo standard errors.
+        One row a number that varies: site, client ('' for a global site) and index; `shift`, mean
+        of the guide minus the weighted mean, in weighted standard deviations; `shift_error`;
+        `ratio`, the guide's standard deviation over the weighted one; `ratio_error`, relative.
+        Errors are Monte Carlo standard errors.
     """
     share = weights.log.double().exp()
     tables = []

@@ -29,12 +29,13 @@ def client_map(
     Args:
         ax: axes to draw on.
         means: (N, d) posterior means, or any other columns by which clients are to be compared.
-        names: N client names. Up to 12 clients are all named; of more, only the 8 farthest from the origin.
-        rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks have the
-            same size.
-        unit: (d,) divisor of each column, for example the posterior sd: a column in which clients hardly
-            differ then counts for little. None: the standard deviation over clients, so that all columns
-            count equally.
+        names: N client names. Up to 12 clients are all named; of more, only the 8 farthest from the
+            origin.
+        rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks
+            have the same size.
+        unit: (d,) divisor of each column, for example the posterior sd: a column in which clients
+            hardly differ then counts for little. None: the standard deviation over clients, so that
+            all columns count equally.
 
     Returns:
         `ax`.

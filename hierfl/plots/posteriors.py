@@ -27,11 +27,12 @@ def forest(
 
     Args:
         ax: axes to draw on.
-        local: posterior draws with the dimensions of the draws, `client`, and one dimension of named
-            coefficients.
+        local: posterior draws with the dimensions of the draws, `client`, and one dimension of
+            named coefficients.
         prior: draws of a new client's coefficients: the same dimensions without `client`.
         prob: probability of the central intervals and of the band.
-        labels: coefficient -> text on the y axis; a coefficient that is missing here keeps its own name.
+        labels: coefficient -> text on the y axis; a coefficient that is missing here keeps its own
+            name.
 
     Returns:
         `ax`.

@@ -34,9 +34,10 @@ def reliability(
 
     On the diagonal, predictions are calibrated.
 
-    Rows are sorted by predicted probability and cut into bins of equal size (within one row). Each point
-    shows the mean prediction of its bin and the share of ones. Its error bar is Jeffreys' interval for that
-    share (Brown, Cai and DasGupta 2001), which shows how far chance alone would move the point.
+    Rows are sorted by predicted probability and cut into bins of equal size (within one row). Each
+    point shows the mean prediction of its bin and the share of ones. Its error bar is Jeffreys'
+    interval for that share (Brown, Cai and DasGupta 2001), which shows how far chance alone would
+    move the point.
 
     Args:
         ax: axes to draw on.
@@ -131,10 +132,10 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
 
     Args:
         ax: axes to draw on.
-        table: result of `hierfl.diagnostics.client_rates`, one row per client, with the columns rows,
-            observed, expected, low, high and covered.
-        most: up to this many clients have a line and a name each. More clients are unnamed and sorted along
-            the x axis by their expected mean.
+        table: result of `hierfl.diagnostics.client_rates`, one row per client, with the columns
+            rows, observed, expected, low, high and covered.
+        most: up to this many clients have a line and a name each. More clients are unnamed and
+            sorted along the x axis by their expected mean.
 
     Returns:
         `ax`.
@@ -190,7 +191,8 @@ def entropies(
 
     Args:
         ax: axes to draw on.
-        own: entropies of the clients' own rows, nats: (n,), or (clients, n) to draw each client as well.
+        own: entropies of the clients' own rows, nats: (n,), or (clients, n) to draw each client as
+            well.
         foreign: entropies of foreign rows, in the same form.
         labels: legend entries of own and foreign rows.
 

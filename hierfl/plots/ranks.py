@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     """Draw the ECDF of a site's ranks minus the uniform CDF, one line per scalar, over a simultaneous band.
 
-    A line above the band on the left and below it on the right shows a guide that is too narrow. A single
-    hill or valley shows a guide that is shifted to one side.
+    A line above the band on the left and below it on the right shows a guide that is too narrow. A
+    single hill or valley shows a guide that is shifted to one side.
 
     Args:
         ax: axes to draw on.
@@ -86,8 +86,8 @@ def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: fl
         result: result of `hierfl.diagnostics.sbc`.
         site: name of a global or local site.
         bins: number of bins over the ranks 0 to `result.draws`.
-        prob: probability of the range for a single bin, assuming independent ranks. Ranks of several scalars
-            of one data set are not quite independent.
+        prob: probability of the range for a single bin, assuming independent ranks. Ranks of
+            several scalars of one data set are not quite independent.
 
     Returns:
         `ax`.

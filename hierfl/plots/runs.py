@@ -25,17 +25,18 @@ def convergence(
 ) -> Axes:
     """Draw one column of the history by round: the median over seeds and a band around it.
 
-    With up to nine seeds the band reaches from the lowest to the highest value; with ten or more it is the
-    central interval of probability `prob`.
+    With up to nine seeds the band reaches from the lowest to the highest value; with ten or more it
+    is the central interval of probability `prob`.
 
     Args:
         ax: axes to draw on.
-        histories: `Fit.history` of one fit, or a sequence with one history per seed; or a mapping from the
-            name of a method to either, one color each.
+        histories: `Fit.history` of one fit, or a sequence with one history per seed; or a mapping
+            from the name of a method to either, one color each.
         column: name of the column; rounds without a value are left out.
         prob: probability of the band, with ten seeds or more.
-        settled: the y axis shows all values from this share of the rounds on. Values of earlier rounds that
-            lie far below or above them are cut off and marked by an arrow. 0: all values are shown.
+        settled: the y axis shows all values from this share of the rounds on. Values of earlier
+            rounds that lie far below or above them are cut off and marked by an arrow. 0: all
+            values are shown.
 
     Returns:
         `ax`.
@@ -72,7 +73,8 @@ def _by_round(histories: list[pd.DataFrame], column: str) -> pd.DataFrame:
     missing = [h for h in histories if column not in h]
     if missing:
         raise ValueError(
-            f"a history has no column '{column}': its columns are {', '.join(map(str, missing[0].columns))}"
+            f"a history has no column '{column}': its columns are "
+            f"{', '.join(map(str, missing[0].columns))}"
         )
     series = [h.set_index("round")[column].astype(float).dropna() for h in histories]
     return pd.concat(series, axis=1, ignore_index=True)

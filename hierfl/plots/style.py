@@ -1,7 +1,7 @@
 """Colors and markers of all plots.
 
-The colors are Okabe and Ito's palette. The first four can be told apart under every kind of color vision.
-Markers differ as well, so that no plot relies on color alone.
+The colors are Okabe and Ito's palette. The first four can be told apart under every kind of color
+vision. Markers differ as well, so that no plot relies on color alone.
 """
 
 from __future__ import annotations

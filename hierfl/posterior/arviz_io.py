@@ -1,8 +1,8 @@
 """The only module that imports ArviZ: InferenceData of 0.x on Python 3.11, DataTree of 1.x on 3.12 and later.
 
-Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so arrays
-saved on one machine can become a posterior on another. ArviZ and xarray are slow to import: each is imported
-when first used.
+Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so
+arrays saved on one machine can become a posterior on another. ArviZ and xarray are slow to import:
+each is imported when first used.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def arviz_of(
     """Arrays as ArviZ holds them.
 
     Args:
-        groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in "observed_data"
-            (*shape).
-        dims: variable, or "group/variable", -> the names of the dimensions of *shape; a variable that has
-            none is not named.
-        coords: dimension -> labels; or name -> (dimension, labels), labels beside those of the dimension
-            itself.
+        groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in
+            "observed_data" (*shape).
+        dims: variable, or "group/variable", -> the names of the dimensions of *shape; a variable
+            that has none is not named.
+        coords: dimension -> labels; or name -> (dimension, labels), labels beside those of the
+            dimension itself.
         attributes: of every group.
 
     Returns:
         An InferenceData, or with ArviZ 1 a DataTree, of one chain.
 
     Raises:
-        ValueError: a variable of the same name as a dimension, or with another number of dimensions than it
-            has names for.
+        ValueError: a variable of the same name as a dimension, or with another number of dimensions
+            than it has names for.
 
     >>> found = arviz_of({"posterior": {"w": np.zeros((5, 2))}}, {"w": ["client"]}, {"client": ["north", "south"]})
     >>> found["posterior"]["w"].dims

@@ -1,7 +1,7 @@
 """The one loop over clients: a function of one client, evaluated for all of them, chunk by chunk.
 
-Draws, predictions, importance weights and diagnostics are all written as functions of one client and run
-here.
+Draws, predictions, importance weights and diagnostics are all written as functions of one client
+and run here.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ def each_client(
 
     Args:
         fit: the clients, their states and the server's last message.
-        one: `(params, own, asked) -> tree` of one client's params, its training rows, and the rows asked
-            about. With `given` it takes that client's part of it as a fourth argument. It is evaluated
-            without gradients; `torch.func.grad` inside it works.
-        rows: asked about, client by client; None: the clients' training rows. Missing labels are zeros.
-        new: the clients of `rows` are not those of `fit`: each starts from the client state of a new client,
-            and `own` is its `asked`.
+        one: `(params, own, asked) -> tree` of one client's params, its training rows, and the rows
+            asked about. With `given` it takes that client's part of it as a fourth argument. It is
+            evaluated without gradients; `torch.func.grad` inside it works.
+        rows: asked about, client by client; None: the clients' training rows. Missing labels are
+            zeros.
+        new: the clients of `rows` are not those of `fit`: each starts from the client state of a
+            new client, and `own` is its `asked`.
         given: a tree of tensors (N, ...), whose client i goes to client i.
         seed: of the clients' keys.
         salt: decorrelates the random streams of different purposes.
@@ -128,7 +129,8 @@ def each_draw(
 ) -> Iterator[Chunk]:
     """Evaluate a function of one client and one draw for every client and draw: chunks of trees (C, S, ...).
 
-    Draw d of a seed is the same whatever is asked of it, and whichever clients it is computed beside.
+    Draw d of a seed is the same whatever is asked of it, and whichever clients it is computed
+    beside.
 
     Args:
         fit: as in `each_client`.
@@ -137,7 +139,8 @@ def each_draw(
         seed: of the draws.
         rows: as in `each_client`.
         new: as in `each_client`.
-        width: how many times wider than one draw's work that of `one` is; so many fewer are carried at once.
+        width: how many times wider than one draw's work that of `one` is; so many fewer are carried
+            at once.
         salt: as in `each_client`.
         first: the number of the first draw.
     """

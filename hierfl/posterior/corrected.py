@@ -1,21 +1,21 @@
 """Federated importance sampling: draws of the guide are weighted and resampled until they are draws of the posterior.
 
-Let z be the global sites, and w_k and y_k client k's local sites and rows. A draw (z, w_1, ..., w_N) of the
-guide has weight
+Let z be the global sites, and w_k and y_k client k's local sites and rows. A draw (z, w_1, ...,
+w_N) of the guide has weight
 
     p(z) / q(z) * prod_k W_k,      W_k = p(y_k, w_k | z) / q(w_k | z).
 
-In one more round each client returns log W_k of every draw, and the server adds them up. For each z a client
-draws its local sites `inner` times, returns the log of the mean of W_k, and keeps one of the draws with
-probability proportional to its weight. The mean is an unbiased estimate of p(y_k | z), so the weights stay
-correct and vary less. They vary less than those of the guide's own draws, so the client also returns the log
-weight of the first of its draws alone: k-hat of the guide is that of these. While too few draws are
-effective, the server asks for another round, at points z of a Student t fitted to the weighted draws so far
-(`hierfl.posterior.proposals`).
+In one more round each client returns log W_k of every draw, and the server adds them up. For each z
+a client draws its local sites `inner` times, returns the log of the mean of W_k, and keeps one of
+the draws with probability proportional to its weight. The mean is an unbiased estimate of p(y_k |
+z), so the weights stay correct and vary less. They vary less than those of the guide's own draws,
+so the client also returns the log weight of the first of its draws alone: k-hat of the guide is
+that of these. While too few draws are effective, the server asks for another round, at points z of
+a Student t fitted to the weighted draws so far (`hierfl.posterior.proposals`).
 
 Sources: Pareto smoothing and k-hat, Vehtari et al. 2024, arXiv:1507.02646; k-hat as a diagnostic of
-variational posteriors, Yao, Vehtari, Simpson and Gelman 2018, arXiv:1802.02538; weights with estimated
-densities, Andrieu and Roberts 2009, Annals of Statistics 37.
+variational posteriors, Yao, Vehtari, Simpson and Gelman 2018, arXiv:1802.02538; weights with
+estimated densities, Andrieu and Roberts 2009, Annals of Statistics 37.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Corrected:
 
     Args:
         draws: resampled, in random order.
-        k_hat: Pareto shape of the weights used; 0.7 or more means do not trust the draws, 0 means all weights
-            are equal.
-        k_hat_guide: Pareto shape of the weights of the guide's own single draws, all sites together: how good
-            the guide is by itself.
-        k_hat_clients: by client, Pareto shape of its local sites given the global ones, averaged over draws
-            of the latter; NaN for a client without local sites.
+        k_hat: Pareto shape of the weights used; 0.7 or more means do not trust the draws, 0 means
+            all weights are equal.
+        k_hat_guide: Pareto shape of the weights of the guide's own single draws, all sites
+            together: how good the guide is by itself.
+        k_hat_clients: by client, Pareto shape of its local sites given the global ones, averaged
+            over draws of the latter; NaN for a client without local sites.
         effective: effective number of proposals, 1 / sum of squared normalized weights.
         log_evidence: log p(y), nats.
         proposals: number of draws that were weighted.
@@ -124,14 +124,15 @@ def corrected(
         fit: a run whose guide has a density.
         draws: S, resampled from the proposals; a proposal may appear several times.
         proposals: draws weighted in each round; None: twice `draws`, at least 4000.
-        inner: draws of each client's local sites for each proposal; four times as many after the first round.
-        rounds: the most rounds; another is run while the effective draws are fewer than `draws` (or than
-            1000).
+        inner: draws of each client's local sites for each proposal; four times as many after the
+            first round.
+        rounds: the most rounds; another is run while the effective draws are fewer than `draws` (or
+            than 1000).
         seed: of the draws.
 
     Raises:
-        ValueError: the guide has no density, clients have no labels, `proposals` is below 100, or `draws`,
-            `inner` or `rounds` is below 1.
+        ValueError: the guide has no density, clients have no labels, `proposals` is below 100, or
+            `draws`, `inner` or `rounds` is below 1.
     """
     expect_fit(fit)
     for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):
@@ -148,10 +149,11 @@ def corrected(
     total = len(log_ratio)
     if weights.k_hat >= K_HAT:
         warnings.warn(
-            f"k-hat is {weights.k_hat:.2f}, above {K_HAT}: the guide misses a part of the posterior, "
-            f"and weights cannot make up for it ({weights.effective:.0f} of {total} draws are "
-            f"effective). Do not trust tails and spreads. Run more rounds, take a closer guide "
-            f"(guides.conditional, or structured with a non-centered model), or methods.fedlaplace",
+            f"k-hat is {weights.k_hat:.2f}, above {K_HAT}: the guide misses a part of the "
+            f"posterior, and weights cannot make up for it ({weights.effective:.0f} of {total} "
+            "draws are effective). Do not trust tails and spreads. Run more rounds, take a "
+            "closer guide (guides.conditional, or structured with a non-centered model), or "
+            "methods.fedlaplace",
             stacklevel=2,
         )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
@@ -185,8 +187,8 @@ def in_rounds(
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws in one or more rounds.
 
-    All points count as draws of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen and Zhou
-    2000).
+    All points count as draws of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen
+    and Zhou 2000).
 
     Args:
         fit: a run whose guide has a density.
@@ -199,8 +201,8 @@ def in_rounds(
         more: how many times `inner` draws there are after the first round.
 
     Returns:
-        The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of single
-        draws of the guide.
+        The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of
+        single draws of the guide.
     """
     found = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []

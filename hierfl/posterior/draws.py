@@ -136,8 +136,8 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
 def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]]) -> Iterator[Chunk]:
     """Run a loop over clients under `torch.vmap`; where that cannot be, a client and a draw at a time.
 
-    A prior may hold a Gamma, say, which torch draws itself: not under `torch.vmap`. Some distributions take
-    their mean, or their log density, in a way that it does not know.
+    A prior may hold a Gamma, say, which torch draws itself: not under `torch.vmap`. Some
+    distributions take their mean, or their log density, in a way that it does not know.
 
     Args:
         fit: a run at some round.

@@ -71,7 +71,8 @@ def replicate(
 ) -> Tensor:
     """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
-    The labels of one draw share its latent sites, so they are dependent as those of one client's rows are.
+    The labels of one draw share its latent sites, so they are dependent as those of one client's
+    rows are.
 
     Args:
         fit: a run at some round.
@@ -93,8 +94,8 @@ def sampled(
 ) -> dict[str, Tensor]:
     """Draw a label of each row (S, n, *event), or client, at each draw of the latent sites.
 
-    Torch's own samplers draw, seeded by the client's key; one client after another, so that none depends on
-    the others.
+    Torch's own samplers draw, seeded by the client's key; one client after another, so that none
+    depends on the others.
 
     Args:
         fit: of the clients of the rows, in the same order.
@@ -139,8 +140,8 @@ def _labels_of_client(
         except LACKING as error:
             names = ", ".join(f"'{name}'" for name in program.labels)
             raise ValueError(
-                f"labels of the observed sites {names} cannot be drawn, since a distribution among them has "
-                f"no sampler: observe them by a distribution with `sample`"
+                f"labels of the observed sites {names} cannot be drawn, since a distribution "
+                "among them has no sampler: observe them by a distribution with `sample`"
             ) from error
         except RuntimeError:  # torch has no mapped sampler for a few (Student's t, Beta)
             each = [one({n: v[s] for n, v in values.items()}) for s in range(len(values["index"]))]

@@ -75,9 +75,9 @@ def split(
 ) -> tuple[set[str], dict[str, Network]]:
     """Return the sites to write out, and the networks to summarize by layer.
 
-    A network is summarized where it has more than `expand` numbers, of one client or of the global level.
-    With `var_names` given, exactly those are written out. A global network with the name of a local one becomes
-    `<name>_shared`.
+    A network is summarized where it has more than `expand` numbers, of one client or of the global
+    level. With `var_names` given, exactly those are written out. A global network with the name of
+    a local one becomes `<name>_shared`.
     """
     sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {
         name: v[0, 0].numel() for name, v in draws.own.items()

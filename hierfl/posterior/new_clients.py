@@ -36,27 +36,27 @@ def predict_from_prior(
 
         p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z the global sites, w those of the new client
 
-    The average is over `draws` pairs (z, w). Under a point estimate of z (MAP) only w varies. Once a client
-    has labels, its own posterior says more: `fit.personalize`.
+    The average is over `draws` pairs (z, w). Under a point estimate of z (MAP) only w varies. Once
+    a client has labels, its own posterior says more: `fit.personalize`.
 
     Args:
         fit: of other clients.
-        rows: of the new clients; if they have labels, these are scored. A name may be that of a fitted
-            client: nothing known of that client is used.
+        rows: of the new clients; if they have labels, these are scored. A name may be that of a
+            fitted client: nothing known of that client is used.
         site: the observed site to predict; None: the model's only one.
         draws: S.
         seed: of the draws.
 
     Raises:
-        ValueError: a field is missing or holds NaN; the model observes several sites and `site` is None; or the
-            method predicts by statistics of a client's own rows (`batch_normed`).
+        ValueError: a field is missing or holds NaN; the model observes several sites and `site` is
+            None; or the method predicts by statistics of a client's own rows (`batch_normed`).
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
     if fit.federation.client.settle is not None:
         raise ValueError(
-            f"'{fit.method.name}' predicts a client's rows by statistics of rows that it has: give it some, "
-            f"fit.personalize(rows, rounds=0).predict(rows)"
+            f"'{fit.method.name}' predicts a client's rows by statistics of rows that it has: "
+            "give it some, fit.personalize(rows, rounds=0).predict(rows)"
         )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)
@@ -74,8 +74,8 @@ def predict_from_prior(
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
     """Draw the local sites of every fitted client from the global level alone: site -> (S, N, *shape).
 
-    From p(w_k | z), z drawn from the posterior of the global sites: client k's rows count only through z.
-    Beside `fit.draws`, they show what the client's own rows add.
+    From p(w_k | z), z drawn from the posterior of the global sites: client k's rows count only
+    through z. Beside `fit.draws`, they show what the client's own rows add.
 
     Args:
         fit: its own clients, with their client fields (a county's uranium).

@@ -55,13 +55,14 @@ class Prediction:
         data: the rows, labeled or not.
         site: the observed site that is predicted.
         label: (n,) the true labels; None where they are unknown.
-        mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities for a
-            categorical one.
-        sd: (n,) standard deviation of y, from the draws and the likelihood; None for a categorical site.
-        log_score: (n,) log of the mean density of the true label, nats, higher is better; None where labels
-            are unknown.
-        noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None for a
-            numeric site.
+        mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities
+            for a categorical one.
+        sd: (n,) standard deviation of y, from the draws and the likelihood; None for a categorical
+            site.
+        log_score: (n,) log of the mean density of the true label, nats, higher is better; None
+            where labels are unknown.
+        noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None
+            for a numeric site.
         kind: "binary", "categorical" or "numeric".
     """
 
@@ -77,7 +78,8 @@ class Prediction:
     def scores(self) -> pd.DataFrame:
         """Score each client: its rows, mean log score, and accuracy and Brier score, or root mean squared error.
 
-        The Brier score is the mean of sum_c (p_c - 1[y = c])^2 / 2 over the classes: (p - y)^2 for two.
+        The Brier score is the mean of sum_c (p_c - 1[y = c])^2 / 2 over the classes: (p - y)^2 for
+        two.
 
         Raises:
             ValueError: the rows have no labels.
@@ -182,8 +184,8 @@ def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
         return fn.mean, fn.variance
     except (NotImplementedError, AttributeError) as error:
         raise ValueError(
-            f"site '{site}' ({kind_of_distribution(fn)}) has no mean and variance in closed form, which a "
-            f"prediction averages: draw its labels instead, fit.posterior_predictive()"
+            f"site '{site}' ({kind_of_distribution(fn)}) has no mean and variance in closed form, "
+            "which a prediction averages: draw its labels instead, fit.posterior_predictive()"
         ) from error
 
 
@@ -210,7 +212,8 @@ def predict(
 
     Raises:
         KeyError: a client that was not fitted, or a site that is not observed.
-        ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
+        ValueError: a field is missing or holds NaN; or the model observes several sites and `site`
+            is None.
     """
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
@@ -257,15 +260,15 @@ def predicted(
 ) -> Prediction:
     """Average what a site's distribution says of each row, over latent sites that `run` supplies.
 
-    Where clients have so many rows that all draws of them would not fit in memory, a few draws are averaged
-    at a time.
+    Where clients have so many rows that all draws of them would not fit in memory, a few draws are
+    averaged at a time.
 
     Args:
         program: the checked program.
         rows: to be predicted.
         site: the observed site.
-        run: evaluates `(params, latent sites, rows) -> tree` for every client, at draws from the first
-            number, as many as the count.
+        run: evaluates `(params, latent sites, rows) -> tree` for every client, at draws from the
+            first number, as many as the count.
         draws: S.
     """
     known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")

@@ -1,13 +1,13 @@
 """Proposals: the guide's own draws, points of a Student t fitted to weighted draws, and stretched local draws.
 
-A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under the guide
-is known, so points of any other proposal have known weights as well. This is adaptive importance sampling
-(Cappe, Douc, Guillin, Marin and Robert 2008, Statistics and Computing 18) with a multivariate t, because a
-Gaussian that is too narrow has weights of infinite variance.
+A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under
+the guide is known, so points of any other proposal have known weights as well. This is adaptive
+importance sampling (Cappe, Douc, Guillin, Marin and Robert 2008, Statistics and Computing 18) with
+a multivariate t, because a Gaussian that is too narrow has weights of infinite variance.
 
-A client's local sites can be drawn from an equal mixture of the guide's Gaussian and of the same Gaussian
-stretched about its mean. Weights by the mixture (Hesterberg 1995, Technometrics 37) show a guide that is too
-narrow, which weights of its own draws hardly do.
+A client's local sites can be drawn from an equal mixture of the guide's Gaussian and of the same
+Gaussian stretched about its mean. Weights by the mixture (Hesterberg 1995, Technometrics 37) show a
+guide that is too narrow, which weights of its own draws hardly do.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Stretched(Messenger):
 
     Args:
         wide: () bool, whether this draw is from the stretched Gaussians.
-        size: D, the local unknowns of a client. The stretch is 1 + 1 / sqrt(D): then the two Gaussians overlap
-            whatever D is.
+        size: D, the local unknowns of a client. The stretch is 1 + 1 / sqrt(D): then the two
+            Gaussians overlap whatever D is.
     """
 
     def __init__(self, wide: Tensor, size: int) -> None:

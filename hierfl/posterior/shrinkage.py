@@ -27,13 +27,13 @@ def shrinkage(
 ) -> dict[str, Tensor]:
     """Estimate the shrinkage of each client's local sites: Var(w_k | z, y_k) / Var(w_k | z), averaged over z.
 
-    z are the global sites. Where w_k ~ Normal(mu, tau^2) and the client's own estimate has standard error s,
-    this is B = s^2 / (s^2 + tau^2), and the client's posterior mean is B mu + (1 - B) times its own estimate: 0
-    where its rows decide alone, 1 where they say nothing. A guide whose local sites are too narrow gives too
-    low a value.
+    z are the global sites. Where w_k ~ Normal(mu, tau^2) and the client's own estimate has standard
+    error s, this is B = s^2 / (s^2 + tau^2), and the client's posterior mean is B mu + (1 - B)
+    times its own estimate: 0 where its rows decide alone, 1 where they say nothing. A guide whose
+    local sites are too narrow gives too low a value.
 
-    Sources: B of Morris 1983, JASA 78, Eq. 1.9; the pooling factor of each group in Gelman and Pardoe 2006,
-    Technometrics 48, section 1.
+    Sources: B of Morris 1983, JASA 78, Eq. 1.9; the pooling factor of each group in Gelman and
+    Pardoe 2006, Technometrics 48, section 1.
 
     Args:
         fit: a run at some round, with its clients' rows.
@@ -43,8 +43,8 @@ def shrinkage(
         seed: of the draws.
 
     Returns:
-        Site -> (N, *shape), at most 1; NaN where the prior has no variance in closed form, where it depends on
-        another local site, and at point estimates.
+        Site -> (N, *shape), at most 1; NaN where the prior has no variance in closed form, where it
+        depends on another local site, and at point estimates.
     """
     program = fit.program
     known = [site for site in sites if site not in program.derived]

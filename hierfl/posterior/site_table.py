@@ -48,7 +48,8 @@ class SiteTable:
         points: latent sites and learned params without one.
         not_finite: sites with draws that are not finite.
         by_layer: networks that are summarized by layer.
-        without_local: whether local sites are left out, since they depend on rows that are not there.
+        without_local: whether local sites are left out, since they depend on rows that are not
+            there.
     """
 
     frame: pd.DataFrame
@@ -180,7 +181,8 @@ class _Site:
     """Mean, sd and the ends of the interval of each number of a site.
 
     Args:
-        at: (4, C, *shape); C is 1 for a global site. The sd and the ends are NaN at a point estimate.
+        at: (4, C, *shape); C is 1 for a global site. The sd and the ends are NaN at a point
+            estimate.
         is_local: it has a value for each client.
     """
 
@@ -251,8 +253,8 @@ def _frame(
 def _entries(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
     """Return the labels of a site's numbers.
 
-    They are what the model declares (`dims_of`); else names of features where one field alone has as many;
-    else positions.
+    They are what the model declares (`dims_of`); else names of features where one field alone has
+    as many; else positions.
     """
     declared = [labels for _, labels in dims_of(fit.program.model).get(name, ())]
     if declared and [len(labels) for labels in declared] == list(shape):

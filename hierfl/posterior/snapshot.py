@@ -155,9 +155,10 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
 
     Raises:
         TypeError: `rows` is no `ClientData`.
-        ValueError: a field is missing, has another shape or other levels than in the training rows, holds NaN
-            or infinity, or holds labels outside the support of their site; or the clients differ in their
-            numbers of rows, those of the fit did not, and the program depends on padding.
+        ValueError: a field is missing, has another shape or other levels than in the training rows,
+            holds NaN or infinity, or holds labels outside the support of their site; or the clients
+            differ in their numbers of rows, those of the fit did not, and the program depends on
+            padding.
     """
     expect_client_data(rows, "data")
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
@@ -188,8 +189,8 @@ def _check_levels(fitted: ClientData, rows: ClientData, names: Collection[str]) 
         known, found = fitted.levels.get(key), rows.levels.get(key)
         if known != found:
             raise ValueError(
-                f"the codes of '{key}' stand for {_listed(found)}, but for {_listed(known)} when fitted: code "
-                f"the rows alike, ClientData.from_frame(..., levels=train.levels)"
+                f"the codes of '{key}' stand for {_listed(found)}, but for {_listed(known)} when "
+                "fitted: code the rows alike, ClientData.from_frame(..., levels=train.levels)"
             )
 
 

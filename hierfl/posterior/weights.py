@@ -38,11 +38,12 @@ class Weighed:
     Args:
         draws: of every latent and deterministic site, before resampling.
         log_shared: (S,) log p(z) / q(z).
-        log_own: (S, N) log W_k, the mean weight of a client's local draws: W_k is an unbiased estimate of
-            p(y_k | z).
-        log_first: (S, N) log weight of the first of those draws alone. These two are all that leaves a client,
-            beside the mean of the third.
-        variance: (S, N) estimated variance of W_k / p(y_k | z), over local draws; 0 for a single draw.
+        log_own: (S, N) log W_k, the mean weight of a client's local draws: W_k is an unbiased
+            estimate of p(y_k | z).
+        log_first: (S, N) log weight of the first of those draws alone. These two are all that
+            leaves a client, beside the mean of the third.
+        variance: (S, N) estimated variance of W_k / p(y_k | z), over local draws; 0 for a single
+            draw.
         at: (S, K) coordinates of z: the values of the guide's Gaussian global sites.
         log_q: (S,) log density of those coordinates under the guide.
     """
@@ -99,17 +100,19 @@ def weigh(
     Args:
         fit: of labeled clients.
         count: S.
-        inner: draws of a client's local sites for each draw of the global ones; the client keeps one of them.
+        inner: draws of a client's local sites for each draw of the global ones; the client keeps
+            one of them.
         seed: of the draws.
         shared: weight the global sites too; their guide then needs a density.
-        points: (S, K) coordinates for the guide's Gaussian global sites; None: the guide draws them.
+        points: (S, K) coordinates for the guide's Gaussian global sites; None: the guide draws
+            them.
         salt: decorrelates these draws from those for other purposes.
-        stretch: draw every second of a client's draws from the guide's Gaussian stretched about its mean
-            (`hierfl.posterior.proposals.Stretched`).
+        stretch: draw every second of a client's draws from the guide's Gaussian stretched about its
+            mean (`hierfl.posterior.proposals.Stretched`).
 
     Raises:
-        ValueError: the guide has no density, clients have no labels, or a client's likelihood is NaN at a
-            draw.
+        ValueError: the guide has no density, clients have no labels, or a client's likelihood is
+            NaN at a draw.
     """
     program = fit.program
     check_labeled(fit)
@@ -179,10 +182,12 @@ def over_own(
 ) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
     """Draw a client's local sites several times at one z.
 
-    With `stretch`, every second draw is from the stretched guide, and each weight is p over the mixture.
+    With `stretch`, every second draw is from the stretched guide, and each weight is p over the
+    mixture.
 
     Returns:
-        Values by site, log p(z) / q(z), log W_k, coordinates of z and their log density; each (times, ...).
+        Values by site, log p(z) / q(z), log W_k, coordinates of z and their log density; each
+        (times, ...).
     """
 
     def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
@@ -273,13 +278,13 @@ def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
 def _no_density(fit: Snapshot, site: str) -> str:
     if already_weighted(fit):
         return (
-            f"{fit.method.name} has weighted its draws already, and the resampled points have no density: "
-            f"leave correct= out, and see k_hat in fit.history"
+            f"{fit.method.name} has weighted its draws already, and the resampled points have no "
+            "density: leave correct= out, and see k_hat in fit.history"
         )
     if fit.method.name in WEIGHTED and _ended_early(fit):
         return (
-            f"the rounds ended before {fit.method.name} had weighted its draws, which have no density: allow "
-            f"more rounds"
+            f"the rounds ended before {fit.method.name} had weighted its draws, which have no "
+            "density: allow more rounds"
         )
     return (
         f"the guide of '{fit.method.name}' places site '{site}' at points, which have no density: "

@@ -73,6 +73,6 @@ def _with_stand_in(fit: Snapshot, which: int) -> Restricted:
 
 def _needed(why: str) -> RowsNotSaved:
     return RowsNotSaved(
-        f"this fit was saved without its clients' rows, which are needed here ({why}): hand them in, "
-        f"hierfl.load(folder, data=...)"
+        f"this fit was saved without its clients' rows, which are needed here ({why}): hand them "
+        "in, hierfl.load(folder, data=...)"
     )

@@ -45,8 +45,8 @@ def measure(
 
     Raises:
         KeyError: rows belong to a client that was not fitted, or `local_only` lacks a client.
-        ValueError: a field is missing; there are several observed sites and `site` is None; the held-out rows
-            have no labels; or `local_only` has none of the fit's local sites.
+        ValueError: a field is missing; there are several observed sites and `site` is None; the
+            held-out rows have no labels; or `local_only` has none of the fit's local sites.
     """
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size

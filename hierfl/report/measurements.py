@@ -25,8 +25,8 @@ class Entry:
     Args:
         label: name of the site, with the index of the scalar.
         draws: posterior draws, (S, N) of a local site or (S,) of a global one.
-        expected: (S, N) draws of the global prior, what the global level alone predicts for each client;
-            None: unknown.
+        expected: (S, N) draws of the global prior, what the global level alone predicts for each
+            client; None: unknown.
         local_only: (N,) local-only estimates; None: not given.
     """
 
@@ -58,8 +58,8 @@ class Measured:
         evidence: what the checks of the fit rest on.
         scored: predictions that were scored.
         draws: posterior draws; None: fewer than 50 were requested or can be held.
-        expected: draws of the global prior, site -> (S, N, *shape); None: there are no draws, no local sites,
-            or the clients' prior cannot be drawn from.
+        expected: draws of the global prior, site -> (S, N, *shape); None: there are no draws, no
+            local sites, or the clients' prior cannot be drawn from.
         local_only: local-only estimates, site -> (N, *shape).
     """
 

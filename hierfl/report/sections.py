@@ -234,8 +234,8 @@ def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     else:
         blocks.append(
             Text(
-                "No local-only fit was given (local_only=), so the estimates cannot be compared with "
-                "local-only ones."
+                "No local-only fit was given (local_only=), so the estimates cannot be compared "
+                "with local-only ones."
             )
         )
     return Section("shrinkage", "Shrinkage", tuple(blocks))
@@ -304,7 +304,8 @@ def _score_table(scores: pd.DataFrame, rows: str) -> Table:
         "Higher is better for the log score (nats per row) and the accuracy; lower is better for "
         "the Brier score, RMSE, CRPS and calibration error. By chance: the calibration error of "
         "perfectly calibrated predictions for so few rows. Sharpness: the Brier score that the "
-        "predictions would have if they were calibrated; for numeric labels, the mean predictive SD."
+        "predictions would have if they were calibrated; for numeric labels, the mean predictive "
+        "SD."
     )
     return Table(
         f"Scores of each client on {rows} rows",
