@@ -1,4 +1,4 @@
-"""Is the posterior to be trusted, and are its predictions? A function each, of a fit or of what it predicts."""
+"""Diagnostics of a posterior and of its predictions."""
 
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.diagnostics.audit import Audit, audit

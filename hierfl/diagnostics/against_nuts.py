@@ -74,7 +74,7 @@ def against_nuts(
     correct: Literal["psis"] | None = None,
     reference: Reference | None = None,
 ) -> AgainstNuts:
-    """Compare every latent site with NUTS on all rows together; learned params keep their fitted values.
+    """Compare every latent site with NUTS on all rows; learned params keep their values.
 
     Args:
         fit: of labeled clients.

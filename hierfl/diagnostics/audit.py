@@ -1,4 +1,4 @@
-"""What crosses between the server and a client, tensor by tensor, and what of it depends on the client's rows."""
+"""What crosses between the server and a client, and what of it depends on its rows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def audit(
     rounds: int | None = None,
     seed: int = 0,
 ) -> Audit:
-    """Run a method twice, once with other rows for one client, and list everything that crosses to and from it.
+    """Run a method with and without one client's own rows; list what crosses to and from it.
 
     What is the same in both runs does not depend on the client's rows; what is not the same may
     tell of them. The rows in their place, client fields included, are those of other clients, in

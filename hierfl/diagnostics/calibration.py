@@ -1,4 +1,4 @@
-"""Calibration of probabilities and intervals: equal-mass bins, calibration error beside that of chance, coverage."""
+"""Calibration of probabilities and intervals, beside what chance alone gives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def equal_mass(
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """Differences between shares of ones and mean predictions over equal-mass bins, weighted by rows.
+    """Differences between observed shares and predictions, over equal-mass bins.
 
     Args:
         ece: expected calibration error, mean |share - prediction| (Naeini, Cooper and Hauskrecht
@@ -114,7 +114,7 @@ def calibration_error(
 
 
 def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
-    """Return probabilities (n,) of 1, or of the predicted class, and whether each came true (n,), 0 or 1.
+    """Return probabilities (n,) of 1 or of the predicted class, and whether each came true (n,).
 
     Raises:
         ValueError: the rows have no labels, or the site is numeric (see `interval_coverage`).
@@ -147,7 +147,7 @@ def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -
 
 
 def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.9) -> pd.DataFrame:
-    """Compare each client's mean label (for 0/1, its event rate) with the predictive interval of that mean.
+    """Compare each client's mean label or event rate with its predictive interval.
 
     All rows of a client share each draw of its parameters. The interval is therefore wider than
     that of as many independent rows, and right only if the posterior is.
@@ -194,7 +194,7 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
 
 
 def coverage_p_value(covered: ArrayLike, prob: float) -> float:
-    """Return the exact one-sided p-value of so few covered, if each is covered with probability `prob`."""
+    """Return the exact one-sided p-value of so few covered intervals of probability `prob`."""
     hits = np.asarray(covered, dtype=bool)
     return float(scipy.stats.binomtest(int(hits.sum()), len(hits), prob, alternative="less").pvalue)
 

@@ -1,4 +1,4 @@
-"""The checks of a fit that `fit.summary()` and `fit.report()` share: of its run, its posterior and its clients."""
+"""The checks that `fit.summary()` and `fit.report()` share."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _posterior(found: Evidence) -> Iterator[Check]:
 
 
 def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
-    """Warn of a mean-field guide if global scales (positive sites without an upper bound) are inferred."""
+    """Warn of a mean-field guide if global scales, positive sites, are inferred."""
     scales = [
         s.name
         for s in fit.program.latents.global_block.sites
@@ -147,7 +147,7 @@ def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
 
 
 def _reaches_below_0(support: object) -> bool:
-    """Return False for a support with a lower bound of 0 or more and no upper bound, otherwise True."""
+    """Return whether a support is other than the positive numbers, or has an upper bound."""
     support = getattr(support, "base_constraint", support)
     bound = getattr(support, "lower_bound", None)
     if bound is None or hasattr(support, "upper_bound"):

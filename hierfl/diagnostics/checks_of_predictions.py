@@ -64,7 +64,7 @@ def checks_of_predictions(found: Scored) -> Iterator[Check]:
 
 
 def _scores(found: Scored) -> Iterator[Check]:
-    """Check calibration and coverage: over all rows, for the clients' mean labels, and client by client."""
+    """Check calibration and coverage of rows and of clients' mean labels."""
     if found.prediction is None:
         yield Check(
             "Are predictions calibrated?",
@@ -115,7 +115,7 @@ def _too(p: Floats, came_true: Floats) -> str:
 
 
 def _numeric_coverage(found: Scored) -> Check:
-    """Warn if the coverage of 90 % intervals of single rows is off by more than `COVERAGE` and chance."""
+    """Warn if the coverage of rows' 90 % intervals is off by more than `COVERAGE` and chance."""
     assert found.prediction is not None and found.replicates is not None
     covered = interval_coverage(found.replicates, found.prediction.known()[0], prob=0.9)
     rate = float(covered.mean())
@@ -154,7 +154,7 @@ def _rate_coverage(found: Scored) -> Check:
 
 
 def _by_client(found: Scored) -> Iterator[Check]:
-    """Check the number of scored rows and, for binary labels, compare with each client's event rate."""
+    """Check the number of scored rows, and compare with clients' event rates."""
     assert found.prediction is not None
     prediction = found.prediction
     counts = prediction.data.counts.tolist()
@@ -183,7 +183,7 @@ def _by_client(found: Scored) -> Iterator[Check]:
 
 
 def _worse_than_event_rate(found: Scored) -> list[str]:
-    """Return the clients, of those with enough rows, whose log score is worse than their event rate's.
+    """Return clients with enough rows whose event rate scores better than the model.
 
     Worse means by more than two standard errors. The event rate is that of the training rows,
     smoothed: (events + 1/2) / (rows + 1).
@@ -210,7 +210,7 @@ def _worse_than_event_rate(found: Scored) -> list[str]:
 
 
 def _foreign(found: Scored) -> Check:
-    """Check that predictions of foreign rows are less certain than those of the clients' own rows."""
+    """Check that predictions are less certain for foreign rows than for own rows."""
     if found.foreign is None:
         return Check(FOREIGN, "not asked", "No foreign rows were given.")
     overall = found.foreign.overall

@@ -1,4 +1,4 @@
-"""Checks of the rounds: who took part, who was left out, whose updates stand out, and the server's chains."""
+"""Checks of the rounds: who took part, whose updates stand out, the server's chains."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _concentration(fit: Snapshot) -> Iterator[Check]:
 
 
 def _chains(fit: Snapshot) -> Iterator[Check]:
-    """Warn if the chains of the server's last sampling have not mixed; asked only if it samples by chains."""
+    """Warn if the server's chains have not mixed; asked only if it samples by chains."""
     if "r_hat" not in fit.history:
         return
     r_hat = float(fit.history["r_hat"].dropna().iloc[-1])
@@ -120,7 +120,7 @@ def _chains(fit: Snapshot) -> Iterator[Check]:
 
 
 def _left_out(fit: Snapshot) -> Iterator[Check]:
-    """Warn of clients that failed and were skipped, in the last round or most of them: the fit lacks them."""
+    """Warn of skipped clients; fatal if skipped in the last round or in most rounds."""
     found = records_of(fit.progress.history, "left_out")
     if not any("left_out" in record for record in fit.progress.history):
         return
@@ -147,7 +147,7 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
 
 
 def _far_out(fit: Snapshot) -> Iterator[Check]:
-    """Warn of updates that are far larger than the others of their round; asked only if there are any."""
+    """Warn of updates far larger than the others of their round."""
     found = records_of(fit.progress.history, "far_out")
     if not found:
         return
@@ -166,7 +166,7 @@ def _far_out(fit: Snapshot) -> Iterator[Check]:
 
 
 def _conflicting(fit: Snapshot) -> Iterator[Check]:
-    """Warn of clients whose summaries conflict with all others'; asked only of methods that compare them."""
+    """Warn of clients whose summaries conflict with all others'."""
     compared = [record[COMPARED] for record in fit.progress.history if COMPARED in record]
     if not compared:
         return

@@ -1,4 +1,4 @@
-"""Scores of predictions by client: proper scores, calibration and sharpness, and their spread over clients.
+"""Scores of predictions by client, and their spread over clients.
 
 The log and Brier scores are in `Prediction.scores()`; this module adds the others. The CRPS of an
 ensemble is three lines here: properscoring, which has it, has had no release since 2015, and
@@ -71,7 +71,7 @@ def client_scores(
 
 
 def crps(replicates: Tensor, label: Tensor) -> Tensor:
-    """Return the continuous ranked probability score of an ensemble, (n,), in the label's unit; lower is better.
+    """Return the continuous ranked probability score of an ensemble, (n,); lower is better.
 
         E|X - y| - E|X - X'| / 2
 

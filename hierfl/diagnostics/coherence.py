@@ -1,4 +1,4 @@
-"""How alike clients are: coherence of their gradients in the global params, and their losses by class (PRIOR)."""
+"""Similarity of clients: coherence of their gradients, losses by class (PRIOR)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hierfl.program.program import Params
 
 @dataclass(frozen=True)
 class Coherence:
-    """The generalized coherence estimate of N vectors (Gish and Cochran 1988), as in PRIOR's Fig. 2.
+    """The generalized coherence of N vectors (Gish and Cochran 1988), as in PRIOR's Fig. 2.
 
     Args:
         estimate: 1 - det G, with G the Gram matrix of the normalized vectors. It is 0 where all are
@@ -107,7 +107,7 @@ def client_gradients(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor
 
 
 def loss_deviations(prediction: Prediction) -> pd.DataFrame:
-    """Return each client's loss on each class minus the mean over clients, nats (PRIOR, Figs. 3 and 9).
+    """Return each client's loss by class minus the mean over clients (PRIOR, Figs. 3 and 9).
 
         d_ic = l_ic - sum_j n_jc l_jc / sum_j n_jc
 

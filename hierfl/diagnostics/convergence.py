@@ -1,4 +1,4 @@
-"""Has a run arrived at the posterior? The importance weights of one more round decide; the ELBO's slope advises.
+"""Has a run converged to the posterior? Importance weights decide; the ELBO's trend advises.
 
 Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of
 a Student t fitted to the weighted draws, which has longer tails than the guide. Where k-hat is low
@@ -52,7 +52,7 @@ def _shown(found: Convergence) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Whether a run has arrived at the posterior. It prints as a table of sites, with the verdict under it.
+    """Whether a run has converged to the posterior; printed with a table of sites.
 
     Args:
         converged: `answer` is "good".
@@ -95,7 +95,7 @@ class Convergence:
 def convergence(
     fit: Snapshot, *, draws: int = 64, seed: int = 0, proposals: int = 1000
 ) -> Convergence:
-    """Judge a run by the weights of one more round; of a method that weights its draws, by its own weights.
+    """Judge a run by importance weights: of a further round, or those that the method took.
 
     A guide of points has no posterior to judge: then the trend of the ELBO or loss decides.
 
@@ -192,7 +192,7 @@ def _ended_early(fit: Snapshot) -> bool:
 
 
 def _own_weights(fit: Snapshot) -> tuple[float, float] | None:
-    """Return k-hat and the effective draws that a method has logged last; None: it has not weighted its draws."""
+    """Return the method's own last k-hat and effective draws; None without weights."""
     history = fit.history
     if "k_hat" not in history or "effective" not in history:
         return None
@@ -203,7 +203,7 @@ def _own_weights(fit: Snapshot) -> tuple[float, float] | None:
 
 
 def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
-    """Return the sites that the guide places at one point each, and those at one of several points."""
+    """Return sites that the guide places at one point, and those at one of several points."""
     if not fit.program.latents.sites:
         return [], []
     drawn, spread = posterior_draws(fit, draws=LOOKS), spread_levels(fit)
@@ -217,7 +217,7 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
     return fixed, several
 
 
-# ---------------------------------------------------------------------------------------------- the verdicts
+# ------------------------------------------------------------------------------------- the verdicts
 def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]:
     """Judge a method by the weights that it took itself."""
     facts = f"k-hat is {k_hat:.2f}, and {effective:.0f} draws are effective"
@@ -277,7 +277,7 @@ def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
 
 
 def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answer, str]:
-    """Judge a model that has params without a prior as well: these are points, judged by the trend."""
+    """Judge a model with params without a prior: these are judged by the trend."""
     names = ", ".join(f"'{name}'" for name in learned)
     if course.state in ("level", "moving"):
         return "good", f"{verdict} This is the posterior given the learned {names}."
@@ -290,7 +290,7 @@ def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answe
 
 
 def _mend(course: Course, *, weights: bool = False) -> str:
-    """Return what to do about a guide that is not the posterior, after a semicolon; `weights`: they correct it."""
+    """Return a fix, after a semicolon; `weights`: importance weights correct the guide."""
     correct = "; fit.posterior(correct='psis') corrects the draws" if weights else ""
     if course.state in ("rising", "falling", "not finite", "hidden", "steep", "moving"):
         return f"; {course.words}. {course.mend.removesuffix('.')}{correct}"

@@ -1,4 +1,4 @@
-"""Whether a PAC-Bayes bound may be taken: the prior was fixed before the rows, and the posterior has a KL from it."""
+"""Whether a PAC-Bayes bound holds: a prior fixed before the rows, and a finite KL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLIT = "pac_bayes(before.personalize(other_rows), prior=before)"
 
 
 def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
-    """Refuse priors that are not fixed before the rows, and posteriors without a finite KL from their prior.
+    """Refuse priors learned from the rows, and posteriors without a finite KL.
 
     Args:
         fit: whose rows the bound is taken on.
@@ -71,7 +71,7 @@ def _check_split(fit: Snapshot, prior: Snapshot) -> None:
 
 
 def _within(few: ClientData, many: ClientData) -> bool:
-    """Return whether rows are among others of the same clients, more than equal values alone would explain."""
+    """Return whether rows are among others, beyond what equal values explain."""
     a, b = _rows(few, many.names), _rows(many, many.names)
     if a.shape[1:] != b.shape[1:] or not set(few.names) <= set(many.names):
         return False
@@ -83,7 +83,7 @@ def _within(few: ClientData, many: ClientData) -> bool:
 
 
 def _rows(data: ClientData, names: tuple[str, ...]) -> NDArray[np.float64]:
-    """Return the rows of some clients as numbers, (n, 1 + features): the client's place among the names first."""
+    """Return rows as a matrix (n, 1 + features), the client's index among `names` first."""
     place = {name: k for k, name in enumerate(names)}
     own = torch.tensor([place.get(name, -1) for name in data.names])[data.row_client]
     fields = [data.fields[name].double().reshape(data.num_rows, -1) for name in sorted(data.fields)]
@@ -92,7 +92,7 @@ def _rows(data: ClientData, names: tuple[str, ...]) -> NDArray[np.float64]:
 
 
 def _check_factors(fit: Snapshot) -> None:
-    """Refuse a model with factors, or rows observed above the clients: its prior does not sum to 1."""
+    """Refuse a model with factors or labels above the clients: its prior is unnormalized."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with untouched_store(), torch.no_grad(), unchecked():

@@ -1,4 +1,4 @@
-"""The posterior of a formula as tables in the order that brms prints: population, groups, family, clients."""
+"""The posterior of a formula as tables in brms's order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generalization gaps: from training rows to held-out rows, and to new clients; and the effective number of clients."""
+"""Generalization gaps, to held-out rows and to new clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def generalization_gap(
     new_clients: Prediction | None = None,
     terms: PacBayes | None = None,
 ) -> Gap:
-    """Compare predictions of training rows, of held-out rows of the same clients, and of new clients.
+    """Compare predictions of training rows, held-out rows and new clients.
 
     Args:
         train: of labeled training rows.
@@ -89,7 +89,7 @@ def generalization_gap(
 
 
 def effective_clients(log_weights: ArrayLike) -> float:
-    """Return the effective number of clients of weights omega, (sum omega)^2 / sum omega^2, between 1 and N (FedMAP).
+    """Return the effective number of clients, (sum omega)^2 / sum omega^2, from 1 to N (FedMAP).
 
     Methods that weight clients by likelihoods log it in each round, as `effective_clients` in the
     history.

@@ -14,7 +14,7 @@ from hierfl.posterior.snapshot import Snapshot
 
 
 def same_for_all(fit: Snapshot) -> bool:
-    """Return whether the global prior is the same for every client: the model reads no field of clients."""
+    """Return whether all clients have the same global prior, with no client field read."""
     return not fit.program.reads.model & set(fit.federation.data.client_fields)
 
 
@@ -25,7 +25,7 @@ def named_own(draws: Draws) -> list[str]:
 
 
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
-    """Compare each client's posterior with the global prior, both approximated by independent Normals.
+    """Compare each client's posterior with the global prior, as independent Normals.
 
     Args:
         fit: a run at some round.

@@ -107,7 +107,7 @@ def scored_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, s
 
 
 def _weighted(fit: Snapshot, draws: int, most: int, seed: int) -> tuple[Weighed, Tensor, float]:
-    """Return draws with log weights that turn them into draws of the posterior, (S, 1) or by client (S, N)."""
+    """Return draws and log weights that make them the posterior's, (S, 1) or (S, N)."""
     noise = _noise(fit, seed, shared=not already_weighted(fit))
     if already_weighted(fit):
         inner = min(most, _enough(float(noise.max()), BIAS))
@@ -143,7 +143,7 @@ def _precise(fit: Snapshot, draws: int, most: int, seed: int) -> Weighed:
 
 
 def _noise(fit: Snapshot, seed: int, *, shared: bool) -> Tensor:
-    """Return the relative variance of the weight of a single local draw, by client, (N,): a few draws tell."""
+    """Return the relative variance of a single local draw's weight, (N,), from a pilot."""
     few = weigh(fit, PILOT, inner=INNER, seed=seed, shared=shared, salt="pilot")
     return few.variance.mean(0) * INNER
 

@@ -1,4 +1,4 @@
-"""The error that weights of fedlaplace do not see: that of Laplace's approximation of integrals over local sites."""
+"""The error of Laplace's local integrals, which fedlaplace's weights do not see."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unseen_error(fit: Snapshot) -> str:
 
 
 def is_quadratic(program: Program) -> bool:
-    """Return whether the log joint density is quadratic in the local sites: Laplace's approximation is then exact.
+    """Return whether the log joint density is quadratic in the local sites.
 
     The answer is tested at random points on a few rows, not proven.
 

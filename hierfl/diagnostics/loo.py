@@ -1,4 +1,4 @@
-"""Leave-one-out: how well a fit would predict a row, or a client, that it had not seen, without refitting.
+"""Leave-one-out predictive densities of rows or clients, without refitting.
 
 By row it estimates p(y_i | all other rows), by client p(y_k | all other clients) with the client's
 local sites integrated out. Both are ratios of evidences, p(y) / p(y without i), and both evidences

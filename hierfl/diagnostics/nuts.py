@@ -71,7 +71,7 @@ def nuts(
     seed: int = 0,
     dense: Sequence[str] = (),
 ) -> Reference:
-    """Sample a model's posterior from all clients' rows together by the No-U-Turn Sampler, as a reference.
+    """Sample a model's posterior from all clients' rows by the No-U-Turn Sampler.
 
     Args:
         model: the generative program, without params to be learned.

@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: entropies of predictions of a client's own rows and of foreign rows.
+"""Out-of-distribution detection by predictive entropies of own and foreign rows.
 
 AUROC is scipy's Mann-Whitney statistic, so that scikit-learn stays an optional dependency.
 """
@@ -39,7 +39,7 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
-    """Return H[E p] - E H[p], (n,), nats: the epistemic entropy, 0 for a point estimate (Houlsby et al. 2011).
+    """Return H[E p] - E H[p], (n,), nats: the epistemic entropy (Houlsby et al. 2011).
 
     Raises:
         ValueError: the site is numeric.
@@ -67,7 +67,7 @@ def auroc(higher: ArrayLike, lower: ArrayLike) -> float:
 
 
 def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
-    """Return the share of foreign rows accepted at the threshold that accepts 95 % of own rows; lower is better.
+    """Return the share of foreign rows accepted where 95 % of own rows are; lower is better.
 
     A row is accepted if its score is at most the threshold, the smallest one that accepts 95 % of
     own rows (Liang, Li and Srikant 2018, with own rows as the positives).
@@ -105,7 +105,7 @@ class OutOfDistribution:
 
 
 def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistribution:
-    """Compare each client's predictions of its own held-out rows with its predictions of foreign rows.
+    """Compare each client's predictions of own held-out rows and of foreign rows.
 
     Args:
         own: of the clients' own rows, held out from the fit.
@@ -163,7 +163,7 @@ def _rows(prediction: Prediction) -> dict[str, slice]:
 
 
 def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) -> Floats:
-    """Estimate the density of entropies on a grid by a Gaussian kernel reflected at 0 (FedABML, Figs. 5 and 6).
+    """Estimate the density of entropies on a grid (FedABML, Figs. 5 and 6).
 
     Args:
         values: (n,) entropies >= 0, nats.

@@ -130,7 +130,7 @@ def pac_bayes(
     draws: int = 100,
     seed: int = 0,
 ) -> PacBayes:
-    """Estimate the terms of the bound of a posterior on the rows of a fit. Each client returns two numbers a draw.
+    """Estimate the terms of the bound; each client returns two scalars per draw.
 
     Args:
         fit: of labeled clients.

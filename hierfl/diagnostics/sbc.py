@@ -1,4 +1,4 @@
-"""Simulation-based calibration: ranks of parameters drawn from the prior among the draws of a fitted guide.
+"""Simulation-based calibration: ranks of prior draws among draws of the fitted guide.
 
 Each replication draws parameters from the prior and data given them, fits the guide to the data,
 and ranks the parameters. If the guide is the posterior, ranks are uniform and intervals cover at
@@ -88,7 +88,7 @@ class Sbc:
                 )
 
     def table(self) -> pd.DataFrame:
-        """Return, by number, the p-value of a chi-square test of uniform ranks and the coverage of intervals."""
+        """Return, by scalar, the p-value of a chi-square test and the coverage of intervals."""
         size = dict(zip(self.clients, self.rows, strict=True))
         return pd.DataFrame(
             [
@@ -109,7 +109,7 @@ class Sbc:
         return pd.DataFrame.from_dict(found, orient="index").rename_axis("site")
 
     def coverage_by_rows(self) -> pd.DataFrame:
-        """Return coverage by local site and number of rows, over its numbers and the clients with so many rows."""
+        """Return coverage by local site and by the clients' number of rows."""
         records = []
         for site, ranks in self.own.items():
             for size in sorted(set(self.rows)):
@@ -125,7 +125,7 @@ class Sbc:
         return pd.DataFrame(records)
 
     def ecdf(self, site: str, *, prob: float = 0.95) -> pd.DataFrame:
-        """Return the ECDF of a site's ranks at L points in (0, 1), a column a number, and its simultaneous band.
+        """Return the ECDF of a site's ranks at L points in (0, 1), with a simultaneous band.
 
         Raises:
             KeyError: the model has no such site.
@@ -155,7 +155,7 @@ class Sbc:
         return {"p": float(scipy.stats.chisquare(counts).pvalue), **self._covered(ranks)}
 
     def _covered(self, ranks: Ranks) -> dict[str, float]:
-        """Return how often central intervals cover: the share of ranks in the middle of the L + 1 possible ones."""
+        """Return the coverage of central intervals: the share of ranks in the middle."""
         middle = np.abs(2 * ranks - self.draws)  # distance from the middle, in half ranks
         return {f"cover {p:.0%}": float((middle < p * (self.draws + 1)).mean()) for p in INTERVALS}
 
@@ -234,7 +234,7 @@ def _fitted(
     optimizer: Optimizer,
     num_particles: int,
 ) -> tuple[Params, Tensor]:
-    """Fit the guides of some replications: params (R, ...), and the negative ELBO of the last step, (R,)."""
+    """Fit the guides of some replications: params (R, ...), and the last loss (R,)."""
     shared, own = program.start()
     clients = batch.num_clients
     start = {**shared, **stacked(program, {k: v.expand(clients, *v.shape) for k, v in own.items()})}
@@ -307,7 +307,7 @@ def _numbers(ranks: Ranks) -> Iterator[tuple[str, Ranks]]:
 def ecdf_band(
     count: int, at: NDArray[np.float64], *, prob: float = 0.95, simulations: int = 2000
 ) -> NDArray[np.float64]:
-    """Return a simultaneous band for the ECDF of uniform ranks: lower and upper bound, (2, len(at)).
+    """Return a simultaneous band for the ECDF of uniform ranks, (2, len(at)).
 
     Pointwise binomial intervals, at the level at which a share `prob` of simulated samples stays
     inside everywhere.

@@ -1,4 +1,4 @@
-"""Data sets drawn from a model: global sites, every client's local sites, and the labels of every row."""
+"""Data sets drawn from a model: its sites, and the labels of every row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Labels = dict[str, Tensor]
 
 
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
-    """Draw data sets: latent and deterministic sites, and the observed fields, (count, *shape) each.
+    """Draw data sets: sites and observed fields, (count, *shape) each.
 
     Torch's own generator draws, seeded by `seed` and the data set's number, so that any
     distribution will do.
@@ -62,7 +62,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
 
 
 class _Unobserved(Messenger):
-    """Draw observed sites. Deterministic ones keep their values, which `poutine.uncondition` would expand."""
+    """Draw observed sites; deterministic ones keep their values."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"] and not is_deterministic({**msg, "type": "sample"}):
@@ -96,7 +96,7 @@ def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:
 
 
 def _in_shape_of(field: Tensor, value: Tensor) -> Tensor:
-    """Return what a site observes in the shape of its field (C, B, ...): packed rows are (C, 1, B, ...)."""
+    """Return a site's value in the shape of its field (C, B, ...), packed or not."""
     return (value.squeeze(1) if value.dim() == field.dim() + 1 else value).expand(field.shape)
 
 
@@ -133,7 +133,7 @@ def _check(program: Program, batch: ClientBatch) -> None:
 
 
 def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
-    """Refuse a model that observes something computed from a field: a drawn field would not be what it observes."""
+    """Refuse a model that observes something computed from a field."""
     with untouched_store(), unchecked():
         nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
     for site, field in program.labels.items():

@@ -36,7 +36,7 @@ def _shown(found: Summary) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """The posterior of every site as a table, and whether to trust it. It prints as both; long tables by their ends.
+    """The posterior of every site as a table, and whether to trust it.
 
     Args:
         title: what was run.
@@ -101,7 +101,7 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
 
 
 def _affordable(fit: Snapshot) -> int:
-    """Return how many draws take seconds: by the numbers that one draws, or the rows that a guide goes through."""
+    """Return how many draws take only seconds."""
     latents, data = fit.program.latents, fit.federation.data
     own = latents.local_block.size
     numbers = latents.global_block.size + own * len(fit.clients)

@@ -1,4 +1,4 @@
-"""Every threshold by which a fit is judged: `fit.summary()`, `fit.report()` and `diagnostics.convergence` share them.
+"""Every threshold by which a fit is judged.
 
 k-hat is bad from `hierfl.core.importance_sampling.K_HAT` on, 0.7, and a client conflicts with the
 others below `hierfl.engine.conflicts.ALARM`, 0.01: methods use these two as well.

@@ -1,4 +1,4 @@
-"""The course of a run: the trend of its ELBO or loss against the noise of the estimates, and the gradient left."""
+"""The trend of a run's ELBO or loss, and the gradient that is left."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _mend(state: State, *, rates: bool) -> str:
 
 
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
+    """Return the rise from the third quarter to the last, its standard error, and the noise.
 
     Neighboring rounds may be correlated, so the standard error comes from means of batches whose
     size is about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics
@@ -158,7 +158,7 @@ def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def _gradient(fit: Snapshot, draws: int, seed: int) -> pd.DataFrame:
-    """Return, by global param, the norm of the gradient summed over clients beside its standard error over draws."""
+    """Return, by global param, the norm of the summed gradient and its standard error."""
     program = fit.program
     names = [spec.name for spec in program.params if not spec.is_local]
 

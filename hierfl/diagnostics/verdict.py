@@ -1,4 +1,4 @@
-"""Whether a fit is to be trusted: one verdict over its checks, and the evidence that the checks rest on."""
+"""Whether to trust a fit: one verdict over its checks, and their evidence."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def evidence(fit: Snapshot, table: SiteTable, *, draws: int, seed: int = 0) -> E
 
 
 def run_of(fit: Snapshot, seed: int) -> Convergence | str:
-    """Judge a run by `convergence`, without the gradient where that would take minutes; or say why not."""
+    """Judge a run by `convergence`, without the gradient where that is slow; or say why not."""
     latents = fit.program.latents
     size = latents.global_block.size + latents.local_block.size
     many = size * fit.federation.data.num_rows > WORK or lacks_rows(fit)
@@ -111,7 +111,7 @@ def run_of(fit: Snapshot, seed: int) -> Convergence | str:
 
 
 def expected_of(fit: Snapshot, drawn: Draws, seed: int) -> Values | None:
-    """Return as many draws of the clients' global prior; None without local sites, or where it cannot be drawn."""
+    """Return as many draws of the clients' global prior; None where there is none."""
     if not drawn.own:
         return None
     try:
@@ -121,5 +121,5 @@ def expected_of(fit: Snapshot, drawn: Draws, seed: int) -> Values | None:
 
 
 def k_hats_of(fit: Snapshot, run: Convergence | str, seed: int) -> pd.Series | None:
-    """Return k-hat of each client's guide given the global sites; None where no draws were weighted."""
+    """Return k-hat of each client's guide; None where no draws were weighted."""
     return None if isinstance(run, str) or run.numbers.empty else own_k_hat(fit, seed=seed)

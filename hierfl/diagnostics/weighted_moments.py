@@ -90,7 +90,7 @@ def _named(row: pd.Series) -> str:
 
 
 def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
-    """Return why a guide's draws cannot be weighted, in sentences with the mend; None where they can.
+    """Return why a guide's draws cannot be weighted, with the fix; None where they can.
 
     Args:
         fit: whose sites all vary.
@@ -238,7 +238,7 @@ def _sd_error(draws: Tensor) -> Tensor:
 
 
 def by_site(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Summarize numbers, a row a site: how many `numbers`, the largest `shift` in size, and the range of ratios."""
+    """Summarize by site: how many scalars, the largest shift, the range of ratios."""
     grouped = numbers.assign(shift=numbers["shift"].abs()).groupby("site", sort=False)
     return pd.DataFrame(
         {

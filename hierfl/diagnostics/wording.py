@@ -9,7 +9,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number for readers: `digits` significant digits, a true minus sign, no exponent below 1e7.
+    """Format a number: significant digits, a true minus sign, no exponent below 1e7.
 
     >>> number(1234.5), number(0.012345), number(12.0), number(float("nan"))
     ('1234', '0.0123', '12.0', 'none')

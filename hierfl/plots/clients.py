@@ -70,7 +70,7 @@ def client_forest(
 
 
 def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[float]) -> None:
-    """Draw the interval of the global prior (outer `tails`) as a gray band and its median as a line."""
+    """Draw the interval and the median of the global prior."""
     at = np.arange(len(order), dtype=float)
     ends = np.quantile(band, tails, axis=0)
     left, center, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
@@ -113,7 +113,7 @@ def _local_only_marks(ax: Axes, local_only: Floats, size: Floats) -> None:
 
 
 def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool) -> None:
-    """Name each client on the y axis; of more than 40, give only the largest and smallest number of rows."""
+    """Name each client on the y axis; of more than 40, say how many rows the first and last have."""
     if len(names) <= NAMED:
         label = [f"{name} ({int(n)})" for name, n in zip(names, rows, strict=True)]
         ax.set_yticks(np.arange(len(names), dtype=float), label if with_rows else names)
@@ -131,7 +131,7 @@ def shrinkage(
     rows: ArrayLike | None = None,
     center: float | None = None,
 ) -> Axes:
-    """Draw how far the hierarchical model moves each client's estimate away from its local-only estimate.
+    """Draw how far the hierarchical model moves each client's local-only estimate.
 
     A client on the diagonal borrows nothing from the others. A client on the horizontal line at
     `center` borrows everything. A vertical line joins each point to the diagonal, where the
@@ -248,7 +248,7 @@ def _draws(draws: ArrayLike, names: Sequence[str]) -> Floats:
 
 
 def _kde(values: Floats, grid: Floats) -> Floats:
-    """Return a Gaussian kernel density estimate of `values` at `grid`; zero where all values are equal."""
+    """Return a Gaussian kernel density estimate at `grid`; zero where all values are equal."""
     if float(values.std()) < 1e-12 * max(1.0, float(np.abs(values).max())):
         return np.zeros_like(grid)  # a point mass has no density
     found: Floats = gaussian_kde(values)(grid)

@@ -36,7 +36,7 @@ def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
 def conditional_effect(
     ax: Axes, frame: pd.DataFrame, variable: str, *, by: str | None = None, label: str = ""
 ) -> Axes:
-    """Draw a conditional effect: lines with 90 % bands along a number, points with intervals at levels.
+    """Draw a conditional effect: lines with 90 % bands, or points with intervals at levels.
 
     Args:
         ax: axes to draw on.

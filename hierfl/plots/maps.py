@@ -75,7 +75,7 @@ def client_map(
 
 
 def _components(centered: Floats) -> tuple[Floats, Floats]:
-    """Return the first two principal components (N, 2) of columns (N, d) and their shares of variance."""
+    """Return the first two principal components (N, 2) and their shares of variance."""
     left, singular, _ = np.linalg.svd(centered, full_matrices=False)
     at, share, kept = np.zeros((len(centered), 2)), np.zeros(2), min(2, len(singular))
     at[:, :kept] = left[:, :kept] * singular[:kept]

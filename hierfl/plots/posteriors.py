@@ -23,7 +23,7 @@ def forest(
     prob: float = 0.9,
     labels: Mapping[str, str] | None = None,
 ) -> Axes:
-    """Draw the median and interval of every client's coefficients, over a band for the global prior.
+    """Draw every client's coefficients (medians, intervals) over a band for the global prior.
 
     Args:
         ax: axes to draw on.
@@ -68,7 +68,7 @@ _POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth":
 
 
 def _interval(draws: DataArray, prob: float, dim: str) -> tuple[NDArray[np.float64], ...]:
-    """Return the lower end, median and upper end of the central `prob` interval, each (coefficients,)."""
+    """Return lower end, median and upper end of the central interval, each (coefficients,)."""
     over = [d for d in draws.dims if d != dim]
     quantiles = draws.quantile([0.5 - prob / 2, 0.5, 0.5 + prob / 2], dim=over).transpose(
         "quantile", dim

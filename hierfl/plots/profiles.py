@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
-    """Draw clients' effects with 90 % intervals in the order of their mean ranks, with the intervals of the ranks.
+    """Draw clients' effects and mean ranks with 90 % intervals, ordered by mean rank.
 
     Args:
         ax: axes to draw on.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
-    """Draw the ECDF of a site's ranks minus the uniform CDF, one line per scalar, over a simultaneous band.
+    """Draw the ECDF of a site's ranks minus the uniform CDF, over a simultaneous band.
 
     A line above the band on the left and below it on the right shows a guide that is too narrow. A
     single hill or valley shows a guide that is shifted to one side.
@@ -77,7 +77,7 @@ def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
 
 
 def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
-    """Draw a histogram of a site's ranks over the range that one bin would have if ranks were uniform.
+    """Draw a histogram of a site's ranks over the range expected of uniform ranks.
 
     The ranks of all scalars and all clients of the site are pooled.
 
@@ -112,7 +112,7 @@ def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: fl
 
 
 def _titled(ax: Axes, site: str) -> Axes:
-    """Put the name of the site above the axes on the left and the legend on the right; return the axes."""
+    """Put the site's name and the legend above the axes; return the axes."""
     ax.set_title(site, fontsize=9, loc="left")
     ax.legend(
         frameon=False,

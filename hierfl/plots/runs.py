@@ -69,7 +69,7 @@ def convergence(
 
 
 def _by_round(histories: list[pd.DataFrame], column: str) -> pd.DataFrame:
-    """Return one column of several histories as a table, one row per round and one column per history."""
+    """Return one column of several histories: a row per round, a column per history."""
     missing = [h for h in histories if column not in h]
     if missing:
         raise ValueError(
@@ -81,7 +81,7 @@ def _by_round(histories: list[pd.DataFrame], column: str) -> pd.DataFrame:
 
 
 def _set_limits(ax: Axes, late: tuple[float, float], whole: tuple[float, float]) -> None:
-    """Show the `late` range and up to 3 times its height on either side; mark what is cut off of `whole`."""
+    """Show `late` and up to 3 times its height on either side; mark what is cut off of `whole`."""
     room = max(late[1] - late[0], 1e-9 * max(1.0, abs(late[1])))
     low, high = max(whole[0], late[0] - 3.0 * room), min(whole[1], late[1] + 3.0 * room)
     pad = 0.06 * max(high - low, room)

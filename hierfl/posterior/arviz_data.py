@@ -80,7 +80,7 @@ def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
 
 @one_at_a_time
 def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
-    """Return labels from the posterior predictive distribution. Arguments and errors: `Fit.posterior_predictive`."""
+    """Draw labels of rows. Arguments and errors: `Fit.posterior_predictive`."""
     expect_count(draws, "draws")
     asked = fit.federation.data if rows is None else rows
     _check_drawable(fit)

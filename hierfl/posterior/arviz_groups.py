@@ -1,4 +1,4 @@
-"""ArviZ groups of a fit: arrays with named dimensions, from which `hierfl.posterior.arviz_io` makes one object.
+"""ArviZ groups of a fit: arrays with named dimensions.
 
 A network with more than `EXPAND` numbers is summarized by layer instead of written out.
 """
@@ -41,7 +41,7 @@ class Groups:
     coords: dict[str, Any] = field(default_factory=dict)
 
     def sites(self, group: str, draws: Draws) -> None:
-        """Add draws of sites, local ones by client; a dimension gets feature names where one field alone fits."""
+        """Add draws of sites, with feature names as labels where exactly one field fits."""
         features = self.fit.federation.data.features
         self.coords[CLIENT] = list(self.fit.clients)
         for name, value in {**draws.shared, **draws.own}.items():
@@ -63,7 +63,7 @@ class Groups:
     def layers(
         self, group: str, found: Mapping[str, Tensor], networks: Mapping[str, Network]
     ) -> None:
-        """Add layer summaries of networks, (S, L, 4) or by client (S, N, L, 4), one variable a statistic."""
+        """Add layer summaries, (S, L, 4) or by client (S, N, L, 4), one variable per statistic."""
         for name, value in found.items():
             net = networks[name]
             self.coords[f"{name}_layer"] = list(net.layers)
@@ -131,7 +131,7 @@ def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
 def drawn_groups(
     fit: Snapshot, draws: int, *, seed: int, var_names: Collection[str] | None, expand: int
 ) -> Groups:
-    """Draw from the guide; write out what is small or named in `var_names`, and summarize other networks by layer.
+    """Draw from the guide; summarize networks by layer unless they are small or named.
 
     Raises:
         KeyError: a site in `var_names` does not exist.

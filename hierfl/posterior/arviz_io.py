@@ -1,4 +1,4 @@
-"""The only module that imports ArviZ: InferenceData of 0.x on Python 3.11, DataTree of 1.x on 3.12 and later.
+"""The only module that imports ArviZ: InferenceData of 0.x, DataTree of 1.x.
 
 Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so
 arrays saved on one machine can become a posterior on another. ArviZ and xarray are slow to import:
@@ -23,7 +23,7 @@ DATA_TREE = int(version("arviz").split(".")[0]) >= 1
 
 
 def arviz() -> Any:
-    """Import ArviZ without its announcement of version 1, which 0.23 makes at the first import of each day."""
+    """Import ArviZ without its announcement of version 1 (0.23, at the first import of a day)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
         import arviz as az
@@ -180,7 +180,7 @@ def replaced(found: Elpd, each: Any, *, p: Any, k_hat: Any) -> Elpd:
 
 
 def compared(found: Mapping[str, Elpd]) -> Any:
-    """`az.compare` as a frame: rank, elpd, p, elpd_diff, weight, se, dse by name, the best first."""
+    """`az.compare` as a frame, the best first."""
     az = arviz()
     given = {name: one.arviz for name, one in found.items()}
     with warnings.catch_warnings():

@@ -56,7 +56,7 @@ def each_client(
     seed: int = 0,
     salt: str = "posterior",
 ) -> Iterator[Chunk]:
-    """Evaluate a function of one client for every client, under `torch.vmap` where the engine allows.
+    """Evaluate a function of one client for every client, under `torch.vmap` where possible.
 
     Args:
         fit: the clients, their states and the server's last message.
@@ -127,7 +127,7 @@ def each_draw(
     salt: str = "posterior",
     first: int = 0,
 ) -> Iterator[Chunk]:
-    """Evaluate a function of one client and one draw for every client and draw: chunks of trees (C, S, ...).
+    """Evaluate a function of a client and a draw for all of both: chunks of trees (C, S, ...).
 
     Draw d of a seed is the same whatever is asked of it, and whichever clients it is computed
     beside.
@@ -175,7 +175,7 @@ def at_each_draw(
     at_once: int | None = None,
     first: int = 0,
 ) -> Tree:
-    """Evaluate a function of a draw's number at S numbers, from the first one on: a tree of tensors (S, ...).
+    """Evaluate a function of a draw's index at S indices: a tree of tensors (S, ...).
 
     Args:
         one: of the number, () int32.
@@ -192,7 +192,7 @@ def at_each_draw(
 
 
 def labeled(batch: ClientBatch, program: Program) -> ClientBatch:
-    """Fill in missing labels with zeros, so that a model can be asked for the distribution of what it observes."""
+    """Fill in missing labels with zeros; a model then gives the distribution of its labels."""
     like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
     missing = {
         name: value.new_zeros(batch.num_clients, batch.num_rows, *value.shape[2:])

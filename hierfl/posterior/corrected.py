@@ -1,4 +1,4 @@
-"""Federated importance sampling: draws of the guide are weighted and resampled until they are draws of the posterior.
+"""Federated importance sampling: reweight and resample the guide's draws.
 
 Let z be the global sites, and w_k and y_k client k's local sites and rows. A draw (z, w_1, ...,
 w_N) of the guide has weight
@@ -118,7 +118,7 @@ def corrected(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Corrected:
-    """Resample the guide's draws by Pareto-smoothed weights into draws of the posterior; warn if k-hat >= 0.7.
+    """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7.
 
     Args:
         fit: a run whose guide has a density.
@@ -245,7 +245,7 @@ def posterior_weights(total: Tensor) -> Weights:
 def own_k_hat(
     fit: Snapshot, *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0
 ) -> pd.Series:
-    """Estimate k-hat of each client's local sites given the global ones, averaged over draws of the latter.
+    """Estimate k-hat of each client's local sites, averaged over draws of the global ones.
 
     Args:
         fit: of labeled clients; the guide's local sites have a density.
@@ -278,6 +278,6 @@ def tail_of(log_ratios: Tensor) -> float:
 
 
 def equal(log_ratios: Tensor) -> bool:
-    """Return whether log weights differ by no more than rounding: each is a sum of many terms of about its own size."""
+    """Return whether log weights differ by rounding alone, as sums of many terms do."""
     rounding = 64.0 * torch.finfo(log_ratios.dtype).eps * float(log_ratios.abs().max())
     return float(log_ratios.max() - log_ratios.min()) < max(EQUAL, rounding)

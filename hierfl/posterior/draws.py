@@ -1,4 +1,4 @@
-"""Draws of every client's sites: from the guide, from the prior, and functions of draws that are given."""
+"""Draws of every client's sites, from the guide or the prior, and functions of draws."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Draws:
 def posterior_draws(
     fit: Snapshot, *, draws: int = 1000, seed: int = 0, keep: Collection[str] | None = None
 ) -> Draws:
-    """Draw every latent site from the guide; clients draw their own given the global draws they all share.
+    """Draw every latent site from the guide; all clients share the draws of global sites.
 
     Args:
         fit: a run at some round.
@@ -109,7 +109,7 @@ def posterior_draws(
 
 @one_at_a_time
 def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
-    """Draw every site from the model: the global sites, then each client's own given those; no row is read.
+    """Draw every site from the model's prior; no row is read.
 
     Args:
         fit: whose learned params the prior takes where it has any.
@@ -134,7 +134,7 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
 
 
 def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]]) -> Iterator[Chunk]:
-    """Run a loop over clients under `torch.vmap`; where that cannot be, a client and a draw at a time.
+    """Run a loop over clients under `torch.vmap`, or else one client and draw at a time.
 
     A prior may hold a Gamma, say, which torch draws itself: not under `torch.vmap`. Some
     distributions take their mean, or their log density, in a way that it does not know.
@@ -173,7 +173,7 @@ def at_draws(
     *,
     rows: ClientData | None = None,
 ) -> Iterator[Chunk]:
-    """Evaluate a function at draws that are given: chunks of trees (C, S, ...). The guide is not run.
+    """Evaluate a function at given draws: chunks of trees (C, S, ...).
 
     Args:
         fit: of the clients that the draws are of.
@@ -200,9 +200,9 @@ def at_draws(
     yield from mapped_or_in_turn(fit, run)
 
 
-# ------------------------------------------------------------------------------------------------ shapes
+# ------------------------------------------------------------------------------------------- shapes
 def local_plates(program: Program) -> dict[str, int]:
-    """Local sites, latent and deterministic: name -> how many plates lie left of the clients plate."""
+    """Return local sites: name -> how many plates lie left of the clients plate."""
     local = {s.name: len(s.batch_shape) - 2 for s in program.latents.sites if s.is_local}
     return local | {name: plates for name, plates in program.derived.items() if plates is not None}
 
@@ -224,7 +224,7 @@ def joined_local(program: Program, parts: Sequence[Values]) -> Values:
 
 
 def in_program_shapes(program: Program, draws: Draws) -> tuple[Values, Values]:
-    """Latent sites in a program's own shapes: global (S, *shape), local (N, S, *plates, 1, 1, *event)."""
+    """Return sites in a program's shapes: (S, *shape), local (N, S, *plates, 1, 1, *event)."""
     plates, sites = local_plates(program), program.latents.sites
     own = {s.name: draws.own[s.name].movedim(1, 0) for s in sites if s.is_local}
     for name, value in own.items():

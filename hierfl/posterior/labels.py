@@ -1,4 +1,4 @@
-"""Quantities with one entry a row, at draws that are given: labels, their log densities, and labels drawn anew."""
+"""Labels of rows at given draws: observed, their log densities, and replicated."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hierfl.program.sites import Values
 
 
 def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
-    """Return the labels by observed site, (n, *event) of rows or (N, *event) of clients, where there are any."""
+    """Return the known labels by observed site, (n, *event) of rows or (N, *event) of clients."""
     fields = {**data.fields, **data.client_fields}
     return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
 
 
 @one_at_a_time
 def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
-    """Return the log density of each row (S, n), or each client (S, N), by observed site and factor.
+    """Return log densities of rows (S, n) or clients (S, N), by observed site and factor.
 
     Args:
         fit: of labeled clients.
@@ -127,7 +127,7 @@ def sampled(
 def _labels_of_client(
     program: Program, params: Params, batch: ClientBatch, values: Values
 ) -> dict[str, Tensor]:
-    """Draw the labels of one client at latent sites (S, ...); `index` (S,) is there where no site is latent."""
+    """Draw one client's labels at latent sites (S, ...); `index` (S,) says S without sites."""
     one = partial(_labels_at, program, params, batch)
     with torch.random.fork_rng(devices=[]), unchecked(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about mapped samplers that are slow

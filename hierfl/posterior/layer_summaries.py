@@ -20,10 +20,10 @@ from hierfl.program.sites import Values
 STATISTICS = ("mean", "sd", "rms", "largest")
 
 
-# ------------------------------------------------------------------------------------------------ networks, by layer
+# ------------------------------------------------------------------------------- networks, by layer
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The inferred tensors of a network: sites that share a first name, such as `w.0.weight`, `w.0.bias`, `w.2.weight`.
+    """The inferred tensors of a network: sites that share a first name (`w.0.weight`, `w.0.bias`).
 
     Args:
         parts: layer -> its sites; the layer is what stands between a site's first and last name.
@@ -39,7 +39,7 @@ class Network:
         return tuple(self.parts)
 
     def summary(self, values: Values, lead: int) -> Tensor:
-        """Return mean, sd, root mean square and largest absolute value of each layer's numbers, (*lead, L, 4)."""
+        """Return mean, sd, root mean square and largest size of each layer, (*lead, L, 4)."""
         layers = []
         for sites in self.parts.values():
             flat = torch.cat(

@@ -1,4 +1,4 @@
-"""Clients without any training rows: their local sites are drawn from the prior, given draws of the global sites."""
+"""Clients without training rows: their local sites are drawn from the prior."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def predict_from_prior(
 
 @one_at_a_time
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
-    """Draw the local sites of every fitted client from the global level alone: site -> (S, N, *shape).
+    """Draw the local sites of every client from the global level: site -> (S, N, *shape).
 
     From p(w_k | z), z drawn from the posterior of the global sites: client k's rows count only
     through z. Beside `fit.draws`, they show what the client's own rows add.
@@ -106,7 +106,7 @@ def _each_new_client(
     seed: int,
     first: int = 0,
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, global draw, rows)` for every client and draw: chunks of trees (C, S, ...)."""
+    """Evaluate `one(params, global draw, rows)` for all: chunks of trees (C, S, ...)."""
 
     def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         d = torch.as_tensor(asked.words[-1]).long()[None]
@@ -128,7 +128,7 @@ def _each_new_client(
 
 
 def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:
-    """Draws of the global sites, (S, *shape). They do not depend on the client, so one client is asked."""
+    """Draw the global sites, (S, *shape), by one client: they do not depend on it."""
     first = Restricted(
         fit.method,
         replace(fit.federation, data=fit.federation.data.select([0])),

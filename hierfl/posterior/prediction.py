@@ -1,4 +1,4 @@
-"""Posterior predictive distributions of rows: probabilities or means averaged over draws, and their scores."""
+"""Posterior predictive distributions of rows, averaged over draws, and their scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _shown(found: Prediction) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The posterior predictive distribution of every row of some clients, flat, client after client as in `data`.
+    """The posterior predictive distribution of every row, client after client as in `data`.
 
     Args:
         data: the rows, labeled or not.
@@ -76,7 +76,7 @@ class Prediction:
     kind: str
 
     def scores(self) -> pd.DataFrame:
-        """Score each client: its rows, mean log score, and accuracy and Brier score, or root mean squared error.
+        """Score each client: log score, and accuracy and Brier score or root mean squared error.
 
         The Brier score is the mean of sum_c (p_c - 1[y = c])^2 / 2 over the classes: (p - y)^2 for
         two.
@@ -136,7 +136,7 @@ def expect_prediction(value: Any, what: str) -> None:
 
 
 def kind_of(fn: Any) -> str:
-    """Return what a site observes: "binary", "categorical", "numeric", or "other" for events of several numbers."""
+    """Return "binary", "categorical", "numeric", or "other" for vectors."""
     if fn.event_shape:
         return "other"
     base = getattr(fn, "base_dist", fn)
@@ -146,7 +146,7 @@ def kind_of(fn: Any) -> str:
 
 
 def moments(site: str, fn: Any, label: Tensor | None) -> Tree:
-    """Return what is averaged over draws: moments of y or class probabilities, entropy, and the label's log density.
+    """Return what is averaged over draws: moments or class probabilities, entropy, log density.
 
     Raises:
         ValueError: the distribution has no mean or variance in closed form.
@@ -190,7 +190,7 @@ def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
 
 
 def averaged(name: str, value: Tensor) -> Tensor:
-    """Average over draws, (C, S, 1, B, ...) -> (C, B, ...); of log densities, return the log of the mean density."""
+    """Average over draws, (C, S, 1, B, ...) -> (C, B, ...); log densities by logsumexp."""
     value = value.squeeze(2)
     if name == "label":
         return value[:, 0]

@@ -1,4 +1,4 @@
-"""Proposals: the guide's own draws, points of a Student t fitted to weighted draws, and stretched local draws.
+"""Proposals: draws of the guide, of a fitted Student t, and stretched local draws.
 
 A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under
 the guide is known, so points of any other proposal have known weights as well. This is adaptive
@@ -30,7 +30,7 @@ GAUSSIAN = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal
 
 
 class Coordinates(Messenger):
-    """Read the coordinates of a guide's Gaussian global sites as they are drawn, or set them to a given point (K,)."""
+    """Read the coordinates of a guide's Gaussian global sites, or set them to a point (K,)."""
 
     def __init__(self, point: Tensor | None) -> None:
         super().__init__()
@@ -100,13 +100,13 @@ class Stretched(Messenger):
         self.plain, self.wide = self.plain + narrow, self.wide + wide
 
     def correction(self) -> Tensor:
-        """Return log q_used - log of the mixture's density, (): to be added to the log weight of the draw."""
+        """Return log q_used - log q_mixture, (), which is added to the draw's log weight."""
         used = torch.where(self.factor > 1.0, self.wide, self.plain)
         return used - (torch.logaddexp(self.plain, self.wide) - math.log(2.0))
 
 
 def stretched(fn: Any, factor: Tensor | float) -> Any:
-    """Return a Gaussian, or a distribution made of one, whose scale about the mean is multiplied by a factor."""
+    """Return a Gaussian or transformed Gaussian with its scale multiplied by a factor."""
     if isinstance(fn, dist.Normal):
         return dist.Normal(fn.loc, fn.scale * factor)
     if isinstance(fn, dist.MultivariateNormal):
@@ -122,7 +122,7 @@ def stretched(fn: Any, factor: Tensor | float) -> Any:
 
 
 def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
-    """Return the Gaussian that a latent site transforms, and the transforms; None for any other site.
+    """Return the Gaussian below a latent site and the transforms; None if there is none.
 
     Args:
         msg: of the site.

@@ -1,4 +1,4 @@
-"""Shrinkage: how far a client's estimates are pulled from what its own rows say to what all clients say."""
+"""Shrinkage: how far clients' estimates are pulled toward the population."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POINTS, AT_POINT = 50, 16
 def shrinkage(
     fit: Snapshot, sites: list[str], *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Estimate the shrinkage of each client's local sites: Var(w_k | z, y_k) / Var(w_k | z), averaged over z.
+    """Estimate the shrinkage Var(w_k | z, y_k) / Var(w_k | z) of local sites, averaged over z.
 
     z are the global sites. Where w_k ~ Normal(mu, tau^2) and the client's own estimate has standard
     error s, this is B = s^2 / (s^2 + tau^2), and the client's posterior mean is B mu + (1 - B)
@@ -77,7 +77,7 @@ def shrinkage(
 
 
 def width_of(program: Program) -> int:
-    """Return how many times wider than a row's work that of a draw is, for `each_draw`; 2 or more."""
+    """Return the width of a draw for `each_draw`, in rows; 2 or more."""
     return 2 + (program.latents.global_block.size + program.latents.local_block.size) // 16
 
 
@@ -92,7 +92,7 @@ def _moments(site: str, fn: object, value: Tensor) -> Tree:
 
 
 def _ratio(found: Values) -> Tensor:
-    """Return the variance of the draws at one z over that of their prior; NaN where that is not one prior."""
+    """Return the variance of draws over that of their prior; NaN without one prior."""
     spread = found["value"].var(0)
     prior = found["variance"][0]
     same = ((found["variance"] == prior) & (found["mean"] == found["mean"][0])).all(0)

@@ -100,7 +100,7 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
     )
 
 
-# ------------------------------------------------------------------------------------------------ draws
+# -------------------------------------------------------------------------------------------- draws
 def _drawn(
     fit: Snapshot, draws: int, seed: int, expand: int, *, derived: bool
 ) -> tuple[Networks, Iterator[Draws]]:
@@ -158,7 +158,7 @@ def _by_layer(draws: Draws, large: Networks) -> Draws:
 
 
 def _learned(fit: Snapshot) -> Draws:
-    """Return the params that the model learns without a prior, as a single draw: they are point estimates."""
+    """Return the params learned without a prior, as a single draw."""
     specs = {spec.name: spec for spec in learned_params(fit)}
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
@@ -175,7 +175,7 @@ def _learned(fit: Snapshot) -> Draws:
     return Draws(shared, {name: torch.cat(part)[None] for name, part in parts.items()})
 
 
-# ------------------------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------------------ numbers
 @dataclass(frozen=True, eq=False)
 class _Site:
     """Mean, sd and the ends of the interval of each number of a site.

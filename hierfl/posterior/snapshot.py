@@ -1,4 +1,4 @@
-"""The protocol that draws, predictions and diagnostics are functions of, and its restriction to some clients."""
+"""The protocol that draws, predictions and diagnostics read, and its restriction to clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hierfl.program.program import Program
 
 
 class Snapshot(Protocol):
-    """A run at some round. `hierfl.Fit` is one; so is a restriction of a fit to some of its clients."""
+    """A run at some round: a `hierfl.Fit`, or its restriction to some clients."""
 
     @property
     def method(self) -> Method:

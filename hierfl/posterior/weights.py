@@ -1,4 +1,4 @@
-"""Draws of a guide with their log importance weights: what each client returns in a round, and what stays with it."""
+"""Draws of a guide with their log importance weights."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Weighed:
 
     @property
     def raw(self) -> Tensor:
-        """Log weights of single draws of all sites together, (S,): no average over local draws flatters the guide."""
+        """Log weights of single draws of all sites, (S,), without averages over local draws."""
         return self.log_shared + self.log_first.sum(1)
 
 
@@ -163,7 +163,7 @@ def weigh(
 
 
 def _variance(log_weights: Tensor) -> Tensor:
-    """Return the variance of the mean of weights relative to its square, from the log weights (M,) themselves."""
+    """Return the relative variance of the mean of weights, from log weights (M,)."""
     count = len(log_weights)
     if count == 1:
         return torch.zeros_like(log_weights[0])
@@ -224,7 +224,7 @@ def check_labeled(fit: Snapshot) -> None:
 
 
 def check_density(fit: Snapshot, *, shared: bool) -> None:
-    """Refuse guides whose draws have no useful weights: point estimates have no density, networks too many unknowns."""
+    """Refuse point estimates, which have no density, and networks with too many unknowns."""
     program = fit.program
     for block, asked in (
         (program.latents.global_block, shared),
@@ -244,7 +244,7 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
 
 
 def already_weighted(fit: Snapshot) -> bool:
-    """Return whether the method has weighted the global sites itself, and resampled them to points."""
+    """Return whether the method itself has weighted and resampled the global sites."""
     return fit.method.name in WEIGHTED and not _ended_early(fit) and False not in spread_levels(fit)
 
 
@@ -255,7 +255,7 @@ def _ended_early(fit: Snapshot) -> bool:
 
 
 def spread_levels(fit: Snapshot) -> set[bool]:
-    """Return whether sites are spread in the guide: True in the set for local sites, False for global ones."""
+    """Return the levels at which the guide spreads: True for local sites, False for global."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with unchecked(), torch.no_grad(), Answer(params, batch):

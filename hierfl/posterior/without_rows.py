@@ -1,4 +1,4 @@
-"""What a fit without its clients' rows can still answer: what comes out the same whatever the rows are."""
+"""What a fit can answer without its clients' rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lacks_rows(fit: Snapshot) -> bool:
 
 
 def by_state_alone(fit: Snapshot) -> Snapshot:
-    """Return a fit whose guide can be run: itself, or with other rows in place of missing ones it does not read.
+    """Return a fit whose guide can run, with stand-in rows where it reads none.
 
     Raises:
         RowsNotSaved: the rows are not there, and the guide reads them.
@@ -56,7 +56,7 @@ def the_same_for_any_rows(
 
 
 def global_sites(program: Program) -> frozenset[str]:
-    """Return the names of the global sites, latent and deterministic: no client's rows enter them."""
+    """Return the names of the global sites, latent and deterministic."""
     latent = {site.name for site in program.latents.sites if not site.is_local}
     return frozenset(latent | {n for n, plates in program.derived.items() if plates is None})
 

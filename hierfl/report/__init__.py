@@ -1,4 +1,4 @@
-"""A report on a fit, as one HTML page: what was run, what was found, and every reason to distrust it."""
+"""A report on a fit: one HTML page with what was run, found and checked."""
 
 from hierfl.report.page import Report, write
 

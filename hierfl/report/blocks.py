@@ -80,7 +80,7 @@ class Section:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw with text as large as the page's small print, and with SVG bytes that depend only on content."""
+    """Draw with small text, and SVG bytes that depend only on content."""
     with mpl.rc_context(
         {"font.size": 9.0, "axes.labelsize": 9.0, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}
     ):

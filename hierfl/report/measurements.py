@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def apart(self) -> float:
-        """How far clients differ, relative to their uncertainty: variance of means / mean variance."""
+        """How far clients differ: variance of means / mean variance."""
         return float(self.draws.mean(0).var() / max(float(self.draws.var(0).mean()), 1e-300))
 
 
@@ -86,7 +86,7 @@ class Measured:
 
     @cached_property
     def own(self) -> list[Entry]:
-        """Every scalar of the local sites, without a site `x_offset` from which the site `x` is made."""
+        """Every scalar of the local sites, without `x_offset` where `x` is made of it."""
         if self.draws is None:
             return []
         found = []
@@ -135,7 +135,7 @@ class Measured:
         ]
 
     def _labels(self, size: int) -> list[str]:
-        """Return `size` labels: the feature names of the only field with that many, or else 0, 1, ..."""
+        """Return `size` labels: feature names if exactly one field fits, else 0, 1, ..."""
         features = [
             list(labels)
             for labels in self.fit.federation.data.features.values()

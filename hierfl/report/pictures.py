@@ -41,7 +41,7 @@ def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
 
 
 def run(found: Measured) -> Picture | None:
-    """Draw the ELBO or the loss of each round; None if the history has neither, or fewer than 2 rounds."""
+    """Draw the ELBO or loss of each round; None without either, or with one round."""
     history = found.fit.history
     column = next((name for name in ("elbo", "loss") if name in history), None)
     if column is None or len(history) < 2:
@@ -104,7 +104,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
 
 
 def borrowed(entry: Entry) -> float:
-    """Return how far estimates are shrunk from the local-only ones to the center: 0 none, 1 completely.
+    """Return how far local-only estimates are shrunk to the center: 0 none, 1 completely.
 
         1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the center
 
@@ -156,7 +156,7 @@ def densities(found: Measured, entry: Entry) -> Picture:
 
 
 def clients(found: Measured) -> Picture | None:
-    """Draw a map of clients; None with fewer than 3 clients or 2 scalars, or if all clients are equal."""
+    """Draw a map of clients; None for few clients or scalars, or if all are equal."""
     names = list(found.fit.clients)
     if len(names) < 3 or len(found.own) < 2:
         return None
@@ -179,7 +179,7 @@ def clients(found: Measured) -> Picture | None:
 
 
 def calibration(found: Measured) -> Picture | None:
-    """Draw the calibration of probabilities, or the coverage of intervals; None without predictions."""
+    """Draw the calibration of probabilities or intervals; None without predictions."""
     prediction = found.scored.prediction
     if prediction is None or (prediction.kind == "numeric" and found.scored.replicates is None):
         return None
@@ -218,7 +218,7 @@ def calibration(found: Measured) -> Picture | None:
 
 
 def rates(found: Measured) -> Picture | None:
-    """Draw each client's mean label over its predictive interval; None if there are no such intervals."""
+    """Draw each client's mean label over its predictive interval; None without one."""
     table = found.scored.rates
     if table is None or found.scored.prediction is None:
         return None

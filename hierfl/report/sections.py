@@ -103,7 +103,7 @@ def _size(count: float) -> str:
 
 
 def _convergence(found: Measured) -> Section | None:
-    """Show the ELBO or loss by round, or else how far the posterior moved, with the verdict on convergence."""
+    """Show the ELBO or loss by round, or how far the posterior moved, and the verdict."""
     drawn = pictures.run(found) or table_of_rounds(found.fit.history)
     verdict = [] if isinstance(found.evidence.run, str) else [Text(found.evidence.run.verdict)]
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
@@ -218,7 +218,7 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
 
 
 def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
-    """Show how much the own rows narrow the global prior, and how far local-only estimates are shrunk."""
+    """Show how much the clients' rows narrow the global prior, and the shrinkage."""
     blocks: list[Text | Picture] = []
     if found.evidence.information is not None:
         narrower = found.evidence.information["narrower"].sort_values()
@@ -316,7 +316,7 @@ def _score_table(scores: pd.DataFrame, rows: str) -> Table:
 
 
 def _strangers(found: Measured) -> Section | None:
-    """Show how well the uncertainty of predictions separates foreign rows from the clients' own rows."""
+    """Show how well predictive uncertainty separates foreign from own rows."""
     drawn = pictures.strangers(found)
     if drawn is None or found.scored.foreign is None:
         return None

@@ -1,4 +1,4 @@
-"""The rounds of a method that has no ELBO: how far its posterior moved in each, and the weights of its draws."""
+"""The table of rounds of a method that has no ELBO."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTES = {
 
 
 def table_of_rounds(history: pd.DataFrame) -> Table | None:
-    """Tabulate how far the posterior moved in each round; None if the method logs neither that nor k-hat.
+    """Tabulate how far the posterior moved in each round; None if that is not logged.
 
     A number that a round has carried over from the round before is left out.
     """

@@ -1,4 +1,4 @@
-"""Comparison with pooled NUTS: exact fits pass, planted errors are measured, and NUTS itself is checked."""
+"""Comparison with pooled NUTS: exact fits pass, planted errors are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on convergence: for made-up histories, for planted guides, and for methods of every kind."""
+"""Convergence of made-up histories, planted guides, and methods of every kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEVEL = np.where(np.arange(200) % 2, -50.0, -50.1)
 
 
 def test_the_rise_and_its_error_are_right_for_known_series() -> None:
-    """The error is right for independent noise and for noise in which each value is repeated 8 times."""
+    """The error is right for independent and for correlated noise."""
     g = np.random.default_rng(0)
     rises, errors = [], []
     for _ in range(300):
@@ -52,7 +52,7 @@ def with_history(fitted: Fit, name: str, values: np.ndarray) -> Fit:
     return replace(fitted, progress=replace(fitted.progress, history=history))
 
 
-# ------------------------------------------------------------------------------------------------ points
+# ------------------------------------------------------------------------------------------- points
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -84,7 +84,7 @@ def test_a_loss_gets_a_verdict_too() -> None:
     assert found.verdict.startswith("Not converged: the loss still improves")
 
 
-# ------------------------------------------------------------------------------------------------ guides
+# ------------------------------------------------------------------------------------------- guides
 @pytest.mark.parametrize(
     ("errors", "words"),
     [
@@ -141,7 +141,7 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
 
 
 def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
-    """After 100 rounds the ELBO of this Poisson hierarchy is level, and the sds are half of the posterior's."""
+    """After 100 rounds the ELBO is level, and the sds are half of the posterior's."""
     g = torch.Generator().manual_seed(0)
     effect = 0.5 + 0.5 * torch.randn(8, generator=g)
     counts = torch.poisson(effect.exp().repeat_interleave(6), generator=g)
@@ -190,7 +190,7 @@ def test_params_without_a_prior_are_judged_by_the_trend() -> None:
     assert level.converged and "the posterior given the learned 'g'" in level.verdict
 
 
-# ------------------------------------------------------------------------------------------------ methods
+# ------------------------------------------------------------------------------------------ methods
 def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
     done = fit(fedlaplace(logistic, draws=512, target_ess=100), federation(), rounds=40)
     module = import_module("hierfl.diagnostics.convergence")

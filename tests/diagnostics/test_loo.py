@@ -1,4 +1,4 @@
-"""Leave-one-out against exact refits: evidences of conjugate hierarchies, and radon fits without a county."""
+"""Leave-one-out against exact refits of conjugate hierarchies and of radon."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def without(data: ClientData, row: int) -> ClientData:
     )
 
 
-# ------------------------------------------------------------------ closed form
+# -------------------------------------------------------------------------------------- closed form
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 @pytest.mark.parametrize("inner", [1, 4])
 def test_leaving_a_client_out_gives_the_ratio_of_evidences(inner: int) -> None:
@@ -83,7 +83,7 @@ def test_leaving_a_row_out_gives_the_ratio_of_evidences() -> None:
     assert checked >= 10
 
 
-# ------------------------------------------------------------------ guides that are not exact
+# ------------------------------------------------------------------------ guides that are not exact
 def everywhere(factor: float) -> dict[str, float]:
     """Return a factor of the local scales of all clients."""
     return dict.fromkeys(federation().names, factor)
@@ -119,7 +119,7 @@ def without_each(data: ClientData, by: str) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("case", INEXACT)
 @pytest.mark.parametrize("by", ["client", "row"])
 def test_an_inexact_guide_gives_the_exact_density(by: Any, case: str) -> None:
-    """The mean over seeds is the ratio of evidences, but for Monte Carlo error; k-hat names the exceptions."""
+    """The mean over seeds is the ratio of evidences; k-hat names the exceptions."""
     fitted, wanted = planted(**INEXACT[case]), without_each(federation(), by)
     tables = [loo(fitted, by, seed=seed).table[: len(wanted)] for seed in range(SEEDS)]
     elpd, k_hat, mc_se = (
@@ -143,7 +143,7 @@ def test_monte_carlo_errors_are_those_of_repetitions() -> None:
 
 @pytest.mark.parametrize("factor", [2.0, 0.75])
 def test_likelihoods_that_are_divided_by_have_enough_local_draws(factor: float) -> None:
-    """Where draws are taken for the posterior's, p(y_k | z) stands in a denominator: eight draws are too few."""
+    """Without weights p(y_k | z) stands in a denominator: eight draws are too few."""
     found = loo(planted(own=everywhere(factor)), "client", correct=None).table
     off = found["elpd"].to_numpy() - without_each(federation(), "client")
     assert np.abs(off).max() < 0.05
@@ -167,7 +167,7 @@ def test_points_that_the_method_has_weighted_are_taken_for_the_posterior() -> No
     assert table.equals(same)
 
 
-# ------------------------------------------------------------------ nothing above the clients
+# ------------------------------------------------------------------------ nothing above the clients
 def apart(batch: ClientBatch) -> None:
     """Clients that share nothing: p(y_k | other clients) is p(y_k)."""
     with batch.clients():
@@ -199,7 +199,7 @@ def test_clients_that_share_nothing_have_their_own_evidence() -> None:
 
 
 def test_params_that_are_learned_leave_no_client_out() -> None:
-    """By client they are refused; by row the fit is flattered by about a nat for each number, and that is said."""
+    """Refused by client; by row a warning says by how many nats they flatter the fit."""
     g = torch.Generator().manual_seed(0)
     sd, y = 1.09**0.5, torch.randn(40, generator=g)
     y = sd * (y - y.mean()) / y.std(correction=0)
@@ -217,7 +217,7 @@ def test_params_that_are_learned_leave_no_client_out() -> None:
     assert found.elpd - wanted == pytest.approx(1.0, abs=0.3)
 
 
-# ------------------------------------------------------------------ comparison
+# --------------------------------------------------------------------------------------- comparison
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 def test_the_better_model_comes_first() -> None:
     data, g = federation((20, 20, 20)), torch.Generator().manual_seed(1)
@@ -242,7 +242,7 @@ def test_the_better_model_comes_first() -> None:
         compare({"a": right})
 
 
-# ------------------------------------------------------------------ refusals and warnings
+# ---------------------------------------------------------------------------- refusals and warnings
 def test_invalid_arguments_are_refused() -> None:
     fitted = gaussian()
     with pytest.raises(
@@ -284,10 +284,10 @@ def test_an_outlying_client_raises_a_warning() -> None:
     assert found.table["k_hat"].idxmax() == "north"
 
 
-# ------------------------------------------------------------------ radon
+# -------------------------------------------------------------------------------------------- radon
 @pytest.mark.slow
 def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
-    """Twenty counties, from the largest to the smallest, are each left out of a fit from scratch."""
+    """Twenty counties of all sizes are each left out of a fit from scratch."""
     data = RADON.data()
     method: Any = fedlaplace(radon_centered)
     found = loo(

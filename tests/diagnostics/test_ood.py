@@ -1,4 +1,4 @@
-"""Predictive entropies, and how well they separate own from foreign rows, against written-out definitions."""
+"""Predictive entropies of own and foreign rows, against written-out definitions."""
 
 from __future__ import annotations
 

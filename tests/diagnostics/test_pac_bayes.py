@@ -1,4 +1,4 @@
-"""The PAC-Bayes bound: over planted data sets, with every term left out in turn, and what it is refused for."""
+"""The PAC-Bayes bound over planted data sets, with each term left out in turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tosses(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def fitted_to(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
-    """Return a posterior that follows the coins closely: the mean of w, (..., SIZE), and its scale."""
+    """Return a posterior close to the coins: the mean of w, (..., SIZE), and its scale."""
     square = x.mT @ x + 0.5 * torch.eye(SIZE, dtype=x.dtype)
     loc = torch.linalg.solve(square, x.mT @ (2.0 * y - 1.0)[..., None])[..., 0]
     return 10.0 * loc, 0.1
@@ -69,7 +69,7 @@ def violations(found: list[PacBayes], bound: Callable[[PacBayes], float]) -> flo
     return sum(bound(one) < RISK for one in found) / len(found)
 
 
-# ------------------------------------------------------------------------ with every term, and without one of them
+# --------------------------------------------------------- with every term, and without one of them
 LOG = math.log(1.0 / DELTA)
 MIDDLE = math.sqrt(8.0 * ROWS * LOG)  # the best eta for a posterior that is the prior
 WITHOUT: dict[str, tuple[bool, float, Callable[[PacBayes, float], float]]] = {
@@ -82,7 +82,7 @@ WITHOUT: dict[str, tuple[bool, float, Callable[[PacBayes, float], float]]] = {
 
 @pytest.mark.parametrize("term", WITHOUT)
 def test_the_bound_holds_and_none_of_its_terms_may_be_left_out(term: str) -> None:
-    """Over 300 data sets it is violated at most with frequency delta; without the term, far more often."""
+    """It is violated with frequency delta at most; without the term, far more often."""
     follows, eta, part = WITHOUT[term]
     x, y = tosses()
     found = terms_of(x, y, *(fitted_to(x, y) if follows else (CENTER, SPREAD)))
@@ -102,7 +102,7 @@ def test_the_best_eta_of_several_costs_a_share_of_delta() -> None:
 
 
 def test_a_prior_that_was_trained_on_the_same_rows_gives_no_bound() -> None:
-    """If q, fitted to the rows, is taken for its own prior, the KL is 0 and the bound is mostly wrong."""
+    """If q is its own prior, the KL is 0 and the bound is mostly wrong."""
     x, y = tosses()
     own = [replace(one, kl=0.0) for one in terms_of(x, y, *fitted_to(x, y))]
     assert violations(own, lambda one: one.bound(eta=MIDDLE, delta=DELTA)) > 0.5
@@ -131,7 +131,7 @@ def test_eta_and_delta_out_of_range_are_refused(eta: float | None, delta: float)
         PacBayes(1.0, 1.0, 10).bound(eta=eta, delta=delta)
 
 
-# ------------------------------------------------------------------------ the terms of a fit
+# ------------------------------------------------------------------------------- the terms of a fit
 @cache
 def untrained() -> Fit:
     x, y = tosses()
@@ -140,7 +140,7 @@ def untrained() -> Fit:
 
 
 def placed(number: int, loc: Tensor, scale: float) -> Fit:
-    """Return a fit of one of the data sets, whose rows are of three clients, with a planted posterior."""
+    """Return a fit of one data set, split over three clients, with a planted posterior."""
     (x, y), base = tosses(), untrained()
     data = ClientData.from_arrays(torch.arange(ROWS) % 3, x=x[number], y=y[number])
     server: Any = base.progress.server
@@ -174,7 +174,7 @@ def normal_of(result: Fit, site: str) -> tuple[float, float]:
 
 
 def test_the_kl_of_a_hierarchy_is_that_of_both_levels() -> None:
-    """O11: a Gaussian location for one client; risk and KL computed by hand, the clip out of reach."""
+    """O11: a Gaussian location for one client; risk and KL computed by hand."""
     data = ClientData.from_clients(
         {"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}}
     )
@@ -196,7 +196,7 @@ def test_the_kl_of_a_hierarchy_is_that_of_both_levels() -> None:
     assert 1.0 <= low.empirical_risk <= 1.5 and low.width == 0.5
 
 
-# ------------------------------------------------------------------------ a prior from other rows
+# -------------------------------------------------------------------------- a prior from other rows
 def learned(batch: ClientBatch) -> None:
     """Clients' logits about a mean that is learned without a prior."""
     loc = pyro.param("loc", torch.zeros(()))
@@ -251,7 +251,7 @@ def test_global_sites_that_are_fixed_cost_nothing() -> None:
     )  # the second counts the global sites' KL from the model's prior
 
 
-# ------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 def penalized(batch: ClientBatch) -> None:
     with batch.clients():
         b = pyro.sample("b", dist.Normal(0.0, 1.0))

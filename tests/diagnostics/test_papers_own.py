@@ -36,7 +36,7 @@ def line() -> torch.nn.Module:
     return torch.nn.Linear(2, 1)
 
 
-# ------------------------------------------------------------------------------------------------ coherence
+# ---------------------------------------------------------------------------------------- coherence
 def test_coherence_of_two_vectors_is_the_squared_cosine() -> None:
     a, b = torch.tensor([3.0, 0.0, 4.0]), torch.tensor([1.0, 2.0, 2.0])
     cosine = float(a @ b / (a.norm() * b.norm()))
@@ -98,7 +98,7 @@ def test_slopes_do_not_depend_on_the_engine() -> None:
     assert client_gradients(both[0], draws=3).shape[0] == 4
 
 
-# ------------------------------------------------------------------------------------------------ deviations
+# --------------------------------------------------------------------------------------- deviations
 def test_deviations_are_from_the_weighted_mean_and_0_for_an_absent_class() -> None:
     p = torch.tensor([0.9, 0.2, 0.6, 0.5, 0.7])
     y = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0])
@@ -117,7 +117,7 @@ def test_deviations_are_from_the_weighted_mean_and_0_for_an_absent_class() -> No
     )  # weighted by rows, deviations sum to 0
 
 
-# ------------------------------------------------------------------------------------------ effective clients
+# -------------------------------------------------------------------------------- effective clients
 def test_effective_clients_of_equal_and_of_dominant_weights() -> None:
     assert effective_clients([-500.0] * 7) == 7.0
     assert effective_clients([0.0, -1e5, -1e5]) == 1.0
@@ -139,7 +139,7 @@ def test_the_history_of_fedmap_has_effective_clients() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ gaps
+# --------------------------------------------------------------------------------------------- gaps
 def test_generalization_gaps_are_differences_of_scores() -> None:
     train, rest = federation(counts=(30, 30, 30, 30, 30)).split(0.5, seed=0)
     fitted = fit(fedsvi(logistic, guide=delta), train.select([0, 1, 2]), rounds=30)

@@ -1,4 +1,4 @@
-"""Predictive intervals of clients' event rates, from a fit: 90 % cover, and those of a point estimate do not."""
+"""Predictive intervals of event rates cover; those of a point estimate do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS, TRAIN, TEST = 120, 12, 40
 
 
 def drawn_from_the_model() -> ClientData:
-    """Return clients whose slopes are draws of `logistic`: an intercept and a feature, and labels by them."""
+    """Return clients whose slopes and labels are draws of `logistic`."""
     g = torch.Generator().manual_seed(3)
     each = TRAIN + TEST
     slope = torch.tensor([-0.5, 0.8]) + 0.7 * torch.randn(CLIENTS, 2, generator=g)

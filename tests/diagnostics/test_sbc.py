@@ -58,9 +58,9 @@ def unknown_spread(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal((batch.x * b).sum(-1), 1.0), obs=batch.y)
 
 
-# ------------------------------------------------------------------------------------------------ verdicts
+# ----------------------------------------------------------------------------------------- verdicts
 def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
-    """E2's kind of model with ten clients of one row: mean field's sd of the global mean is known."""
+    """E2's model with ten clients of one row: mean field's sd is known."""
     data = rows_of(*[1] * 10)
     options: dict[str, Any] = {
         "replications": 120,
@@ -89,7 +89,7 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
 
 @pytest.mark.slow
 def test_500_replications_of_varying_slopes() -> None:
-    """The structured guide is calibrated in every scalar; mean field is too narrow for the global mean.
+    """Structured is calibrated; mean field is too narrow for the global mean.
 
     Structured: chi-square p above 0.001, 90 % intervals cover 0.87 to 0.93. Mean field: below 0.85.
     """
@@ -118,7 +118,7 @@ def test_500_replications_of_varying_slopes() -> None:
 
 @pytest.mark.slow
 def test_500_replications_with_an_unknown_spread() -> None:
-    """The posterior is not Gaussian: structured is right for g and b, both are too narrow for tau."""
+    """Not Gaussian: structured is right for g and b, both are too narrow for tau."""
     exact, narrow = (
         sbc(unknown_spread, family, rows_of(*COUNTS), replications=500, steps=800, num_particles=1)
         for family in (guides.structured, guides.mean_field)
@@ -128,7 +128,7 @@ def test_500_replications_with_an_unknown_spread() -> None:
     assert (narrow.coverage()["cover 90%"] < 0.85).all()
 
 
-# ----------------------------------------------------------------------------------------------- replications
+# ------------------------------------------------------------------------------------- replications
 def test_a_replication_depends_only_on_the_seed_and_its_number() -> None:
     options: dict[str, Any] = {"steps": 3, "draws": 19, "num_particles": 2, "seed": 4}
     five, three = (
@@ -220,9 +220,9 @@ def test_counts_binary_labels_and_deterministic_sites() -> None:
     ]
 
 
-# --------------------------------------------------------------------------------------- tables, bands, plots
+# ----------------------------------------------------------------------------- tables, bands, plots
 def uniform(replications: int = 200, draws: int = 99) -> Sbc:
-    """Return ranks of which every value is equally frequent, except for one client whose ranks are all 0."""
+    """Return uniform ranks, except for one client whose ranks are all 0."""
     ranks: NDArray[np.int64] = np.arange(replications) % (draws + 1)
     own = np.stack([ranks, ranks[::-1], np.full(replications, 0)], 1)
     return Sbc(
@@ -279,7 +279,7 @@ def test_plots_take_and_return_axes() -> None:
         rank_histogram(axes[0], uniform(), "h")
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 def with_param(batch: ClientBatch) -> None:
     loc = pyro.param("loc", torch.zeros(()))
     with batch.clients():

@@ -49,7 +49,7 @@ def fitted(kind: str) -> Fit:
     )
 
 
-# ------------------------------------------------------------------------------------------------ calibration
+# -------------------------------------------------------------------------------------- calibration
 def test_calibrated_probabilities_pass_and_distorted_ones_fail() -> None:
     g = np.random.Generator(np.random.Philox(1))
     p = g.random(400)
@@ -86,7 +86,7 @@ def test_murphys_parts_sum_to_the_brier_score_if_bins_have_one_prediction() -> N
     )
 
 
-# ------------------------------------------------------------------------------------------------ scores
+# ------------------------------------------------------------------------------------------- scores
 def test_crps_of_many_draws_is_the_closed_form_of_the_normal() -> None:
     g = torch.Generator().manual_seed(0)
     y = torch.tensor([-1.0, 0.3, 2.5])
@@ -156,7 +156,7 @@ def test_the_worst_decile_is_the_mean_over_the_worst_clients() -> None:
         across_clients(table[["rows"]])
 
 
-# --------------------------------------------------------------------------------------- replicates and rates
+# ----------------------------------------------------------------------------- replicates and rates
 def test_replicates_have_the_moments_of_the_prediction() -> None:
     for kind in ("binary", "numeric"):
         rows = fitted(kind).federation.data
@@ -185,7 +185,7 @@ def test_replicates_do_not_depend_on_the_other_clients(global_generator_untouche
 
 
 def test_intervals_of_rates_have_their_nominal_coverage() -> None:
-    """Each client's probability is redrawn for each replicate and for the data; 90 % of rates are covered."""
+    """Probabilities are redrawn for each replicate; 90 % of rates are covered."""
     g = torch.Generator().manual_seed(4)
     clients, each = 200, 60
     p = torch.rand(201, clients, generator=g).repeat_interleave(each, 1)

@@ -1,4 +1,4 @@
-"""The summary of a fit: its numbers are those of the draws, shrinkage that of a closed form, and one verdict."""
+"""The summary: the statistics of the draws, shrinkage in closed form, one verdict."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_large_network_is_summarized_by_layer() -> None:
     assert float(row["mean"].item()) == pytest.approx(float(wanted), rel=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------ verdict
+# ------------------------------------------------------------------------------------------ verdict
 def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
     """Change the last row of the history."""
     history = (*fitted.progress.history[:-1], {**fitted.progress.history[-1], **last})

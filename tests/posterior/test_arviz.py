@@ -47,7 +47,7 @@ def ill() -> Fit:
     return fit(fedsvi(logistic), named(federation()), rounds=3, seed=7)
 
 
-# ------------------------------------------------------------------ the groups
+# --------------------------------------------------------------------------------------- the groups
 def test_attributes_describe_the_run(ill: Fit) -> None:
     attrs = ill.posterior(5, seed=3)["posterior"].attrs
     assert (attrs["method"], attrs["seed"], attrs["draws_seed"], attrs["rounds"]) == (
@@ -130,7 +130,7 @@ def test_prior_draws_have_the_moments_of_the_prior(ill: Fit) -> None:
 
 
 def counts(batch: ClientBatch) -> None:
-    """Poisson labels, a Gamma prior that torch itself draws, a label per client and a deterministic site."""
+    """Poisson labels, a Gamma prior, a label per client and a deterministic site."""
     rate = pyro.sample("rate", dist.Gamma(3.0, 2.0))
     pyro.deterministic("log_rate", rate.log())
     with batch.clients():
@@ -177,7 +177,7 @@ def test_labels_without_a_vectorized_sampler() -> None:
     assert np.abs(np.median(drawn[0, :, :5] - north[:, None])) < 0.05
 
 
-# ------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 @pytest.fixture(scope="module")
 def net() -> Fit:
     torch.set_default_dtype(torch.float64)
@@ -217,7 +217,7 @@ def test_chosen_sites_are_written_in_full_whatever_their_size(net: Fit) -> None:
         net.posterior(3, var_names="w.2.bias")
 
 
-# ------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 def test_invalid_arguments_are_refused(ill: Fit) -> None:
     with pytest.raises(ValueError, match="draws is 0"):
         ill.posterior(0)
@@ -233,7 +233,7 @@ def test_invalid_arguments_are_refused(ill: Fit) -> None:
         posterior.arviz_of({"posterior": {"w": np.zeros((3, 2))}}, {}, {})
 
 
-# ------------------------------------------------------------------ ArviZ 1.x, without torch
+# ------------------------------------------------------------------------- ArviZ 1.x, without torch
 SCRIPT = """
 import importlib.util, json, sys
 import numpy as np
@@ -267,7 +267,7 @@ print(json.dumps({"elpd": one.elpd, "p": one.p, "se": one.se, "each": one.each.t
 
 
 def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
-    """Arrays saved here become a DataTree there; both versions of ArviZ agree on elpd and comparison."""
+    """Saved arrays become a DataTree; both versions of ArviZ agree."""
     python = os.environ.get("HIERFL_PYTHON312")
     if not python:
         pytest.skip(

@@ -1,4 +1,4 @@
-"""The loop over clients: the same answers wherever client states are kept, on either engine, and chunk by chunk."""
+"""The loop over clients gives the same on every engine, store and chunk."""
 
 from __future__ import annotations
 

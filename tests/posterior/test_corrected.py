@@ -81,7 +81,7 @@ def planted(
     )
 
 
-# ------------------------------------------------------------------ exact guides
+# ------------------------------------------------------------------------------------- exact guides
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_weights_of_an_exact_guide_are_equal(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
@@ -101,7 +101,7 @@ def test_a_planted_exact_guide_is_exact(inner: int) -> None:
     assert found.k_hat == 0.0
 
 
-# ------------------------------------------------------------------ inexact and bad guides
+# --------------------------------------------------------------------------- inexact and bad guides
 @pytest.mark.parametrize("inner", [1, 8])
 def test_corrected_draws_of_an_inexact_guide_follow_the_posterior(inner: int) -> None:
     fitted = planted(shift=0.5, wide=1.2, own={"east": 1.3, "west": 1.2})
@@ -180,7 +180,7 @@ def test_k_hat_by_client_finds_the_bad_client() -> None:
 
 @pytest.mark.filterwarnings("ignore:k-hat is .*, above 0.7")
 def test_k_hat_of_the_guide_is_that_of_single_draws() -> None:
-    """An average of inner draws flatters a guide: k-hat of the guide does not depend on their number."""
+    """k-hat of the guide does not depend on the number of inner draws."""
     fitted = planted(own={name: 0.5 for name in federation().names})
     one, many = (corrected(fitted, 500, proposals=2000, inner=m, rounds=1) for m in (1, 16))
     assert one.k_hat_guide == pytest.approx(many.k_hat_guide) and one.k_hat_guide > 0.7
@@ -196,7 +196,7 @@ def test_inner_draws_improve_inexact_clients() -> None:
     assert many > 2.0 * few
 
 
-# ------------------------------------------------------------------ clients and engines
+# ------------------------------------------------------------------------------ clients and engines
 def test_log_weights_of_a_client_alone_equal_those_among_all_clients() -> None:
     data = federation()
     fitted = fit(fedsvi(regression), data, rounds=3)
@@ -214,7 +214,7 @@ def fit_of(fitted: Fit, name: str) -> Restricted:
 
 
 def test_importance_weights_of_a_network_belong_to_its_draws() -> None:
-    """The ELBO may average over the weights of a dense layer; an importance weight is of one draw."""
+    """Unlike the ELBO's, an importance weight is of one draw of a dense layer."""
     data = federation().with_fields(y=federation().fields["visits"].long() % 2)
     model = hierfl.models.bayesian_network(
         torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterization=True
@@ -313,7 +313,7 @@ def test_single_precision_gives_the_same_evidence() -> None:
     assert found.log_evidence == pytest.approx(evidence(), abs=0.1)
 
 
-# ------------------------------------------------------------------ in ArviZ, and refusals
+# --------------------------------------------------------------------------- in ArviZ, and refusals
 def test_attributes_describe_the_correction() -> None:
     found: Any = planted(shift=0.4).posterior(100, correct="psis", log_likelihood=True)
     attrs = found["posterior"].attrs
@@ -361,10 +361,10 @@ def test_invalid_arguments_are_refused() -> None:
         corrected(unlabeled, 100)
 
 
-# ------------------------------------------------------------------ stretched proposals
+# ------------------------------------------------------------------------------ stretched proposals
 @pytest.mark.parametrize("own", [{}, {"east": 0.5, "south": 1.4}], ids=["exact", "planted"])
 def test_stretched_draws_estimate_the_same_density_of_the_rows(own: dict[str, float]) -> None:
-    """W_k estimates p(y_k | z) whatever the proposal: here without error by unstretched draws of the exact guide."""
+    """W_k estimates p(y_k | z) whatever the proposal; without error for the exact guide."""
     fitted = planted(own=own)
     right = weigh(planted(), 400, inner=1).log_own
     found = weigh(fitted, 400, inner=64, stretch=True).log_own
@@ -372,7 +372,7 @@ def test_stretched_draws_estimate_the_same_density_of_the_rows(own: dict[str, fl
 
 
 def test_stretched_draws_show_a_guide_that_is_too_narrow() -> None:
-    """Of eight draws one is kept by weight: stretched ones bring back most of the spread that the guide lacks."""
+    """Stretched draws bring back most of the spread that the guide lacks."""
     narrow, known = planted(own={"east": 0.4}), exact(federation(), "slopes")
     sd = known.own_cov[2].diagonal().sqrt()
     plain, wide = (

@@ -1,4 +1,4 @@
-"""Predictions for clients without data come from the global level alone, with the moments of the prior."""
+"""Predictions for new clients come from the global level alone."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_expected_of_clients_has_the_moments_of_the_prior_and_uses_no_own_rows(f
 
 
 def test_log_score_is_of_the_mean_density(fitted: Fit) -> None:
-    """Given loc and scale, a row's density is Normal(loc + x, scale^2 + 0.5^2); averaged over draws of them."""
+    """A row's density is Normal(loc + x, scale^2 + 0.5^2), averaged over draws."""
     new, shared = rows(["new"]), fitted.draws(20_000).shared
     found = predict_from_prior(fitted, new, draws=20_000).log_score
     exact = dist.Normal(shared["loc"], (shared["scale"] ** 2 + 0.25).sqrt())

@@ -1,4 +1,4 @@
-"""The report is one self-contained page, shows what was measured, and warns of real problems only."""
+"""The report is one self-contained page, and warns of real problems only."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def fitted(kind: str) -> tuple[Fit, ClientData]:
     return fit(fedsvi({"numeric": regression, "classes": kinds}[kind]), data, rounds=3), data
 
 
-# ------------------------------------------------------------------------------------------------ the page
+# ----------------------------------------------------------------------------------------- the page
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Page]:
     torch.set_default_dtype(torch.float64)
@@ -285,7 +285,7 @@ def test_a_run_that_cannot_be_judged_is_no_warning(tmp_path: Path) -> None:
 
 
 def test_every_warning_is_at_the_top_and_among_the_checks(written: tuple[Report, Page]) -> None:
-    """Logistic regression is more certain of rows that lie farther out, so foreign rows raise a warning."""
+    """Logistic regression is more certain of far rows, so foreign rows raise a warning."""
     report, page = written
     assert (
         len(report.warnings) == 1
@@ -294,7 +294,7 @@ def test_every_warning_is_at_the_top_and_among_the_checks(written: tuple[Report,
     assert page.text.count(report.warnings[0]) == 2 and "1 warning from " in page.text
 
 
-# ------------------------------------------------------------------------------------------------ words
+# -------------------------------------------------------------------------------------------- words
 @pytest.mark.parametrize(
     ("call", "text"),
     [

@@ -251,7 +251,7 @@ def test_problems_in_the_history_raise_warnings(
 
 
 def weighed(**last: float) -> Fit:
-    """Return a fit with the history of a method that weighs its draws, whose last round logs these numbers."""
+    """Return a fit with the history of a method that weights its draws."""
     f, _ = fitted("binary")
     rounds = [
         {"round": 0, "clients": 4, "r_hat": 1.01, "stage": 0.0},
@@ -288,7 +288,7 @@ def test_rounds_without_an_elbo_are_tabulated() -> None:
     assert table_of_rounds(fitted("binary")[0].history) is None
 
 
-# ------------------------------------------------------------------------------------------------ one judge
+# ---------------------------------------------------------------------------------------- one judge
 def planted() -> Fit:
     """Return a fit whose history reports every problem that a history can."""
     f = fit(fedsvi(regression, guides.mean_field), federation((30, 4, 25)), rounds=1)
@@ -337,7 +337,7 @@ FITS: dict[str, Callable[[], Fit]] = {
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each warning that needs no further rows is a reason of the verdict, and each reason is a warning."""
+    """Each warning without further rows is a reason of the verdict, and each reason a warning."""
 
     def judged(f: Fit, seed: int) -> Any:
         return run_of(f, seed) if judged_by_history(f) else "a trend needs more rounds"
