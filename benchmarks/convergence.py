@@ -151,7 +151,7 @@ def _asked(found: Convergence) -> dict[str, Any]:
         "verdict": found.verdict,
         "k_hat": found.k_hat,
         "effective": found.effective,
-        "numbers": found.numbers.drop(columns=["client", "index"], errors="ignore").to_dict("list"),
+        "numbers": found.scalars.drop(columns=["client", "index"], errors="ignore").to_dict("list"),
     }
 
 

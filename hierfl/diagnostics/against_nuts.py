@@ -37,11 +37,11 @@ class AgainstNuts:
     """Standardized differences between a fit and pooled NUTS.
 
     Args:
-        table: one row a site: how many `numbers` it has; `mean_off` and `mean_off_median`, the
+        table: one row a site: how many `scalars` it has; `mean_off` and `mean_off_median`, the
             largest and the median absolute difference of means in NUTS standard deviations;
             `sd_ratio_min` and `sd_ratio_max`, the range of the fit's standard deviation over NUTS';
             `r_hat`, the largest of NUTS.
-        entries: one row a number: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
+        entries: one row a scalar: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
             (signed, in NUTS standard deviations), sd_ratio.
         reference: the NUTS draws, to compare another fit with.
     """
@@ -125,7 +125,7 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
 
 
 def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Reference) -> pd.DataFrame:
-    """Compare one site, a row a number."""
+    """Compare one site, a row a scalar."""
     mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
     shape = tuple(mine[site.name].shape[1:])
     if site.name not in theirs or tuple(theirs[site.name].shape[1:]) != shape:
@@ -154,7 +154,7 @@ def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
     """Summarize entries, a row a site."""
     by_site = entries.assign(off=entries["difference"].abs()).groupby("site", sort=False)
     columns = {
-        "numbers": by_site.size(),
+        "scalars": by_site.size(),
         "mean_off": by_site["off"].max(),
         "mean_off_median": by_site["off"].median(),
         "sd_ratio_min": by_site["sd_ratio"].min(),

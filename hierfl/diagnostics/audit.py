@@ -20,7 +20,7 @@ from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Each, Method
 
-FEW = 3  # rounds of a method that does not stop by itself
+FEW = 3  # rounds of a method that runs for as many rounds as asked
 COLUMNS = ["direction", "name", "shape", "numbers", "bytes", "rounds", "server sees", "depends on"]
 
 

@@ -167,7 +167,7 @@ def _guides_of_clients(k_hats: pd.Series | None) -> Iterator[Check]:
         bool(worst),
         f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(own)} clients: {worst}."
         if worst
-        else f"The largest Pareto k-hat of any client is {number(float(own.max()), 2)}, below {K_HAT}.",
+        else f"The largest Pareto k-hat of a client is {number(float(own.max()), 2)}, below {K_HAT}.",
     )
 
 

@@ -75,7 +75,7 @@ def _validation_score(fit: Snapshot) -> Iterator[Check]:
         return
     scores = fit.history.set_index("round")["validation_log_score"].dropna()
     fallen = float(scores.max() - scores.iloc[-1])
-    since = f", and has fallen by {number(fallen)} nats per row since: the fit may be overfitting the training rows"
+    since = f", and has fallen by {number(fallen)} nats per row since: the fit may be overfitting"
     yield answered(
         "Is the held-out score still near its best?",
         fallen > FALLEN,
@@ -191,6 +191,6 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
         f"predict: {listed(each)}. They are counted. See whether their outcome and columns are "
         "coded and in units as the others'; to see what they change, fit without them."
         if each
-        else f"Yes: of {compared[-1]} clients none has a summary that the others' hierarchy makes improbable.",
+        else f"Yes: of {compared[-1]} clients none is improbable under the others' hierarchy.",
         "doubt" if each else "note",
     )

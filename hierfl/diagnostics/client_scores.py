@@ -107,7 +107,7 @@ def across_clients(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         `weighted`, the mean over clients weighted by rows (for rmse, of its square); `mean`,
-        unweighted; `variance` over clients, 0 where all are served alike (q-FFL, Li et al. 2020);
+        unweighted; `variance` over clients, 0 where all are served equally well (q-FFL, Li et al. 2020);
         `worst_decile`, the mean over the worst tenth of the clients, at least one; `worst`, the
         name of the worst client.
 

@@ -66,12 +66,12 @@ class Convergence:
             only noise is left, NaN for point estimates, which have no noise; `still`, whether the
             ratio is below 3. Empty where the history shows no trend of an ELBO.
         answer: "good", "not good" or "cannot be judged".
-        sites: one row a site, with the guide beside its weighted draws: how many `numbers` it has;
+        sites: one row a site, with the guide beside its weighted draws: how many `scalars` it has;
             `shift`, the largest difference of means, in weighted standard deviations; `ratio_min`
             and `ratio_max`, the range of the guide's standard deviation over the weighted one;
             `error`, the largest Monte Carlo standard error of these. Empty where nothing was
             weighted.
-        numbers: one row a number of a site: site, client, index, shift (signed), shift_error, ratio
+        scalars: one row a scalar of a site: site, client, index, shift (signed), shift_error, ratio
             and ratio_error (relative). Empty where nothing was weighted.
         k_hat: Pareto shape of the weights, of the method's own where it has weighted its draws; NaN
             without weights.
@@ -86,7 +86,7 @@ class Convergence:
     gradient: pd.DataFrame
     answer: Answer
     sites: pd.DataFrame
-    numbers: pd.DataFrame
+    scalars: pd.DataFrame
     k_hat: float
     effective: float
 
@@ -125,7 +125,7 @@ def convergence(
     if _ended_early(fit):
         verdict = (
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
-            f"finished. Allow more rounds; it stops by itself."
+            f"finished. Allow more rounds; it stops automatically."
         )
         return _found("not good", verdict)
     own = _own_weights(fit)
@@ -151,7 +151,7 @@ def convergence(
         course,
         k_hat=moments.k_hat,
         effective=moments.effective,
-        numbers=moments.numbers,
+        scalars=moments.scalars,
     )
 
 
@@ -162,7 +162,7 @@ def _found(
     *,
     k_hat: float = math.nan,
     effective: float = math.nan,
-    numbers: pd.DataFrame | None = None,
+    scalars: pd.DataFrame | None = None,
 ) -> Convergence:
     nothing = pd.DataFrame(columns=COLUMNS)
     return Convergence(
@@ -173,8 +173,8 @@ def _found(
         math.nan if course is None else course.noise,
         nothing if course is None else course.gradient,
         answer,
-        pd.DataFrame() if numbers is None else by_site(numbers),
-        pd.DataFrame() if numbers is None else numbers,
+        pd.DataFrame() if scalars is None else by_site(scalars),
+        pd.DataFrame() if scalars is None else scalars,
         k_hat,
         effective,
     )
@@ -246,7 +246,7 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
         if fixed
         else "The model has no latent site: there is no posterior to judge."
     )
-    words = f"{course.words}. {course.mend}".rstrip()
+    words = f"{course.words}. {course.fix}".rstrip()
     if course.state in ("level", "moving"):
         start = "Converged" if course.state == "level" else "Nearly converged"
         return "good", f"{start}: {words} {point}"
@@ -268,12 +268,12 @@ def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
     if answer == "cannot be judged":
         return answer, (
             f"Cannot be judged: too few weighted draws are effective ({facts}): the guide is far "
-            f"from the posterior, or there are too many unknowns for weights{_mend(course)}."
+            f"from the posterior, or there are too many unknowns for weights{_fix(course)}."
         )
     if moments.k_hat >= K_HAT or worst is None:
         why = f"Not good: the guide misses a part of the posterior ({facts})"
-        return answer, f"{why}{_mend(course)}."
-    return answer, f"Not good: {worst} ({facts}){_mend(course, weights=True)}."
+        return answer, f"{why}{_fix(course)}."
+    return answer, f"Not good: {worst} ({facts}){_fix(course, weights=True)}."
 
 
 def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answer, str]:
@@ -285,29 +285,29 @@ def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answe
     return answer, (
         f"{answer.capitalize()}: the guide agrees with the posterior given the learned {names}, "
         "but "
-        f"{course.words}. {course.mend}".rstrip()
+        f"{course.words}. {course.fix}".rstrip()
     )
 
 
-def _mend(course: Course, *, weights: bool = False) -> str:
+def _fix(course: Course, *, weights: bool = False) -> str:
     """Return a fix, after a semicolon; `weights`: importance weights correct the guide."""
     correct = "; fit.posterior(correct='psis') corrects the draws" if weights else ""
     if course.state in ("rising", "falling", "not finite", "hidden", "steep", "moving"):
-        return f"; {course.words}. {course.mend.removesuffix('.')}{correct}"
+        return f"; {course.words}. {course.fix.removesuffix('.')}{correct}"
     if course.state == "level":
         return f"; {course.words}, so that more rounds will not help. {CLOSER}{correct}"
-    return f". {f'{course.mend} ' if course.mend else ''}{CLOSER}{correct}"
+    return f". {f'{course.fix} ' if course.fix else ''}{CLOSER}{correct}"
 
 
 def _advice(course: Course) -> str:
     """Return the trend where weights are not to be had, in a sentence."""
     if course.state == "unknown":
         return ""
-    return f" {course.words[0].upper()}{course.words[1:]}. {course.mend}".rstrip()
+    return f" {course.words[0].upper()}{course.words[1:]}. {course.fix}".rstrip()
 
 
 def _more(course: Course) -> str:
     """Return a remark on a good guide whose ELBO still moves; empty where it does not."""
     if course.state not in ("rising", "falling", "steep"):
         return ""
-    return f" But {course.words}. {course.mend}"
+    return f" But {course.words}. {course.fix}"

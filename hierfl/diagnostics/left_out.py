@@ -2,7 +2,8 @@
 
 Both evidences of p(y without i) and p(y) are means of importance weights of the same draws:
 
-    p(y_i | y without i) = E[r] / E[r / p_i] = sum_s v_s p_i(s),    v_s = (r_s / p_i(s)) / sum_t (r_t / p_i(t)).
+    p(y_i | y without i) = E[r] / E[r / p_i] = sum_s v_s p_i(s),
+    v_s = (r_s / p_i(s)) / sum_t (r_t / p_i(t)).
 
 r are the weights that turn the guide's draws into draws of the posterior, p_i the likelihood of
 what is left out at a draw.
@@ -26,8 +27,8 @@ from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
 
 PILOT = 100  # draws that tell how many local draws are needed
 NOISE = 0.25  # variance of log weights, all clients together, that local draws may add
-BIAS = 0.01  # nats by which the noise of local draws may bias a client's estimate, where it is divided by
-TAIL = 0.3  # k-hat from which further rounds widen the proposal: the mean of weights is off long before 0.7
+BIAS = 0.01  # nats of bias in a client's estimate that the noise of local draws may cause
+TAIL = 0.3  # k-hat above which further rounds widen the proposal, long before 0.7
 MOST = 128  # local draws for each draw of the global sites, at most
 
 

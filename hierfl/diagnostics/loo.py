@@ -178,7 +178,7 @@ def _check_learned(fit: Snapshot, by: By) -> None:
     count = sum(spec.start.numel() * (len(fit.clients) if spec.is_local else 1) for spec in specs)
     warnings.warn(
         f"the model learns {names} without a prior, and no row is left out of that: elpd is too "
-        f"high by about {count} nats, one for each number; make it a latent site (pyro.sample), "
+        f"high by about {count} nats, one for each scalar; make it a latent site (pyro.sample), "
         "or score held-out rows",
         stacklevel=4,
     )

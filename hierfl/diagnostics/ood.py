@@ -174,7 +174,7 @@ def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) 
     both, at = np.concatenate([flat, -flat]), np.asarray(grid, dtype=float)
     if (
         not both.any()
-    ):  # a client without a doubt: the kernel alone, which has no scale to be told by
+    ):  # a client without a doubt: the kernel alone, which has no scale to set the width by
         found: Floats = 2.0 * scipy.stats.norm.pdf(at, scale=width)
         return found
     found = 2.0 * scipy.stats.gaussian_kde(

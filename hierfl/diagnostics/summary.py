@@ -22,7 +22,7 @@ from hierfl.posterior.without_rows import lacks_rows
 
 LEAST_DRAWS = 20  # for a 90 % interval
 MOST, FEWEST = 1000, 100  # draws where none are asked for
-# numbers drawn in all; and rows times local sites, for a guide that goes through all rows of a client at each draw
+# scalars drawn in all; rows times local scalars, if the guide reads all rows at each draw
 DRAWN, READ = 100_000_000, 4_000_000
 
 

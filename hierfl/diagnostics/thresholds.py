@@ -24,7 +24,7 @@ LEAST_CLIENTS = 1.5
 
 # clients
 FEW_ROWS = 20  # with fewer rows, the score of a client is mostly noise
-LITTLE = 0.1  # nats: divergence of two Normals of equal sd, 0.45 sd apart; too little to tell clients apart
+LITTLE = 0.1  # nats: the divergence of two Normals of equal sd that are 0.45 sd apart
 
 # predictions
 SURE = 0.01  # significance level: each test warns falsely in one report of a hundred

@@ -35,7 +35,7 @@ class Course:
             single draws of the gradient point downhill. "moving": it is level, but the mean
             gradient is above its noise. "level".
         words: the same in words, the beginning of a sentence.
-        mend: one sentence on what to do; empty where there is nothing to do.
+        fix: one sentence on what to do; empty where there is nothing to do.
         rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last;
             NaN if unknown.
         error: standard error of the rise; NaN if unknown.
@@ -45,7 +45,7 @@ class Course:
 
     state: State
     words: str
-    mend: str
+    fix: str
     rise: float
     error: float
     noise: float
@@ -67,18 +67,18 @@ def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
         words = (
             f"the history of '{fit.method.name}' has neither an ELBO nor a loss (it has {columns})"
         )
-        mend = "" if fit.federation.server.stops_itself else "Take more rounds."
-        return Course("unknown", words, mend, math.nan, math.nan, math.nan, nothing)
+        fix = "" if fit.federation.server.stops_itself else "Take more rounds."
+        return Course("unknown", words, fix, math.nan, math.nan, math.nan, nothing)
     if len(history) < LEAST_ROUNDS:
         words = f"the run has {len(history)} rounds, and a trend needs at least {LEAST_ROUNDS}"
-        mend = "Take more rounds."
-        return Course("unknown", words, mend, math.nan, math.nan, math.nan, nothing)
+        fix = "Take more rounds."
+        return Course("unknown", words, fix, math.nan, math.nan, math.nan, nothing)
     series = history[name].to_numpy(dtype=np.float64)
     series = series if name == "elbo" else -series
     gradient = _gradient(fit, draws, seed) if name == "elbo" and draws else nothing
     found = trend(series)
     state, words = _state(name, series, found, gradient, draws)
-    return Course(state, words, _mend(state, rates=bool(step_sizes(fit.method))), *found, gradient)
+    return Course(state, words, _fix(state, rates=bool(step_sizes(fit.method))), *found, gradient)
 
 
 def _state(
@@ -119,10 +119,10 @@ def _state(
     return "level", f"the {what} has levelled off ({facts})"
 
 
-def _mend(state: State, *, rates: bool) -> str:
+def _fix(state: State, *, rates: bool) -> str:
     """Return what to do about a state, in a sentence; `rates`: the method has step sizes."""
     lower = "Lower the step size." if rates else "Scale the rows, or tighten the priors."
-    mends: dict[State, str] = {
+    fixes: dict[State, str] = {
         "not finite": lower,
         "falling": lower,
         "rising": "Take more rounds.",
@@ -130,7 +130,7 @@ def _mend(state: State, *, rates: bool) -> str:
         "steep": "Take a larger step size, or more rounds." if rates else "Take more rounds.",
         "moving": "More rounds will move it further.",
     }
-    return mends.get(state, "")
+    return fixes.get(state, "")
 
 
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:

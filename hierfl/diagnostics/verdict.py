@@ -22,7 +22,7 @@ from hierfl.posterior.without_rows import lacks_rows
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Values
 
-WORK = 1e8  # rows x unknowns above which the gradient at the end is not estimated: it would take minutes
+WORK = 1e8  # rows x unknowns above which the gradient at the end, then slow, is not estimated
 NUMBERS = 20_000_000  # most scalars that draws may hold together: 160 MB
 LEAST_DRAWS = 50  # fewer draws do not describe a posterior
 NOT_FINITE = "draws are not finite"
@@ -30,7 +30,7 @@ DRAWS = 400  # most draws by which rows' information is measured
 
 
 class Verdict(NamedTuple):
-    """Whether to trust a fit; None: that cannot be told. In words: why, and the fix."""
+    """Whether to trust a fit; None: that cannot be rows_say. In words: why, and the fix."""
 
     trustworthy: bool | None
     words: str
@@ -82,11 +82,11 @@ def evidence(fit: Snapshot, table: SiteTable, *, draws: int, seed: int = 0) -> E
     size = fit.program.latents.global_block.size
     size += len(fit.clients) * fit.program.latents.local_block.size
     few = min(draws, DRAWS, NUMBERS // max(size, 1))
-    told = None
+    rows_say = None
     if few >= LEAST_DRAWS and not (table.not_finite or lacks_rows(fit)):
         drawn = posterior_draws(fit, draws=few, seed=seed)
         expected = expected_of(fit, drawn, seed)
-        told = None if expected is None else information(fit, drawn, expected)
+        rows_say = None if expected is None else information(fit, drawn, expected)
     run = NOT_FINITE if table.not_finite else run_of(fit, seed)
     return Evidence(
         fit=fit,
@@ -94,7 +94,7 @@ def evidence(fit: Snapshot, table: SiteTable, *, draws: int, seed: int = 0) -> E
         points=tuple(site for site in table.points if site not in derived),
         spread=any(site not in derived for site in table.spread),
         not_finite=table.not_finite,
-        information=told,
+        information=rows_say,
         k_hats=k_hats_of(fit, run, seed),
     )
 
@@ -122,4 +122,4 @@ def expected_of(fit: Snapshot, drawn: Draws, seed: int) -> Values | None:
 
 def k_hats_of(fit: Snapshot, run: Convergence | str, seed: int) -> pd.Series | None:
     """Return k-hat of each client's guide; None where no draws were weighted."""
-    return None if isinstance(run, str) or run.numbers.empty else own_k_hat(fit, seed=seed)
+    return None if isinstance(run, str) or run.scalars.empty else own_k_hat(fit, seed=seed)

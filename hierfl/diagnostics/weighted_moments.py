@@ -26,7 +26,7 @@ STRETCHED = 8  # local draws, of which one is kept, where they are judged given 
 CLIENT_DRAWS = 40_000  # clients x draws of a round, above which draws are fewer
 ROUNDS = 2  # the guide's own draws, and points of a t fitted to them
 FEWER = 250  # draws of a round, however many the clients
-MOST_NUMBERS = 5 * 10**7  # of all draws together
+MOST_SCALARS = 5 * 10**7  # of all draws together
 SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, is rounding
 
 
@@ -35,13 +35,13 @@ class Moments:
     """A guide beside its weighted draws.
 
     Args:
-        numbers: as `compared` returns them.
+        scalars: as `compared` returns them.
         k_hat: Pareto shape of the weights; without global sites, the largest of any client's.
         effective: effective number of draws; without global sites, the smallest of any client's.
         proposals: number of draws that were weighted.
     """
 
-    numbers: pd.DataFrame
+    scalars: pd.DataFrame
     k_hat: float
     effective: float
     proposals: int
@@ -56,7 +56,7 @@ class Moments:
 
     def worst(self) -> str | None:
         """Return what is off by more than `OFF`, in words; None where nothing is."""
-        n = self.numbers
+        n = self.scalars
         shift = n["shift"].abs()
         ratio = (n["ratio"] - 1.0).abs() + ERRORS * n["ratio"] * n["ratio_error"]
         if float(shift.max()) <= OFF and float(ratio.max()) <= OFF:
@@ -76,7 +76,7 @@ class Moments:
 
     def agreement(self) -> str:
         """Return the range of the differences in words."""
-        n = self.numbers
+        n = self.scalars
         return (
             f"means are within {n['shift'].abs().max():.2f} sd of the weighted draws', and sds are "
             f"{n['ratio'].min():.2f} to {n['ratio'].max():.2f} times theirs"
@@ -119,7 +119,7 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
 
     Args:
         fit: whose guide has a density.
-        proposals: draws weighted in each round; fewer where they would hold too many numbers.
+        proposals: draws weighted in each round; fewer where they would hold too many scalars.
         seed: of the draws.
 
     Returns:
@@ -127,7 +127,7 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
     """
     latents = fit.program.latents
     size = latents.global_block.size + latents.local_block.size * len(fit.clients)
-    most = min(MOST_NUMBERS // (3 * ROUNDS * size), max(CLIENT_DRAWS // len(fit.clients), FEWER))
+    most = min(MOST_SCALARS // (3 * ROUNDS * size), max(CLIENT_DRAWS // len(fit.clients), FEWER))
     count = max(min(proposals, most), LEAST_PROPOSALS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the verdict says what they would
@@ -148,9 +148,9 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
             return f"the draws cannot be weighted ({error})."
     total = len(found.log_shared)
     if latents.global_block.size:
-        numbers = compared(fit, plain, found.draws, weights)
-        numbers = pd.concat([numbers, *given], ignore_index=True)
-        return Moments(numbers, weights.k_hat, weights.effective, total)
+        scalars = compared(fit, plain, found.draws, weights)
+        scalars = pd.concat([scalars, *given], ignore_index=True)
+        return Moments(scalars, weights.k_hat, weights.effective, total)
     each = [posterior_weights(column) for column in found.log_own.T]
     k_hat, effective = max(w.k_hat for w in each), min(w.effective for w in each)
     return Moments(pd.concat(given, ignore_index=True), k_hat, effective, total)
@@ -179,7 +179,7 @@ def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.
         weights: of these.
 
     Returns:
-        One row a number that varies: site, client ('' for a global site) and index; `shift`, mean
+        One row a scalar that varies: site, client ('' for a global site) and index; `shift`, mean
         of the guide minus the weighted mean, in weighted standard deviations; `shift_error`;
         `ratio`, the guide's standard deviation over the weighted one; `ratio_error`, relative.
         Errors are Monte Carlo standard errors.
@@ -202,7 +202,7 @@ def _pairs(plain: Draws, drawn: Draws) -> Iterator[tuple[str, Tensor, Tensor]]:
 def _compared(
     name: str, mine: Tensor, theirs: Tensor, share: Tensor, clients: Sequence[str] | None
 ) -> pd.DataFrame:
-    """Compare one site, a row a number; `clients`: of a local site."""
+    """Compare one site, a row a scalar; `clients`: of a local site."""
     guide, target = (v.reshape(len(v), -1).double() for v in (mine, theirs))
     mean, square = share @ target, share.square()
     off = target - mean
@@ -237,12 +237,12 @@ def _sd_error(draws: Tensor) -> Tensor:
     return (z.square() - 1.0).square().mean(0) / (4.0 * len(draws))
 
 
-def by_site(numbers: pd.DataFrame) -> pd.DataFrame:
+def by_site(scalars: pd.DataFrame) -> pd.DataFrame:
     """Summarize by site: how many scalars, the largest shift, the range of ratios."""
-    grouped = numbers.assign(shift=numbers["shift"].abs()).groupby("site", sort=False)
+    grouped = scalars.assign(shift=scalars["shift"].abs()).groupby("site", sort=False)
     return pd.DataFrame(
         {
-            "numbers": grouped.size(),
+            "scalars": grouped.size(),
             "shift": grouped["shift"].max(),
             "ratio_min": grouped["ratio"].min(),
             "ratio_max": grouped["ratio"].max(),

@@ -113,7 +113,7 @@ def _local_only_marks(ax: Axes, local_only: Floats, size: Floats) -> None:
 
 
 def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool) -> None:
-    """Name each client on the y axis; of more than 40, say how many rows the first and last have."""
+    """Name each client on the y axis; of more than 40, only the first and last row counts."""
     if len(names) <= NAMED:
         label = [f"{name} ({int(n)})" for name, n in zip(names, rows, strict=True)]
         ax.set_yticks(np.arange(len(names), dtype=float), label if with_rows else names)

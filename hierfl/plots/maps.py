@@ -1,4 +1,4 @@
-"""A map of clients: which of them are alike."""
+"""A map of clients: similar clients lie close together."""
 
 from __future__ import annotations
 

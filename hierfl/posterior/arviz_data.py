@@ -45,10 +45,10 @@ def posterior_data(
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
         about_draws = _about_uncorrected(fit)
     else:
-        weighed = corrected(fit, draws, seed=seed)
-        latents = weighed.draws
+        weighted = corrected(fit, draws, seed=seed)
+        latents = weighted.draws
         found = given_groups(fit, "posterior", latents, var_names=var_names, expand=expand)
-        about_draws = {"approximation": RESAMPLED, **_about(weighed, len(fit.clients))}
+        about_draws = {"approximation": RESAMPLED, **_about(weighted, len(fit.clients))}
     if log_likelihood and latents is not None:
         data = fit.federation.data
         found.rows("log_likelihood", log_likelihoods(fit, latents), data)
@@ -64,17 +64,17 @@ def _about_uncorrected(fit: Snapshot) -> dict[str, Any]:
     return {"approximation": OF_GUIDE}
 
 
-def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
+def _about(weighted: Corrected, clients: int) -> dict[str, Any]:
     # a client sends one log weight a proposal, and in the first round also that of a single draw
-    numbers = (weighed.proposals + weighed.proposals // weighed.rounds) * clients
+    scalars = (weighted.proposals + weighted.proposals // weighted.rounds) * clients
     return {
-        "k_hat": weighed.k_hat,
-        "k_hat_guide": weighed.k_hat_guide,
-        "k_hat_clients": weighed.k_hat_clients.to_numpy(),
-        "effective_draws": weighed.effective,
-        "proposals": weighed.proposals,
-        "bytes_up_psis": numbers * torch.get_default_dtype().itemsize,
-        "log_evidence": weighed.log_evidence,
+        "k_hat": weighted.k_hat,
+        "k_hat_guide": weighted.k_hat_guide,
+        "k_hat_clients": weighted.k_hat_clients.to_numpy(),
+        "effective_draws": weighted.effective,
+        "proposals": weighted.proposals,
+        "bytes_up_psis": scalars * torch.get_default_dtype().itemsize,
+        "log_evidence": weighted.log_evidence,
     }
 
 

@@ -1,6 +1,6 @@
 """ArviZ groups of a fit: arrays with named dimensions.
 
-A network with more than `EXPAND` numbers is summarized by layer instead of written out.
+A network with more than `EXPAND` scalars is summarized by layer instead of written out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.without_rows import global_sites
 from hierfl.program.sites import dims_of
 
-EXPAND = 1000  # the largest network, in numbers of one client or of the global level, to write out
+EXPAND = 1000  # the largest network, in scalars of one client or of the global level, to write out
 ROW, CLIENT = "row", "client"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 Arrays = Mapping[str, Any]  # variable -> array
 SAMPLE = ("chain", "draw")
 WITHOUT_DRAWS = ("observed_data", "constant_data")
-# From the version, not from `hasattr(arviz, "InferenceData")`: 1.x answers that as well, with a warning.
+# `hasattr(arviz, "InferenceData")` holds for 1.x as well, with a warning.
 DATA_TREE = int(version("arviz").split(".")[0]) >= 1
 
 
@@ -54,7 +54,8 @@ def arviz_of(
         ValueError: a variable of the same name as a dimension, or with another number of dimensions
             than it has names for.
 
-    >>> found = arviz_of({"posterior": {"w": np.zeros((5, 2))}}, {"w": ["client"]}, {"client": ["north", "south"]})
+    >>> groups = {"posterior": {"w": np.zeros((5, 2))}}
+    >>> found = arviz_of(groups, {"w": ["client"]}, {"client": ["north", "south"]})
     >>> found["posterior"]["w"].dims
     ('chain', 'draw', 'client')
     """

@@ -89,7 +89,7 @@ class Corrected:
         k_hat: Pareto shape of the weights used; 0.7 or more means do not trust the draws, 0 means
             all weights are equal.
         k_hat_guide: Pareto shape of the weights of the guide's own single draws, all sites
-            together: how good the guide is by itself.
+            together: how good the guide alone is.
         k_hat_clients: by client, Pareto shape of its local sites given the global ones, averaged
             over draws of the latter; NaN for a client without local sites.
         effective: effective number of proposals, 1 / sum of squared normalized weights.

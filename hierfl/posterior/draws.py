@@ -40,7 +40,7 @@ def _shown(found: Draws) -> Shown:
     clients = next((f" of {value.shape[1]} clients" for value in found.own.values()), "")
     count = found.count if found.shared or found.own else 0
     frame = pd.DataFrame(sites_of(found.shared, found.own), columns=["site", "level", "shape"])
-    note = "fit.summary() shows means, sds and intervals; .shared[site] and .own[site] are the tensors."
+    note = "fit.summary() shows statistics; .shared[site] and .own[site] are the tensors."
     return Shown(f"{count} draws{clients}", frame, note)
 
 

@@ -75,7 +75,7 @@ def split(
 ) -> tuple[set[str], dict[str, Network]]:
     """Return the sites to write out, and the networks to summarize by layer.
 
-    A network is summarized where it has more than `expand` numbers, of one client or of the global
+    A network is summarized where it has more than `expand` scalars, of one client or of the global
     level. With `var_names` given, exactly those are written out. A global network with the name of
     a local one becomes `<name>_shared`.
     """
@@ -111,7 +111,7 @@ def _named(var_names: Collection[str], known: Collection[str]) -> set[str]:
 def summaries(
     fit: Snapshot, large: Mapping[str, Network], draws: int, seed: int
 ) -> dict[str, Tensor]:
-    """Summarize networks draw by draw at each client, so that their numbers are never gathered."""
+    """Summarize networks draw by draw at each client, so that their weights are never gathered."""
     program = fit.program
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -1,4 +1,4 @@
-"""The numbers that a model learns without a prior: its own params."""
+"""The params that a model learns without a prior."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def predict_from_prior(
 ) -> Prediction:
     """Predict the rows of clients of which nothing was seen, neither labels nor rows.
 
-        p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z the global sites, w those of the new client
+        p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z global, w the new client's sites
 
     The average is over `draws` pairs (z, w). Under a point estimate of z (MAP) only w varies. Once
     a client has labels, its own posterior says more: `fit.personalize`.

@@ -32,7 +32,8 @@ MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 
 def _shown(found: Prediction) -> Shown:
     data = found.data
-    title = f"Prediction of '{found.site}' ({found.kind}): {data.num_rows} rows of {len(data.names)} clients"
+    size = f"{data.num_rows} rows of {len(data.names)} clients"
+    title = f"Prediction of '{found.site}' ({found.kind}): {size}"
     if found.label is not None and found.log_score is not None:
         score = float(found.log_score.double().mean())
         words = f"Mean log score of a row: {score:.3f} nats; higher is better."

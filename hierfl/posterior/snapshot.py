@@ -190,7 +190,7 @@ def _check_levels(fitted: ClientData, rows: ClientData, names: Collection[str]) 
         if known != found:
             raise ValueError(
                 f"the codes of '{key}' stand for {_listed(found)}, but for {_listed(known)} when "
-                "fitted: code the rows alike, ClientData.from_frame(..., levels=train.levels)"
+                "fitted: code all rows in the same way, ClientData.from_frame(..., levels=train.levels)"
             )
 
 

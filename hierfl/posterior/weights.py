@@ -249,7 +249,7 @@ def already_weighted(fit: Snapshot) -> bool:
 
 
 def _ended_early(fit: Snapshot) -> bool:
-    """Return whether the rounds ended before a method that stops by itself was done."""
+    """Return whether the rounds ended before a self-stopping method was done."""
     server = fit.federation.server
     return server.stops_itself and not server.finished(fit.progress.server)
 

@@ -108,6 +108,7 @@ def _check_place(where: Path) -> None:
 def page(title: str, subtitle: str, lead: str, parts: list[Section], asked: list[Check]) -> str:
     """Return the page as HTML."""
     source = files("hierfl.report").joinpath("page.html").read_text(encoding="utf-8")
+    now = datetime.now().astimezone()
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(source).render(
         title=title,
@@ -118,5 +119,5 @@ def page(title: str, subtitle: str, lead: str, parts: list[Section], asked: list
         warnings=[check for check in asked if check.verdict == "warning"],
         asked=sum(check.verdict != "not asked" for check in asked),
         version=version("hierfl"),
-        footer=f"Written by hierfl {version('hierfl')} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}.",
+        footer=f"Written by hierfl {version('hierfl')} on {now:%Y-%m-%d %H:%M %Z}.",
     )

@@ -79,12 +79,12 @@ def forest(found: Measured, entry: Entry) -> Picture:
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
         ends = np.quantile(entry.draws, [0.05, 0.5, 0.95], axis=0)
-        told = [
+        each = [
             f"{n} {number(m)} ({number(a)} to {number(b)})"
             for n, a, m, b in zip(names, *ends, strict=True)
         ]
         alt = (
-            f"Forest plot of {entry.label}, posterior median and 90 % interval: {listed(told, 12)}."
+            f"Forest plot of {entry.label}, posterior median and 90 % interval: {listed(each, 12)}."
         )
         caption = (
             f"{entry.label} of each client{' (number of rows in brackets)' if named else ''}: "
@@ -172,7 +172,7 @@ def clients(found: Measured) -> Picture | None:
             f"of their {means.shape[1]} parameters."
         )
         words = (
-            "Clients that lie close together are alike: first two principal components of the "
+            "Clients that lie close together are similar: first two principal components of the "
             "posterior means of their parameters, each divided by its posterior SD."
         )
         return picture(figure, alt, words)
@@ -205,11 +205,11 @@ def calibration(found: Measured) -> Picture | None:
         ax.set_xlabel("predicted probability" if binary else "probability of the predicted class")
         ax.set_ylabel("observed event rate" if binary else "share of correct predictions")
         mean, observed, _, _ = plots.equal_mass(p, came_true, bins=bins)
-        told = "; ".join(
+        each = "; ".join(
             f"{number(a, 2)} predicted, {number(b, 2)} observed"
             for a, b in zip(mean, observed, strict=True)
         )
-        alt = f"Reliability diagram of {len(mean)} bins: {told}."
+        alt = f"Reliability diagram of {len(mean)} bins: {each}."
         words = (
             f"{len(mean)} bins with equal numbers of rows, with 90 % intervals. On the diagonal, "
             "predictions are calibrated."
@@ -227,7 +227,10 @@ def rates(found: Measured) -> Picture | None:
         if found.scored.prediction.kind == "binary"
         else f"mean {found.scored.prediction.site}"
     )
-    few = len(table) <= 40
+    few, ticks = (
+        len(table) <= 40,
+        ", with a tick at the predicted mean (number of rows in brackets)",
+    )
     with style():
         figure, ax = _figure(NARROW, 1.1 + 0.3 * len(table)) if few else _figure(WIDE, 3.2)
         plots.rates(ax, table)
@@ -239,7 +242,7 @@ def rates(found: Measured) -> Picture | None:
         )
         words = (
             f"Observed {what} of each client and its 90 % predictive "
-            f"interval{', with a tick at the predicted mean (number of rows in brackets)' if few else ''}."
+            f"interval{ticks if few else ''}."
         )
         return picture(figure, alt, words)
 
@@ -253,7 +256,9 @@ def strangers(found: Measured) -> Picture | None:
         plots.entropies(ax, *found.scored.foreign.entropies)
         _legend(figure, ax)
         own, foreign = (number(float(v.mean())) for v in found.scored.foreign.entropies)
-        alt = f"Densities of predictive entropy: own rows, mean {own} nats; foreign rows, mean {foreign}."
+        alt = (
+            f"Densities of predictive entropy, nats: own rows, mean {own}; foreign rows, {foreign}."
+        )
         return picture(
             figure,
             alt,

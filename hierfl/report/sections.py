@@ -54,7 +54,7 @@ def _run(found: Measured) -> Section:
         "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "
         "each client",
         "Rounds": f"{len(history)}"
-        f"{', after which the method stopped by itself' if _finished(found) else ''}, with at most "
+        f"{', after which the method stopped automatically' if _finished(found) else ''}, with at most "
         f"{int(history['clients'].max()) if 'clients' in history else data.num_clients} clients "
         "in each",
         "Communication": _bytes(history),
@@ -80,7 +80,7 @@ def _run(found: Measured) -> Section:
 
 
 def _finished(found: Measured) -> bool:
-    """Return whether the method has stopped by itself."""
+    """Return whether the method has stopped automatically."""
     fit = found.fit
     return bool(fit.federation.server.finished(fit.progress.server))
 

@@ -6,6 +6,8 @@ import math
 
 import pandas as pd
 
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.diagnostics.thresholds import R_HAT
 from hierfl.diagnostics.wording import number
 from hierfl.report.blocks import Table
 
@@ -19,8 +21,8 @@ COLUMNS = {
 NOTES = {
     "moved": "Means moved: the largest shift of a mean since the round before, in posterior SDs.",
     "changed": "SDs changed: the largest relative change of an SD.",
-    "r_hat": "R-hat: split R-hat of the chains by which the server samples; below 1.05 they have mixed.",
-    "k_hat": "k-hat: Pareto shape of the importance weights; below 0.7 they can be trusted.",
+    "r_hat": f"R-hat: split R-hat of the server's chains; below {R_HAT} they have mixed.",
+    "k_hat": f"k-hat: Pareto shape of the importance weights; below {K_HAT} they can be trusted.",
     "effective": "Effective draws: 1 / the sum of squared weights.",
 }
 

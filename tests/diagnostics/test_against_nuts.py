@@ -25,7 +25,7 @@ def test_an_exact_fit_agrees_with_nuts() -> None:
     )
     found = against_nuts(fitted, draws=300, warmup=150, chains=1)
     assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
-    assert found.table["numbers"].tolist() == [1, 3]
+    assert found.table["scalars"].tolist() == [1, 3]
     assert found.table["mean_off"].max() < 0.3 and found.table["sd_ratio_min"].min() > 0.75
     assert found.entries.loc[found.entries["site"] == "b", "client"].tolist() == list(
         fitted.clients

@@ -262,7 +262,7 @@ def test_engines_agree_on_the_gradient_over_all_clients() -> None:
     assert np.allclose(one.gradient["size"], other.gradient["size"], atol=1e-8)
     names = [spec.name for spec in runs[0].program.params if not spec.is_local]
     assert list(one.gradient.index) == names
-    assert np.allclose(one.numbers["ratio"], other.numbers["ratio"], atol=1e-6)
+    assert np.allclose(one.scalars["ratio"], other.scalars["ratio"], atol=1e-6)
     assert one.verdict == other.verdict
 
 
