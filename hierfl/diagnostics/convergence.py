@@ -14,7 +14,7 @@ benchmarks.convergence`, benchmarks/CONVERGENCE.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -55,7 +55,7 @@ class Convergence:
     """Whether a run has converged to the posterior; printed with a table of sites.
 
     Args:
-        converged: `answer` is "good".
+        answer: "good", "not good" or "cannot be judged".
         verdict: why, and what to do where it is not, in a sentence or two.
         rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in
             its own units; NaN where the history shows no trend.
@@ -63,32 +63,39 @@ class Convergence:
         noise: standard deviation of one round's estimate about the trend.
         gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO
             at the end; `error`, the standard error of that mean; `ratio` of the two, about 1 where
-            only noise is left, NaN for point estimates, which have no noise; `still`, whether the
-            ratio is below 3. Empty where the history shows no trend of an ELBO.
-        answer: "good", "not good" or "cannot be judged".
-        sites: one row a site, with the guide beside its weighted draws: how many `scalars` it has;
-            `shift`, the largest difference of means, in weighted standard deviations; `ratio_min`
-            and `ratio_max`, the range of the guide's standard deviation over the weighted one;
-            `error`, the largest Monte Carlo standard error of these. Empty where nothing was
-            weighted.
-        scalars: one row a scalar of a site: site, client, index, shift (signed), shift_error, ratio
-            and ratio_error (relative). Empty where nothing was weighted.
-        k_hat: Pareto shape of the weights, of the method's own where it has weighted its draws; NaN
+            only noise is left, NaN for point estimates; `still`, whether the ratio is below 3. Empty
+            where the history shows no trend of an ELBO.
+        k_hat: Pareto shape of the weights, the method's own if it has weighted its draws; NaN
             without weights.
         effective: effective number of weighted draws; NaN without weights.
+        scalars: one row a scalar of a site: site, client, index, shift (signed), shift_error, ratio
+            and ratio_error (relative). Empty where nothing was weighted.
     """
 
-    converged: bool
-    verdict: str
-    rise: float
-    error: float
-    noise: float
-    gradient: pd.DataFrame
     answer: Answer
-    sites: pd.DataFrame
-    scalars: pd.DataFrame
-    k_hat: float
-    effective: float
+    verdict: str
+    rise: float = math.nan
+    error: float = math.nan
+    noise: float = math.nan
+    gradient: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=COLUMNS))
+    k_hat: float = math.nan
+    effective: float = math.nan
+    scalars: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @property
+    def converged(self) -> bool:
+        """Whether `answer` is "good"."""
+        return self.answer == "good"
+
+    @property
+    def sites(self) -> pd.DataFrame:
+        """The guide beside its weighted draws, one row a site; empty where nothing was weighted.
+
+        How many `scalars` it has; `shift`, the largest difference of means, in weighted standard
+        deviations; `ratio_min` and `ratio_max`, the range of the guide's standard deviation over the
+        weighted one; `error`, the largest Monte Carlo standard error of these.
+        """
+        return self.scalars if self.scalars.empty else by_site(self.scalars)
 
 
 @one_at_a_time
@@ -127,57 +134,24 @@ def convergence(
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
             f"finished. Allow more rounds; it stops automatically."
         )
-        return _found("not good", verdict)
+        return Convergence("not good", verdict)
     own = _own_weights(fit)
     if own is not None:
-        return _found(*_of_own(fit, *own), k_hat=own[0], effective=own[1])
+        return Convergence(*_of_own(fit, *own), k_hat=own[0], effective=own[1])
     course = course_of(fit, draws=draws, seed=seed)
     fixed, resampled = _at_points(fit)
     if fixed or not fit.program.latents.sites:
-        return _found(*_of_point(fit, fixed, course), course)
-    reason = without_weights(fit, resampled)
-    if reason is not None:
-        return _found("cannot be judged", f"Cannot be judged: {reason}{_advice(course)}", course)
-    moments = moments_of(fit, proposals, seed=seed)
+        return Convergence(*_of_point(fit, fixed, course), *course.trend)
+    moments = without_weights(fit, resampled) or moments_of(fit, proposals, seed=seed)
     if isinstance(moments, str):
-        return _found("cannot be judged", f"Cannot be judged: {moments}{_advice(course)}", course)
+        verdict = f"Cannot be judged: {moments}{_advice(course)}"
+        return Convergence("cannot be judged", verdict, *course.trend)
     answer, verdict = _of_weights(moments, course)
     learned = [spec.name for spec in learned_params(fit)]
     if learned and answer == "good":
         answer, verdict = _of_learned(learned, verdict, course)
-    return _found(
-        answer,
-        verdict,
-        course,
-        k_hat=moments.k_hat,
-        effective=moments.effective,
-        scalars=moments.scalars,
-    )
-
-
-def _found(
-    answer: Answer,
-    verdict: str,
-    course: Course | None = None,
-    *,
-    k_hat: float = math.nan,
-    effective: float = math.nan,
-    scalars: pd.DataFrame | None = None,
-) -> Convergence:
-    nothing = pd.DataFrame(columns=COLUMNS)
-    return Convergence(
-        answer == "good",
-        verdict,
-        math.nan if course is None else course.rise,
-        math.nan if course is None else course.error,
-        math.nan if course is None else course.noise,
-        nothing if course is None else course.gradient,
-        answer,
-        pd.DataFrame() if scalars is None else by_site(scalars),
-        pd.DataFrame() if scalars is None else scalars,
-        k_hat,
-        effective,
-    )
+    weights = (moments.k_hat, moments.effective, moments.scalars)
+    return Convergence(answer, verdict, *course.trend, *weights)
 
 
 def judged_by_history(fit: Snapshot) -> bool:

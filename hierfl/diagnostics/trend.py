@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -46,10 +46,15 @@ class Course:
     state: State
     words: str
     fix: str
-    rise: float
-    error: float
-    noise: float
-    gradient: pd.DataFrame
+    rise: float = math.nan
+    error: float = math.nan
+    noise: float = math.nan
+    gradient: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=COLUMNS))
+
+    @property
+    def trend(self) -> tuple[float, float, float, pd.DataFrame]:
+        """Rise, error, noise and gradient."""
+        return self.rise, self.error, self.noise, self.gradient
 
 
 def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
@@ -60,7 +65,7 @@ def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
         draws: of the guide, each one an estimate of the gradient; 0: leave the gradient out.
         seed: of the draws.
     """
-    history, nothing = fit.history, pd.DataFrame(columns=COLUMNS)
+    history = fit.history
     name = next((column for column in ("elbo", "loss") if column in history), None)
     if name is None:
         columns = ", ".join(history.columns) or "no column"
@@ -68,14 +73,15 @@ def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
             f"the history of '{fit.method.name}' has neither an ELBO nor a loss (it has {columns})"
         )
         fix = "" if fit.federation.server.stops_itself else "Take more rounds."
-        return Course("unknown", words, fix, math.nan, math.nan, math.nan, nothing)
+        return Course("unknown", words, fix)
     if len(history) < LEAST_ROUNDS:
         words = f"the run has {len(history)} rounds, and a trend needs at least {LEAST_ROUNDS}"
-        fix = "Take more rounds."
-        return Course("unknown", words, fix, math.nan, math.nan, math.nan, nothing)
+        return Course("unknown", words, "Take more rounds.")
     series = history[name].to_numpy(dtype=np.float64)
     series = series if name == "elbo" else -series
-    gradient = _gradient(fit, draws, seed) if name == "elbo" and draws else nothing
+    gradient = (
+        _gradient(fit, draws, seed) if name == "elbo" and draws else pd.DataFrame(columns=COLUMNS)
+    )
     found = trend(series)
     state, words = _state(name, series, found, gradient, draws)
     return Course(state, words, _fix(state, rates=bool(step_sizes(fit.method))), *found, gradient)

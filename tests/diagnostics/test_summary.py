@@ -218,20 +218,7 @@ def test_the_verdict_names_the_reason_and_the_fix(
 def test_the_verdict_is_that_of_convergence(
     converged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none = pd.DataFrame()
-    answer = diagnostics.Convergence(
-        converged=converged,
-        verdict="So it is.",
-        rise=0.0,
-        error=0.0,
-        noise=0.0,
-        gradient=none,
-        answer="good" if converged else "not good",
-        sites=none,
-        numbers=none,
-        k_hat=0.0,
-        effective=0.0,
-    )
+    answer = diagnostics.Convergence("good" if converged else "not good", "So it is.")
     monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", lambda *_, **__: answer)
     found = spread_fit().summary(draws=20)
     assert found.trustworthy is converged

@@ -243,7 +243,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         judged.append(fitted.rounds)
         good = fitted.rounds >= 12
         none = convergence(fitted, draws=0, proposals=100)
-        words = {"converged": good, "verdict": "Good." if good else "Not good."}
+        answer = "good" if good else "not good"
+        words = {"answer": answer, "verdict": f"{answer.capitalize()}."}
         weights = {"k_hat": 0.3, "effective": 500.0}
         return Convergence(**{**none.__dict__, **words, **weights})
 
