@@ -53,7 +53,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     words = {
         "tau": "sd of patients' levels",
         "amplitude": "sd of a patient's course about the level",
-        "length": "weeks over which a course stays alike",
+        "length": "weeks over which a course stays similar",
         "sigma": "sd of a visit's noise",
     }
     for site, meaning in words.items():

@@ -1,6 +1,7 @@
 """Bregman priors: closed forms against autograd and SciPy, and a convex g of the user's own.
 
-The identities are those of section 1.9 of methods_in_depth.md, and the oracles O7 and O8 are from there too.
+The identities are those of section 1.9 of methods_in_depth.md, and the oracles O7 and O8 are from
+there too.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ SHAPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("own", REGRESSIONS, ids=str)
 def test_every_engine_agrees(own: dict[str, Any], data: ClientData) -> None:
-    for options in SHAPES:
+    """In all shapes with one predictor and with several; others differ in what they do with them."""
+    for options in SHAPES if own in (REGRESSIONS[0], REGRESSIONS[4]) else SHAPES[:1]:
         program = read(models.regression(**{**own, **options}), guides.mean_field, data)
         label = own.get("y", "y")
         assert program.labels[label] == label, options

@@ -77,7 +77,8 @@ def test_local_that_matches_no_name_raises(local: Any, message: str) -> None:
     [
         (
             {"prior_loc": "mean"},
-            "prior_loc is 'mean': it must be 'zero', 'module', 'learned', a number or a distribution",
+            "prior_loc is 'mean': it must be 'zero', 'module', 'learned', a number or a "
+            "distribution",
         ),
         (
             {"prior_scale": "free"},

@@ -1,7 +1,8 @@
 """`examples/recipes/horseshoe.py` in NumPyro, whose NUTS ends in minutes where Pyro's takes hours.
 
-Usage: `PYTHON horseshoe_numpyro.py ROWS.npz DRAWS.npz` with a Python that has NumPyro and needs no hierfl. ROWS has x
-(rows, 27), y (rows,) and client (rows,); DRAWS gets every latent site, (chains, draws, ...), as the recipe names it.
+Usage: `PYTHON horseshoe_numpyro.py ROWS.npz DRAWS.npz` with a Python that has NumPyro and needs no
+hierfl. ROWS has x (rows, 27), y (rows,) and client (rows,); DRAWS gets every latent site, (chains,
+draws, ...), as the recipe names it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ACCEPT = 0.99  # at 0.95 there are divergences in the horseshoe's funnels
 
 def model(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> None:
     """Sample the recipe's sites, slopes and shifts non-centered."""
-    # A half-Cauchy as Normal over the root of a Gamma (Piironen and Vehtari 2017, appendix C): its tail is no obstacle.
+    # A half-Cauchy as Normal over the root of a Gamma (Piironen and Vehtari 2017, appendix C): its
+    # tail is no obstacle.
     tau = TAU * half_cauchy("tau", ())
     own = half_cauchy("own", (COLUMNS,))
     c2 = numpyro.sample("c2", dist.InverseGamma(2.0, 8.0))

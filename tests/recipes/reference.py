@@ -1,13 +1,15 @@
 """Posteriors of the recipes by pooled NUTS, kept in `nuts.json`.
 
-`python -m tests.recipes.reference NAME ...` runs them; a name is a script's, or `missing_covariates:imputed`.
+`python -m tests.recipes.reference NAME ...` runs them; a name is a script's, or
+`missing_covariates:imputed`.
 
-Each site's mean, sd, and the largest Monte Carlo error of a mean in posterior sds, one over the root of the effective
-draws. Sites of a small scale are sampled non-centered, or NUTS would be stuck near 0; it is the same posterior. Sites
-with tails as heavy as a half-Cauchy's, which have no mean, are stored as logarithms (`LOGS`).
+Each site's mean, sd, and the largest Monte Carlo error of a mean in posterior sds, one over the
+root of the effective draws. Sites of a small scale are sampled non-centered, or NUTS would be stuck
+near 0; it is the same posterior. Sites with tails as heavy as a half-Cauchy's, which have no mean,
+are stored as logarithms (`LOGS`).
 
-Recipes of `IN_NUMPYRO` have a twin that NumPyro samples, since Pyro's NUTS takes hours: set `HIERFL_NUMPYRO` to a
-Python that has NumPyro.
+Recipes of `IN_NUMPYRO` have a twin that NumPyro samples, since Pyro's NUTS takes hours: set
+`HIERFL_NUMPYRO` to a Python that has NumPyro.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Each recipe of examples/recipes agrees with pooled NUTS, as `tests.recipes.reference` ran and stored it.
 
-Every test compares the fit with `nuts.json`; a slow one runs NUTS of a recipe again, and compares that with the file.
+Every test compares the fit with `nuts.json`; a slow one runs NUTS of a recipe again, and compares
+that with the file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ MOST_OFF, LEAST_SD, MOST_SD = 0.1, 0.9, 1.1
 TAILS = {  # recipe -> the least and the largest ratio of sds, where tails make sds hard to estimate
     # One client alone in its region has a likelihood with a flat side.
     "three_levels": (0.82, MOST_SD),
-    # The logarithm of a half-Cauchy: a kurtosis of 7.5, so a tenth of the draws makes half of the sd.
+    # The logarithm of a half-Cauchy: a kurtosis of 7.5, so a tenth of the draws makes half of the
+    # sd.
     "horseshoe": (LEAST_SD, 1.2),
 }
 RECIPES = [

@@ -22,7 +22,8 @@ from hierfl.program.program import Program
 def people(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
     """Clients whose levels differ.
 
-    Fields: x (2,), time, part (codes 0 to 2), y, ill (0/1), visits (counts). Client fields: height, ward (0/1).
+    Fields: x (2,), time, part (codes 0 to 2), y, ill (0/1), visits (counts). Client fields: height,
+    ward (0/1).
     """
     g = torch.Generator().manual_seed(seed)
     n, clients = sum(counts), len(counts)
@@ -62,7 +63,7 @@ def rows_of_client(data: ClientData, k: int) -> ClientBatch:
     return full_batch(data, torch.tensor([k]))
 
 
-# ------------------------------------------------------------------------------------ that are taken
+# ----------------------------------------------------------------------------------- that are taken
 def gaussian(batch: ClientBatch) -> None:
     """Means with known scales."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))

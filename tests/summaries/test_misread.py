@@ -20,26 +20,16 @@ from hierfl.summaries.reading import read_likelihood
 from tests.summaries import programs
 from tests.summaries.programs import people, program_of, rows_of_client, years
 
-TAKEN = (
-    *(
-        "gaussian",
-        "spread",
-        "spread_raw",
-        "binary",
-        "slopes_lkj",
-        "slopes_lkj_raw",
-        "counts",
-        "noisy",
-    ),
-    *("tails", "dispersed", "gumbel", "chained", "three_effects"),
-)
+# an effect, correlated ones, global parameters that are read, scales beside the predictor, no
+# predictor, chained
+TAKEN = ("spread_raw", "slopes_lkj_raw", "counts", "tails", "gumbel", "chained")
 
 
 def flags(program: Program, data: ClientData) -> list[float]:
-    """Return what each client says of a program."""
+    """Return what the first two clients say of a program."""
     line = seen_line(read_likelihood(program))
     with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
-        clients = range(data.num_clients)
+        clients = range(2)
         points = points_to_test(line.reading)
         rows = [rows_of(line, in_double(rows_of_client(data, k))) for k in clients]
         return [float(misread(of_client, points)) for of_client in rows]
@@ -48,7 +38,7 @@ def flags(program: Program, data: ClientData) -> list[float]:
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_is_read_rightly_is_found_right(name: str) -> None:
     data = people()
-    assert flags(program_of(getattr(programs, name)), data) == [0.0] * data.num_clients
+    assert flags(program_of(getattr(programs, name)), data) == [0.0, 0.0]
 
 
 def of_years() -> ClientData:
@@ -64,8 +54,8 @@ def test_what_is_read_wrongly_is_found_wrong(monkeypatch: pytest.MonkeyPatch) ->
     """Without the range of the codes, the effect of the first year is taken for the client's own."""
     data = of_years()
     blind: Any = replace(program_of(years, data), codes={})
-    assert flags(blind, data) == [1.0] * 4
-    assert flags(program_of(years, data), data) == [0.0] * 4
+    assert flags(blind, data) == [1.0, 1.0]
+    assert flags(program_of(years, data), data) == [0.0, 0.0]
     monkeypatch.setattr(reading_room, "codes_of", lambda data: {})
     with pytest.raises(
         ProgramError, match=r"two_stage would be wrong: take hierfl\.methods\.fedsvi"

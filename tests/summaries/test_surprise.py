@@ -80,7 +80,7 @@ def surrogate_of_lines() -> Surrogate:
     return Surrogate(seen_hierarchy(read_likelihood(program)))
 
 
-# ------------------------------------------------------------------------------------------------ closed forms
+# ------------------------------------------------------------------------------------- closed forms
 def test_of_one_normal_it_is_the_chi_square_tail() -> None:
     g = torch.Generator().manual_seed(0)
     tril = torch.randn(4, 3, 3, generator=g)
@@ -104,7 +104,7 @@ def test_draws_with_wide_spreads_give_the_tail_its_weight() -> None:
     assert p > 5.0 * stats.chi2.sf(25.0 / total, 1)  # what one Normal would say
 
 
-# ------------------------------------------------------------------------------------------------ calibration
+# -------------------------------------------------------------------------------------- calibration
 @pytest.mark.parametrize("sets", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_without_conflict_p_values_are_uniform(sets: int) -> None:
     """Data sets from the model itself; of some, one client is then moved to slopes of 30."""
@@ -127,7 +127,7 @@ def test_without_conflict_p_values_are_uniform(sets: int) -> None:
     assert max(smaller) < 1e-6
 
 
-# ------------------------------------------------------------------------------------------------ whole fits
+# --------------------------------------------------------------------------------------- whole fits
 def test_a_school_in_other_units_is_named_and_counted() -> None:
     data = hierfl.datasets.eight_schools()
     y = data.fields["y"].clone()

@@ -77,7 +77,7 @@ def test_quasi_random_points_have_the_moments_of_a_standard_normal(size: int) ->
 
 
 def test_the_error_that_is_told_is_no_less_than_that_which_there_is() -> None:
-    """Over 40 turns of the points, the log ratio spreads by less than the error that they tell, which is not idle."""
+    """Over 40 turns of the points, the log ratio spreads by less than the stated error, which is not empty."""
     reading = read_likelihood(program_of(programs.three_effects))
     hierarchy, line = seen_hierarchy(reading), seen_line(reading)
     weigher = Weigher(hierarchy, *standard_points(3))
@@ -90,5 +90,5 @@ def test_the_error_that_is_told_is_no_less_than_that_which_there_is() -> None:
             for turn in range(40)
         ]
     spread = torch.cat([one.log for one in found]).std()
-    told = torch.cat([one.error for one in found]).square().mean().sqrt()
-    assert spread > 0.0 and 1.0 < float(told / spread) < 6.0
+    stated = torch.cat([one.error for one in found]).square().mean().sqrt()
+    assert spread > 0.0 and 1.0 < float(stated / spread) < 6.0

@@ -24,7 +24,7 @@ COUNTS = torch.tensor([6] * 6 + [3])
 EVENTS = torch.tensor([3] * 6 + [0])
 
 
-# ------------------------------------------------------------------------------------------------ the parts
+# ---------------------------------------------------------------------------------------- the parts
 def log_normal(x: Tensor, mean: float, sd: float) -> Tensor:
     return -0.5 * ((x - mean) / sd).square() - math.log(sd)
 
@@ -74,7 +74,7 @@ def test_a_power_multiplies_the_log_of_a_factor() -> None:
     assert found.precision[:, 0, 0].tolist() == found.shift[:, 1].tolist() == [1.0, 0.5, 0.0]
 
 
-# ---------------------------------------------------------------------------------------------- the whole
+# ---------------------------------------------------------------------------------------- the whole
 def by_region(batch: ClientBatch) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(2.5))

@@ -26,7 +26,8 @@ from tests.programs import fit
 
 QUICK = ("poisson",)  # by two_stage, where the others take 10 to 30 seconds each
 
-# with seed 3 an ordinal level has no rows, and two_stage ends without a final posterior, which it says
+# with seed 3 an ordinal level has no rows, and two_stage ends without a final posterior, which it
+# says
 SEEDS = {"cumulative": 4}
 WARNS = ("zero_inflated_poisson",)
 
