@@ -107,9 +107,7 @@ class Marginal:
 
     def prior(self, z: Tensor) -> Expansion:
         """Return log p(z) with its gradient and its Hessian."""
-        slope, pull = vjp(grad(self.log_prior), z)[:2]
-        hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
-        return Expansion(self.log_prior(z), slope, hessian)
+        return _expanded(self.log_prior, z)
 
     def density(self, z: Tensor, batch: ClientBatch) -> LogDensity:
         """Return h(z, .), computed from the whole program: (1, 1, D) -> (1,)."""
@@ -128,18 +126,10 @@ class Marginal:
     def mode(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the mode of h(z, .) by safeguarded Newton steps.
+        """Find the mode w^ (D,) of h(z, .) by safeguarded Newton steps, and the precision A (D, D).
 
-        The search starts from the guess, or from the center of the prior if h is higher there.
-
-        Args:
-            z: (K,).
-            guess: (D,), near the mode if possible.
-            batch: the client's rows.
-            steps: number of Newton steps.
-
-        Returns:
-            The mode w^ (D,), the precision A (D, D), and () whether no mode was found.
+        The search starts from the guess (D,), or from the center of the prior if h is higher there.
+        The third value () says whether no mode was found.
         """
         h = self.at(z, batch)
         found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
@@ -154,19 +144,11 @@ class Marginal:
     def value(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Return L(z) without derivatives, at a fraction of the cost of `expand`.
+        """Return L(z) () without derivatives, and () whether no mode was found.
 
         An error in the mode changes L only by its square. The search takes Newton steps, and then
-        chord steps with the curvature that the last one found.
-
-        Args:
-            z: (K,).
-            guess: (D,); with a single Newton step it must lie near the mode.
-            batch: the client's rows.
-            steps: number of Newton steps.
-
-        Returns:
-            L(z) (), and () whether no mode was found.
+        chord steps with the last curvature. With a single Newton step the guess must lie near the
+        mode.
         """
         if not self.own.size:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0], torch.zeros(())
@@ -186,14 +168,7 @@ class Marginal:
     def expand(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Expansion, Inner]:
-        """Return L with its gradient and Hessian at z, and the local sites there.
-
-        Args:
-            z: (K,).
-            guess: (D,), near the mode if possible.
-            batch: the client's rows.
-            steps: number of Newton steps of the search for the mode.
-        """
+        """Return L with its gradient and Hessian at z, and the local sites; guess as in `mode`."""
         if not self.own.size:
             return self._without_own_sites(z, batch)
         size = len(z)
@@ -233,16 +208,16 @@ class Marginal:
 
     def _without_own_sites(self, z: Tensor, batch: ClientBatch) -> tuple[Expansion, Inner]:
         """Return the expansion without local sites, where L is the log likelihood itself."""
+        found = _expanded(lambda z: self.density(z, batch)(torch.zeros(1, 1, 0))[0], z)
+        none = torch.zeros(0)
+        return found, Inner(none, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0))
 
-        def value(z: Tensor) -> Tensor:
-            return self.density(z, batch)(torch.zeros(1, 1, 0))[0]
 
-        slope, pull = vjp(grad(value), z)[:2]
-        hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
-        nothing = torch.zeros(0)
-        return Expansion(value(z), slope, hessian), Inner(
-            nothing, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0)
-        )
+def _expanded(function: Callable[[Tensor], Tensor], z: Tensor) -> Expansion:
+    """Return a function at z with its gradient and its Hessian."""
+    slope, pull = vjp(grad(function), z)[:2]
+    hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
+    return Expansion(function(z), slope, hessian)
 
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
@@ -342,7 +317,6 @@ def _is_positive_definite(precision: Tensor) -> Tensor:
 
 def _volume(precision: Tensor) -> Tensor:
     """Return -log det(A) / 2 + D log(2 pi) / 2, ()."""
-    # Not by slogdet or solve: mapped over clients without autograd around them, torch gives wrong
-    # second derivatives of both.
+    # Avoid slogdet and solve: wrong second derivatives under vmap without autograd around them.
     tril = torch.linalg.cholesky_ex(precision).L
     return 0.5 * precision.shape[-1] * math.log(2.0 * math.pi) - tril.diagonal().log().sum()

@@ -20,16 +20,10 @@ CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the lo
 
 
 def client_density(model: Model, block: Block, shared: Values, batch: ClientBatch) -> LogDensity:
-    """Return the log joint density of every client as a function of its unconstrained local vector.
+    """Return the log joint density of every client as a function of its local vector.
 
-    Args:
-        model: the model.
-        block: the local sites.
-        shared: values of the global sites, by name.
-        batch: the rows of C clients.
-
-    Returns:
-        A function (C, 1, D) -> (C,).
+    It maps (C, 1, D) to (C,), given the values `shared` of the global sites; `block` holds the
+    local sites.
     """
 
     def density(vector: Tensor) -> Tensor:
@@ -47,17 +41,7 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
 
 
 def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBatch) -> Tensor:
-    """Return the center of each client's local prior given the global sites: Newton's start.
-
-    Args:
-        model: the model.
-        latents: its global and local sites.
-        shared: values of the global sites, by name.
-        batch: the rows of C clients.
-
-    Returns:
-        (C, 1, D), unconstrained.
-    """
+    """Return the center of each client's local prior given the global sites, (C, 1, D)."""
     center = Center({site.name: site.has_mean for site in latents.sites})
     with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), center:
         nodes: dict[str, Site] = (
@@ -69,17 +53,10 @@ def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBa
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradient and minus Hessian of every client's density, by reverse over reverse mode.
+    """Return gradient (C, 1, D) and minus Hessian (C, 1, D, D) of every client's density.
 
     No client depends on another, so one vector-Jacobian product along a coordinate gives that row
-    of every client's Hessian.
-
-    Args:
-        density: (C, 1, D) -> (C,).
-        vector: (C, 1, D), where the derivatives are taken.
-
-    Returns:
-        The gradient (C, 1, D) and minus the Hessian (C, 1, D, D).
+    of every client's Hessian. Both derivatives are reverse mode.
     """
 
     def total(v: Tensor) -> Tensor:
@@ -95,18 +72,10 @@ def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
-    """Return a Newton step uphill, shortened to at most `cap`.
+    """Return a Newton step uphill, (..., D), shortened to at most `cap`.
 
     The curvature is made positive definite by the absolute values of its eigenvalues, so that the
-    step leads uphill even where the density is convex.
-
-    Args:
-        slope: (..., D) the gradient.
-        minus_hessian: (..., D, D).
-        cap: the longest step, > 0.
-
-    Returns:
-        (..., D).
+    step leads uphill even where the density is convex. `slope` is the gradient, (..., D).
     """
     values, vectors = torch.linalg.eigh(minus_hessian)
     floor = 1e-6 * values.abs().amax(-1, keepdim=True) + 1e-12
@@ -118,17 +87,8 @@ def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
 def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) -> Tensor:
     """Climb to the mode of every client's density by safeguarded Newton steps, without a graph.
 
-    Each client takes a step in full, half or quarter length, whichever gives the highest density,
-    so that separable rows do not make it diverge.
-
-    Args:
-        density: (C, 1, D) -> (C,).
-        vector: (C, 1, D), where to start.
-        steps: number of Newton steps.
-        cap: the longest step.
-
-    Returns:
-        (C, 1, D), detached.
+    Each client takes the full, the half or the quarter step, whichever gives the highest density,
+    so that separable rows do not make it diverge. `vector` and the result, detached, are (C, 1, D).
     """
     vector = vector.detach()
     for _ in range(steps):
@@ -142,21 +102,13 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mode and the precision there, with gradients, by one differentiable Newton step.
+    """Return the mode (C, 1, D) and the precision (C, 1, D, D) there, with gradients.
 
-    At the mode the slope is 0, so d(step) = H^-1 d(slope). This is the implicit derivative of the
-    mode, at the cost of one step.
-
-    Args:
-        density: (C, 1, D) -> (C,).
-        near: (C, 1, D), the mode that `climb` found.
-
-    Returns:
-        The mode (C, 1, D) and the precision (C, 1, D, D).
+    One differentiable Newton step is taken from `near` (C, 1, D), which `climb` found. At the mode
+    the slope is 0, so d(step) = H^-1 d(slope), the implicit derivative of the mode.
     """
     slope, minus_hessian = curvature(density, near)
-    # Not by solve: its nested derivatives come out wrong under vmap without gradients when it is
-    # batched.
+    # Avoid solve: its nested derivatives are wrong under vmap without gradients if it is batched.
     step = (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]
     mode = near + step * (CAP / (step.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0).detach()
     return mode, curvature(density, mode)[1]

@@ -17,19 +17,11 @@ LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations
 
 
 def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Tensor]:
-    """Return a positive definite precision made from a curvature, and its raised eigenvalues.
+    """Return a positive definite precision made from a curvature (K, K), and how much was raised.
 
-    In units of the prior, eigenvalues below 1 are raised to 1: data never take away what the prior
-    knows.
-
-    Args:
-        curvature: (K, K), symmetric.
-        unit: (K,) one over the standard deviations of the prior.
-        fold: take the absolute values of the eigenvalues first, for a step where the density is not
-            concave.
-
-    Returns:
-        The precision (K, K) and the number of raised eigenvalues ().
+    In units of the prior, eigenvalues below 1 are raised to 1, and counted: data never take away
+    what the prior knows. `unit` (K,) is one over the sds of the prior. `fold` takes absolute values
+    of the eigenvalues first, for a step where the density is not concave.
     """
     scale = torch.outer(unit, unit)
     values, vectors = torch.linalg.eigh(curvature / scale)
@@ -45,12 +37,7 @@ def length(move: Tensor, precision: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------ to the mode
 def climbing(start: Tensor, radius: float) -> Tree:
-    """Return the state of the climb to the mode before the first evaluation.
-
-    Args:
-        start: (K,) the first point to evaluate.
-        radius: of the first trust region, in units of the prior.
-    """
+    """Return the state before the first evaluation, at `start` (K,); `radius` is in prior units."""
     size = len(start)
     return {
         "loc": start.clone(),
@@ -69,17 +56,9 @@ def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     """Take one trust-region Newton step, given the expansion at `loc`.
 
     If the value at `loc` is below the best so far, the step is taken again from the best point. The
-    radius is in units of the prior. It doubles after a step that was accepted, and is divided by 4
-    after one that was not. `moved` is the length of the whole Newton step in standard deviations:
-    below 1 the mode is as good as reached.
-
-    Args:
-        state: from `climbing` or the last `climbed`.
-        found: the expansion of the log density at `state["loc"]`.
-        unit: (K,) one over the standard deviations of the prior.
-
-    Returns:
-        The next state, with the next point to evaluate as its `loc`.
+    radius is in units of the prior. It doubles after an accepted step, and is divided by 4 after a
+    rejected one. `moved` is the length of the full Newton step in standard deviations: below 1 the
+    mode is as good as reached. The next point to evaluate is the `loc` of the result.
     """
     first = bool(state["value"].isneginf())
     better = bool(found.value > state["value"] - 1e-9)
@@ -130,12 +109,7 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
 
     The rate is r = 1 / (1 + a), where `averaged` a counts the steps that were longer than half the
     step before. So r = 1 as long as the steps shrink fast; afterwards the steps are averaged.
-    `moved` is r times the length of the step.
-
-    Args:
-        state: from `settling` or the last `settled`.
-        found: the gradient and the Hessian of the log density, averaged over the points of q.
-        unit: (K,) one over the standard deviations of the prior.
+    `moved` is r times the length of the step. `found` is averaged over the points of q.
 
     Reference: Khan and Rue 2023, arXiv:2107.04562, Eq. (4) and section 3.
     """
