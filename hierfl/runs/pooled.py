@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -74,7 +75,9 @@ def _setting(method: Method) -> Setting:
         raise ValueError(
             f"method '{method.name}' has no pooled form: hand over hierfl.methods.fedsvi(model)"
         )
-    how = Setting(**{k: v for k, v in recipe.options.items() if k not in ("model", "guide")})
+    own = {field.name for field in fields(Setting)} & recipe.options.keys()
+    lr = recipe.options["global_optimizer"].lr
+    how = Setting(**{name: recipe.options[name] for name in own}, global_lr=lr)
     if (how.local_steps, how.global_steps) != (0, 1):
         raise ValueError(
             f"fit_pooled takes one joint step a round: local_steps is {how.local_steps} and must "
