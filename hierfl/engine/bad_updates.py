@@ -1,8 +1,10 @@
-"""Updates that are not finite, and updates that are far larger than the other clients'."""
+"""Updates that are not finite, far larger than the other clients', or in conflict with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -10,12 +12,17 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, tree_leaves
-from hierfl.method import Each, LogShare, Share, Up
+from hierfl.method import Each, LogShare, Share, Surprise, Up
 
 FEWEST = 8  # clients: with fewer, the spread of their norms is not known
 FAR = 5.0  # modified z-score; Iglewicz and Hoaglin propose 3.5 for one sample, not for thousands
 TIMES = 10.0  # the median: smaller norms are not named, however little others differ
 TO_SD = NormalDist().inv_cdf(0.75)  # median absolute deviation of a standard normal, 0.6745
+FEWEST_COMPARED = (
+    4  # clients that are judged: with fewer, nobody can say which of them is the odd one
+)
+ALARM = 0.01  # tail probability, times the number of clients that are judged (Bonferroni)
+COMPARED, CONFLICTS = "compared", "conflicts"  # columns of the history
 
 
 def not_finite(ups: Up, own: Tree, before: Tree) -> dict[int, str]:
@@ -92,3 +99,37 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         for k in ((z > FAR) & (above.exp() > TIMES)).nonzero()[:, 0].tolist():
             found.append({"place": k, "share": name, "times": float(above[k].exp())})
     return found
+
+
+def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
+    """Return what the history says of clients that conflict with the others, and warn of each.
+
+    A false alarm comes up in at most 1 of 100 fits, however many clients there are, as far as the
+    p-values are right.
+
+    Args:
+        found: of N clients.
+        names: of the clients.
+
+    Returns:
+        `compared`, how many clients were judged, 0 with fewer than four; `surprise`, the smallest
+        p-value times that number, at most 1; and `conflicts`, of each client where it is below
+        0.01: its name, that number `p`, and `away`, how far out it is.
+    """
+    values = found.p.double().tolist()
+    judged = [k for k, p in enumerate(values) if not math.isnan(p)]
+    if len(judged) < FEWEST_COMPARED:
+        return {COMPARED: 0}
+    p = {k: min(1.0, len(judged) * values[k]) for k in judged}
+    far = sorted((k for k in judged if p[k] < ALARM), key=lambda k: values[k])
+    conflicts = [{"client": names[k], "p": p[k], "away": float(found.away[k])} for k in far]
+    for one in conflicts:
+        warnings.warn(
+            f"client '{one['client']}' conflicts with all others: its summary is "
+            f"{one['away']:.1f} times as far from what they predict as summaries lie (p = "
+            f"{one['p']:.1g}, corrected for {len(judged)} clients). It is counted. See whether "
+            "its outcome and columns are coded and in units as the others'; to see what it "
+            "changes, fit without it (data.select)",
+            stacklevel=4,
+        )
+    return {COMPARED: len(judged), "surprise": min(p.values()), CONFLICTS: conflicts}

@@ -15,10 +15,10 @@ from hierfl.core.process import keep_memory
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
-from hierfl.engine.check_steps import check_everyone, check_mail, check_steps_fit
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server, step_sizes
+from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
 
@@ -196,12 +196,12 @@ def federate(
     keep_memory()
     size = cohort_size(cohort, data.num_clients)
     if method.everyone:
-        check_everyone(method, settings, all_clients=size == data.num_clients)
+        _check_everyone(method, settings, all_clients=size == data.num_clients)
     device_of(settings.device)
     program = program or read(method.model, method.guide, data, seed=seed)
     client, server = method.client(program), method.server(program)
-    check_steps_fit(program, client, data)
-    check_mail(method, client, server)
+    _check_steps_fit(program, client, data)
+    _check_mail(method, client, server)
     return Federation(
         program=program,
         client=client,
@@ -237,3 +237,74 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     if not 1 <= cohort <= population:
         raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
     return cohort
+
+
+# ------------------------------------------------------------------ checks
+def _check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> None:
+    """Refuse smaller cohorts and skipped clients where a method needs all clients each round."""
+    if settings.on_client_error == "skip":
+        raise ValueError(
+            f"{method.name} sums the updates of all clients in each round, so none can be left "
+            "out: use on_client_error='raise', or remove the client from the data"
+        )
+    if not all_clients:
+        raise ValueError(
+            f"{method.name} sums the updates of all clients in each round, which a smaller cohort "
+            "cannot replace: leave cohort=None, or use a method of many small rounds (fedsvi)"
+        )
+
+
+def _check_mail(method: Method, client: Client, server: Server) -> None:
+    """Refuse mail of a method that discloses sums, and mail without a place in the client state."""
+    if server.mail is None:
+        return
+    if method.discloses == "sums":
+        raise TypeError(
+            f"{method.name} sends mail to single clients, so its server knows more than sums: "
+            "declare "
+            f'Method(..., discloses="summaries")'
+        )
+    if "mail" not in client.own:
+        raise TypeError(
+            f"{method.name} sends mail to single clients, and their state has no place for it: "
+            "give "
+            f'Client.own an entry "mail"'
+        )
+
+
+def _check_steps_fit(program: Program, client: Client, data: ClientData) -> None:
+    """Refuse mini-batches or halves that the program gives another density for.
+
+    Raises:
+        ValueError: a factor of all of a client's rows, with mini-batches or halves of them.
+        ProgramError: a site that depends on several rows, with mini-batches or halves of them.
+    """
+    _check_factors(program, client, int(data.counts.max()))
+    each = [p for p in (*client.phases, *(client.adapt or ())) if p.count]
+    phases = [p for p in each if p.batch_size or p.rows != "all"]
+    if phases:
+        check_mini_batches(
+            program,
+            data,
+            priors_alone=not any(p.scores_rows for p in phases),
+            halves=any(p.rows != "all" for p in each),
+        )
+
+
+def _check_factors(program: Program, client: Client, most: int) -> None:
+    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up."""
+    whole = [name for name, of_rows in program.factors.items() if not of_rows]
+    sizes = [
+        p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most
+    ]
+    if whole and sizes:
+        raise ValueError(
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch "
+            f"of {sizes[0]} rows does not give it: use batch_size=None, or a factor inside "
+            "batch.data()"
+        )
+    if whole and any(p.count and p.rows != "all" for p in client.phases):
+        raise ValueError(
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and half of its "
+            "rows do not give it: set split=False, or use a factor inside batch.data()"
+        )

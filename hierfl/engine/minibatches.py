@@ -13,8 +13,7 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, Keys, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.engine.row_halves import Half, half_of
-from hierfl.engine.row_orders import Orders
+from hierfl.engine.row_orders import Half, Orders, half_of
 from hierfl.method import Phase
 
 Rows = tuple[dict[str, Tensor], dict[str, Tensor]]  # fields (C B, ...); {"rows": mask (C, B)} or {}

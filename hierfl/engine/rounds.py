@@ -21,10 +21,9 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
 from hierfl.engine.aggregate import Sums, added, means_of
-from hierfl.engine.bad_updates import far_out
+from hierfl.engine.bad_updates import far_out, said_of_conflicts
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
 from hierfl.engine.client_store import Table, new_table, put, taken
-from hierfl.engine.conflicts import said_of_conflicts
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
 from hierfl.engine.settling import settle
@@ -119,7 +118,10 @@ def rounds(
     `elsewhere` runs the tasks of chunks where the clients' rows are not here.
     """
     task = partial(work_on, federation, federation.client.phases)
-    with nullcontext(elsewhere) if elsewhere else crew(task, federation.cores) as run_all:
+    here: RunAll[Task, Done] | None = elsewhere
+    if here is None and federation.cores < 2:
+        here = partial(map, task)
+    with nullcontext(here) if here else crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):
             progress = one_round(federation, progress, until, run_all)
             yield progress
@@ -155,7 +157,7 @@ def one_round(
         **_single_numbers(means),
         **server.logged(state),
         **_said(federation, cohort),
-        **said_of_conflicts(server.surprise(state), data.names),
+        **(said_of_conflicts(found, data.names) if (found := server.surprise(state)) else {}),
         "bytes_down": (nbytes(message) + mailed) * len(ids),
         "bytes_up": cohort.sent,
         "seconds": time.perf_counter() - began,

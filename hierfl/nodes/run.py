@@ -257,7 +257,8 @@ def fit_nodes(
     few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
     absent = replace(everyone, data=agreement.absent_rows(fills))
-    folder, who = None if checkpoint is None else Path(checkpoint), about(method, few, planned)
+    folder = None if checkpoint is None else Path(checkpoint)
+    who = about(method, few, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) or begin(everyone)
         counted = last_counted(everyone, where.history)

@@ -111,18 +111,13 @@ def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
     return _of_sums(given, everyone=everyone)
 
 
-def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> None:
-    """Refuse a method that shows the server a summary of each client where only sums may cross.
-
-    Raises:
-        ValueError: as said; the message names another method.
-    """
-    if disclose == "sums" and method.discloses == "summaries":
-        other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
-        raise ValueError(
-            f"disclose is 'sums', and method '{method.name}' shows the server a summary of each "
-            f"client: take hierfl.methods.{other}(model)"
-        )
+def too_much(method: Method, data: ClientData) -> ValueError:
+    """Return the error of a method that shows summaries where only sums may cross; it names another."""
+    other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
+    return ValueError(
+        f"disclose is 'sums', and method '{method.name}' shows the server a summary of each "
+        f"client: take hierfl.methods.{other}(model)"
+    )
 
 
 # ------------------------------------------------------------------ what the model declares

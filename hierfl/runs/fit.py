@@ -13,9 +13,8 @@ from hierfl.engine.settings import Settings
 from hierfl.formulas.frames import Frames, of_frames
 from hierfl.method import Method
 from hierfl.program.sites import Model
-from hierfl.runs.call import ELSEWHERE, Call, check_model
-from hierfl.runs.choice import check_disclosed, choose
-from hierfl.runs.min_rows import with_rows
+from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows
+from hierfl.runs.choice import choose, too_much
 from hierfl.runs.one_run import run
 from hierfl.runs.result import Fit
 from hierfl.runs.until_good import run_chosen
@@ -103,7 +102,8 @@ def fit(
     )
     data, call = with_rows(data, call)
     if isinstance(model, Method):
-        check_disclosed(model, data, settings.disclose)
+        if settings.disclose == "sums" and model.discloses == "summaries":
+            raise too_much(model, data)
         return run(model, data, call)
     choice = choose(model, data, settings=settings, cohort=cohort, seed=seed)
     return run_chosen(choice, data, call)

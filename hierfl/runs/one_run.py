@@ -47,8 +47,8 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
     )
     _check_scored(eager, call.validation)
     warn_of_unscaled(eager.program, data)
-    who = about(method, eager, planned)
     folder = call.checkpoint
+    who = about(method, eager, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, eager, who, call.resume) or begin(
             eager, folder, compiled=_compiles(method, eager, planned)
@@ -63,7 +63,7 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
                     where.history[0][CHOSEN] = choice.why
                 last = where.round == planned or is_over(fitted, call.patience)
                 kept = folder is not None and where.round % call.checkpoint_every == 0
-                if last or kept or call.callback is not None:
+                if federation.client.settle and (last or kept or call.callback is not None):
                     settle(federation, fitted.message, where.table)
                 if folder and (last or kept):
                     state.save(folder, where, who)

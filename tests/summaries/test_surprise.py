@@ -19,7 +19,7 @@ from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.verdict import of_history
-from hierfl.engine.conflicts import said_of_conflicts
+from hierfl.engine.bad_updates import said_of_conflicts
 from hierfl.engine.federation import federate
 from hierfl.method import Surprise
 from hierfl.methods import two_stage
@@ -156,7 +156,6 @@ def test_three_clients_are_not_judged() -> None:
     names = ("a", "b", "c")
     far = Surprise(torch.tensor([0.0, 0.5, 0.5]), torch.tensor([9.0, 1.0, 1.0]))
     assert said_of_conflicts(far, names) == {"compared": 0}
-    assert said_of_conflicts(None, names) == {}
     silent = Surprise(torch.tensor([0.0, 0.5, torch.nan, 0.5]), torch.ones(4))
     assert said_of_conflicts(silent, (*names, "d")) == {"compared": 0}
 
