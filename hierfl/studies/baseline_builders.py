@@ -6,6 +6,7 @@ name; they stand in the place of what the builder would give.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,7 @@ from hierfl.models import (
 from hierfl.models.likelihood import Likelihood
 from hierfl.optimizers import SGD
 
+Made = Callable[..., Method]  # (network, step size, budget, **settings) -> method
 PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
 HELD = "held"  # row field: above 0 at the training rows by which FedFomo weighs models
 EVERY = 5  # of these rows FedFomo holds out one in so many, as by its authors
@@ -128,65 +130,102 @@ def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
     return {"steps": b.steps(each), "unit": "step", "batch_size": b.rows, **more}
 
 
-def an_individual(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return a model for each client by itself."""
-    return local_only(
-        network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings
-    )
-
-
-def a_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedAvg."""
-    return fedavg(network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings)
-
-
-def a_fedprox(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedProx."""
-    return a_fedavg(net, lr, b, **{"prox": PROX} | settings)
-
-
-def a_scaffold(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return SCAFFOLD."""
-    return scaffold(network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings)
-
-
 def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
     """Return a method whose clients tune by the budget's `tune_steps`; `own_steps` as in `fine_tuned`."""
     steps = b.tune_steps or b.evaluations
     return fine_tuned(method, **local(b, optimizer=SGD(lr)) | {"steps": steps}, own_steps=own_steps)
 
 
+def descending(
+    method: Callable[..., Method],
+    each: int = 1,
+    *,
+    momentum: float = 0.0,
+    more: Callable[[nn.Sequential, Budget], dict[str, Any]] = lambda net, b: {},
+    model: Callable[..., Any] = network,
+) -> Made:
+    """Return the builder of a method whose clients descend with SGD.
+
+    Args:
+        method: of `hierfl.methods`.
+        each: gradient evaluations of a step.
+        momentum: of SGD.
+        more: other options, by network and budget.
+        model: the method's model of a network and a likelihood.
+    """
+
+    def made(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+        given = local(b, each, optimizer=SGD(lr, momentum=momentum)) | more(net, b)
+        return method(model(net, likelihood=b.likelihood), **given | settings)
+
+    return made
+
+
+def with_batch_norm(net: nn.Sequential, likelihood: Likelihood | None) -> Any:
+    """Return the network with batch normalization after each dense layer but the last."""
+    layers: list[nn.Module] = []
+    for layer in list(net)[:-1]:
+        layers.append(layer)
+        if isinstance(layer, nn.Linear):
+            layers.append(nn.BatchNorm1d(layer.out_features))
+    return batch_norm_network(nn.Sequential(*layers, net[-1]), likelihood=likelihood)
+
+
+def with_memory(net: nn.Sequential, likelihood: Likelihood | None) -> MemoryNetwork:
+    """Return the network whose features are what the last layer takes; of classes alone."""
+    return MemoryNetwork(net, features=last_of(net))
+
+
+a_local_only = descending(local_only)
+a_fedavg = descending(fedavg)
+a_fedprox = descending(fedavg, more=lambda net, b: {"prox": PROX})
+a_scaffold = descending(scaffold)
+a_ditto = descending(ditto, 2)  # half of the steps are the common model's
+an_apfl = descending(apfl, 2)  # as Ditto's
+# clients tune by as many steps as a round has
+a_fedbabu = descending(
+    fedbabu,
+    momentum=0.9,
+    more=lambda net, b: {"tune_steps": b.evaluations, "head": head_of(net)},
+)
+a_fedbn = descending(fedbn, model=with_batch_norm)
+a_fedem = descending(fedem, 3, more=lambda net, b: {"components": 3})  # a step is one of all three
+an_ifca = descending(ifca)
+a_clustered_fl = descending(
+    clustered_fl, momentum=0.9, more=lambda net, b: {"warmup_rounds": min(20, b.rounds // 2)}
+)
+a_fedamp = descending(fedamp, more=lambda net, b: {"sigma": float(b.clients)})
+a_heur_fedamp = descending(heur_fedamp)
+a_fedfomo = descending(fedfomo, more=lambda net, b: {"validation": HELD})  # rows of `held_out`
+a_pfedhn = descending(pfedhn, momentum=0.9)
+a_knn_per = descending(knn_per, model=with_memory)
+
+
 def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return first-order Per-FedAvg, of two gradients a step."""
-    given: dict[str, Any] = {
-        "inner_optimizer": SGD(lr),
-        "optimizer": SGD(lr),
-        "steps": b.steps(2),
-        "batch_size": b.rows,
-    }
+    given: dict[str, Any] = {"inner_optimizer": SGD(lr), "optimizer": SGD(lr)}
+    given |= {"steps": b.steps(2), "batch_size": b.rows}
     return per_fedavg(network(net, likelihood=b.likelihood), **given | settings)
 
 
-def a_ditto(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return Ditto; half of the steps are the common model's."""
-    return ditto(network(net, likelihood=b.likelihood), **local(b, 2, optimizer=SGD(lr)) | settings)
+def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return FedPA."""
+    given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows}
+    given |= {"optimizer": SGD(lr, momentum=0.9)}
+    return fedpa(network(net, likelihood=b.likelihood), **given | settings)
 
 
-def an_apfl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return APFL; half of the steps are the common model's."""
-    return apfl(network(net, likelihood=b.likelihood), **local(b, 2, optimizer=SGD(lr)) | settings)
+# ------------------------------------------------------------------------------------------------ a body and a head
+def in_two(b: Budget, head: int, body: int) -> dict[str, Any]:
+    """Return the options of a round whose steps are shared by head and body in this proportion."""
+    on_head, on_body = shares(b.evaluations, head, body)
+    steps = {"head_steps": on_head, "body_steps": on_body}
+    return {**steps, "unit": "step", "batch_size": b.rows}
 
 
 def a_fedrep(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedRep, with ten steps on the head for each on the body."""
-    on_head, on_body = shares(b.evaluations, 10, 1)
-    given: dict[str, Any] = {
-        "head_steps": on_head,
-        "body_steps": on_body,
-        "unit": "step",
-        "batch_size": b.rows,
-    }
-    given |= {"head": head_of(net), "optimizer": SGD(lr, momentum=0.5)}
+    given = in_two(b, 10, 1) | {"head": head_of(net), "optimizer": SGD(lr, momentum=0.5)}
     return fedrep(network(net, likelihood=b.likelihood), **given | settings)
 
 
@@ -196,105 +235,15 @@ def a_fedper(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
     return a_fedrep(net, lr, b, **each | settings)
 
 
-def a_fedbabu(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedBABU whose clients tune by as many steps as a round has."""
-    given = local(b, optimizer=SGD(lr, momentum=0.9), tune_steps=b.evaluations, head=head_of(net))
-    return fedbabu(network(net, likelihood=b.likelihood), **given | settings)
-
-
 def a_fedrecon(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedRecon; its body moves five times as fast as its head, as the authors' does."""
-    on_head, on_body = shares(b.evaluations, 5, 1)
-    given: dict[str, Any] = {
-        "head_steps": on_head,
-        "body_steps": on_body,
-        "unit": "step",
-        "batch_size": b.rows,
-    }
-    given |= {"head_optimizer": SGD(lr), "body_optimizer": SGD(5.0 * lr), "head": head_of(net)}
+    given = in_two(b, 5, 1) | {"head": head_of(net)}
+    given |= {"head_optimizer": SGD(lr), "body_optimizer": SGD(5.0 * lr)}
     return fedrecon(network(net, likelihood=b.likelihood), **given | settings)
-
-
-def a_fedbn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedBN of the network with batch normalization after each dense layer but the last."""
-    layers: list[nn.Module] = []
-    for layer in list(net)[:-1]:
-        layers.append(layer)
-        if isinstance(layer, nn.Linear):
-            layers.append(nn.BatchNorm1d(layer.out_features))
-    model = batch_norm_network(nn.Sequential(*layers, net[-1]), likelihood=b.likelihood)
-    return fedbn(model, **local(b, optimizer=SGD(lr)) | settings)
-
-
-def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedPA."""
-    optimizer = SGD(lr, momentum=0.9)
-    given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows, "optimizer": optimizer}
-    return fedpa(network(net, likelihood=b.likelihood), **given | settings)
-
-
-def a_fedem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedEM of three models; each step is one of all three."""
-    return fedem(
-        network(net, likelihood=b.likelihood),
-        **local(b, 3, components=3, optimizer=SGD(lr)) | settings,
-    )
-
-
-def an_ifca(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return IFCA."""
-    return ifca(network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings)
-
-
-def a_clustered_fl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return clustered federated learning."""
-    given = local(b, optimizer=SGD(lr, momentum=0.9), warmup_rounds=min(20, b.rounds // 2))
-    return clustered_fl(network(net, likelihood=b.likelihood), **given | settings)
-
-
-def a_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedAMP."""
-    given = local(b, optimizer=SGD(lr), sigma=float(b.clients))
-    return fedamp(network(net, likelihood=b.likelihood), **given | settings)
-
-
-def a_heur_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return HeurFedAMP."""
-    return heur_fedamp(
-        network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings
-    )
-
-
-def a_fedfomo(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedFomo; the rows of `held_out` weigh models."""
-    return fedfomo(
-        network(net, likelihood=b.likelihood),
-        **local(b, optimizer=SGD(lr), validation=HELD) | settings,
-    )
-
-
-def a_pfedhn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return pFedHN."""
-    return pfedhn(
-        network(net, likelihood=b.likelihood),
-        **local(b, optimizer=SGD(lr, momentum=0.9)) | settings,
-    )
 
 
 def a_fedpac(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPAC; its head moves ten times as fast as its body, as the authors' does."""
-    on_head, on_body = shares(b.evaluations, 1, 5)
-    given: dict[str, Any] = {
-        "head_steps": on_head,
-        "body_steps": on_body,
-        "unit": "step",
-        "batch_size": b.rows,
-    }
+    given = in_two(b, 1, 5)
     given |= {"head_optimizer": SGD(lr, momentum=0.5), "optimizer": SGD(lr / 10.0, momentum=0.5)}
     return fedpac(HeadedNetwork(net, head=last_of(net)), **given | settings)
-
-
-def a_knn_per(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return kNN-Per; its features are what the last layer takes."""
-    model = MemoryNetwork(net, features=last_of(net))
-    return knn_per(model, **local(b, optimizer=SGD(lr)) | settings)

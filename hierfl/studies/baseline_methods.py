@@ -29,8 +29,6 @@ from hierfl.methods import over_relaxed
 from hierfl.studies import baseline_builders as build
 from hierfl.studies import hierarchy_builders as of_hierarchies
 
-Made = Callable[..., Method]
-
 
 def _all(total: int) -> int:
     return total
@@ -53,7 +51,7 @@ class Baseline:
             many of them as those of the others.
     """
 
-    made: Made
+    made: build.Made
     spent: Callable[[int], int] = _all
     tunes: bool = False
     draws: bool = False
@@ -109,7 +107,7 @@ def baseline(name: str) -> Baseline:
 
 
 BASELINES: dict[str, Baseline] = {
-    "local_only": Baseline(build.an_individual),
+    "local_only": Baseline(build.a_local_only),
     "fedavg": Baseline(build.a_fedavg),
     "fedprox": Baseline(build.a_fedprox),
     "fedavg+FT": fine_tuning(Baseline(build.a_fedavg)),
