@@ -134,10 +134,12 @@ def _list_studies() -> None:
     """Print a paragraph for each study that ships."""
     from hierfl.comparisons.find_study import listed
 
+    typer.echo("Times are CPU time of one core, measured on two cores of a shared x86 server.\n")
     for one in listed():
         typer.secho(one.name, bold=True)
         typer.echo(f"  {one.shows}")
-        typer.echo(f"  Data: {one.data}. Takes {one.quick} with --quick, {one.full} in full.")
+        typer.echo(f"  Data: {one.data}.")
+        typer.echo(f"  One core takes {one.quick} with --quick; in full {one.full}.")
         if one.variants:
             typer.echo(f"  Variants: {one.variants}.")
 
