@@ -1,4 +1,4 @@
-"""What `hierfl compare`, `table` and `plot` refuse: names that leave the folder, values of a wrong kind, files of others."""
+"""Refusals of `hierfl compare`, `table` and `plot`: names that leave the folder, wrong kinds, foreign files."""
 
 from __future__ import annotations
 
