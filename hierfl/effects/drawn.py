@@ -13,10 +13,9 @@ from torch import Tensor
 from hierfl.core.arguments import expect_count
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import is_corrected
+from hierfl.formulas.declaration import response_of
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
-from hierfl.formulas.priors import response_of
-from hierfl.formulas.source import index_of
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import posterior_draws
@@ -133,7 +132,7 @@ class Drawn:
 
     def group_above(self, term: GroupTerm, client: int) -> int:
         """Return the index of the group above a client in which it lies."""
-        return int(self.data.client_fields[index_of(term)][client])
+        return int(self.data.client_fields[term.index][client])
 
     def of_new(self, term: GroupTerm, seed: int) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""

@@ -16,7 +16,6 @@ from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, level_name, prepared
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm
-from hierfl.formulas.source import columns_field, index_of
 
 Values = Mapping[str, Any]
 
@@ -165,7 +164,7 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     above = {name: value[client] for name, value in data.client_fields.items()}
     ones = torch.ones(count, 1, dtype=torch.float64)
     groups = {
-        term.site: ones if term.is_single else fields[columns_field(term)].double()
+        term.site: ones if term.is_single else fields[term.field].double()
         for term in found.groups
         if term.place != "above"
     }
@@ -179,10 +178,10 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     codes = {}
     for term in found.groups:
         if term.place == "above":
-            groups[term.site] = _columns_above(term, columns, fields.get(columns_field(term)))
-            codes[term.site] = above[index_of(term)].long().expand(count)
+            groups[term.site] = _columns_above(term, columns, fields.get(term.field))
+            codes[term.site] = above[term.index].long().expand(count)
         elif term.place != "clients":
-            codes[term.site] = fields[index_of(term)].long()
+            codes[term.site] = fields[term.index].long()
     common = [columns[name] for name in found.common.columns]
     return Rows(
         torch.stack(common, 1) if common else ones[:, :0],

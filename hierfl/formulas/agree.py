@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import Column, ordered
+from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import design
+from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import Grouping, Level, Margin, Schema
-from hierfl.formulas.terms import options_of, stateful_calls
+from hierfl.formulas.terms import options_of, stateful_calls, with_constants
 from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
 
 Rare = Literal["refuse", "merge"]
@@ -46,37 +49,79 @@ def agreed(
     Raises:
         TypeError, ValueError: clients disagree, or the rows are not as the formula needs them.
     """
-    if start is None or not set(kinds) <= set(start.columns):
-        answers = ask(Question("columns", min_count, known=tuple(levels)))
+    known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
+    if start is None or not _has(start, kinds):
+        answers = ask(Question("columns", min_count, known=tuple(known)))
+        censored = "" if declared is None else declared.parts.additions.get("cens", "")
+        known.setdefault(censored, tuple(CENSORED))
+        ordinal = _ordinal(declared)
         columns = {}
         for name in kinds:
             of_one = {client: found[name] for client, found in answers.items()}
-            given = tuple(map(str, levels[name])) if name in levels else None
-            columns[name] = agreed_column(name, of_one, given, units.get(name, ""))
-            if columns[name].kind == "category":
-                columns[name] = _with_rare(name, columns[name], ask, rare, min_count)
+            column = agreed_column(name, of_one, known.get(name), units.get(name, ""), ordinal)
+            if column.kind == "category" and name != censored:
+                column = _with_rare(name, column, ask, rare, min_count, name == ordinal)
+                if name not in known and not column.rare:
+                    _warn_of_empty(name, column, of_one)
+            columns[name] = column
         start = Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
-    return start if declared is None else agree_on_formula(start, declared, ask, levels)
+    return start if declared is None else agree_on_formula(start, declared, ask, known)
 
 
-def _with_rare(name: str, column: Column, ask: Ask, rare: Rare, least: int) -> Column:
+def _has(start: Schema, kinds: Kinds) -> bool:
+    """Return whether a schema has all columns, as categories where the formula needs them."""
+    return all(
+        name in start.columns and (kind is None or start.columns[name].kind == kind)
+        for name, kind in kinds.items()
+    )
+
+
+def _ordinal(declared: Declaration | None) -> str:
+    """Return the column of an ordinal response, or ""."""
+    ordered_levels = declared is not None and declared.family.kind == "ordered"
+    return declared.parts.response if declared is not None and ordered_levels else ""
+
+
+def _warn_of_empty(name: str, column: Column, answers: Mapping[str, OfColumn]) -> None:
+    declared = dict.fromkeys(level for answer in answers.values() for level in answer.declared)
+    if lost := [level for level in declared if level not in column.levels]:
+        warnings.warn(
+            f"column '{name}' has no rows of its levels {', '.join(lost)}, which are left out: "
+            f"keep them by schema(..., levels={{'{name}': [...]}})",
+            stacklevel=2,
+        )
+
+
+def _with_rare(
+    name: str, column: Column, ask: Ask, rare: Rare, least: int, is_ordinal: bool
+) -> Column:
     """Return a category with a level for rare values, or refuse them."""
     outside = ask(Question("outside", by=(name,), levels=column.levels))
     left = [client for client, rows in outside.items() if rows]
     if not left:
         return column
+    if rare == "merge" and is_ordinal:
+        raise ValueError(
+            f"column '{name}' of client '{left[0]}' has rare levels, and they are ordered: they "
+            "cannot be merged into one beyond all others; agree on them beforehand, "
+            f"schema(..., levels={{'{name}': [...]}})"
+        )
     if rare == "refuse":
         raise ValueError(
             f"column '{name}' of client '{left[0]}' has values that no client has {least} rows "
             f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
             "them, rare='merge'"
         )
-    return replace(column, levels=(*column.levels, OTHER), rare=OTHER)
+    return replace(column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER)
 
 
-def levels_of(answers: list[OfColumn], name: str) -> tuple[str, ...]:
-    """Return the levels that some client names, in declared, numerical or alphabetical order."""
+def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, ...]:
+    """Return the levels that some client names, in declared, numerical or alphabetical order.
+
+    With `whole`, declared levels without rows are kept, as thresholds between levels need them.
+    """
     seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
+    refuse_similar(seen, f"column '{name}'")
     orders = {answer.declared for answer in answers if answer.declared}
     if len(orders) > 1:
         one, other = sorted(orders)[:2]
@@ -86,12 +131,16 @@ def levels_of(answers: list[OfColumn], name: str) -> tuple[str, ...]:
             f"levels={{'{name}': [...]}})"
         )
     if orders:
-        return tuple(level for level in next(iter(orders)) if level in seen)
+        return tuple(level for level in next(iter(orders)) if level in seen or whole)
     return ordered(seen)
 
 
 def agreed_column(
-    name: str, answers: Mapping[str, OfColumn], levels: tuple[str, ...] | None, unit: str
+    name: str,
+    answers: Mapping[str, OfColumn],
+    levels: tuple[str, ...] | None,
+    unit: str,
+    ordinal: str,
 ) -> Column:
     """Return what clients agree on about one column; levels and unit may be known beforehand."""
     first = next(iter(answers))
@@ -115,18 +164,19 @@ def agreed_column(
         )
     unit = next(iter(units), "")
     if answers[first].kind == "category":
-        known = levels_of(list(answers.values()), name) if levels is None else levels
-        return Column("category", unit, levels=known)
+        if levels is None:
+            levels = levels_of(list(answers.values()), name, whole=name == ordinal)
+        return Column("category", unit, levels=levels)
     mean, sd = moments([a.sums for a in answers.values() if a.sums is not None])
     return Column("number", unit, mean, sd)
 
 
 # ------------------------------------------------------------ a formula's parts
 def agree_on_formula(
-    schema: Schema, declared: Declaration, ask: Ask, levels: Mapping[str, Sequence[Any]]
+    schema: Schema, declared: Declaration, ask: Ask, levels: Mapping[str, tuple[str, ...]]
 ) -> Schema:
     """Return a schema of columns with what a formula needs too: groups, constants, design."""
-    groups = {":".join(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
+    groups = {grouping_name(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
     for found in declared.described:
@@ -142,8 +192,11 @@ def agree_on_formula(
         )
         for name in answers[0].columns
     }
+    coded = design(with_constants(declared.common, schema.transforms), schema.columns).coded
     for name, margin in margins.items():
-        if margin.sd == 0.0:
+        if margin.sd == 0.0 and name in coded and margin.mean == 0.0:
+            margins[name] = replace(margin, above=False)  # a level without rows keeps its prior
+        elif margin.sd == 0.0:
             raise ValueError(
                 f"the term '{name}' has one value, {margin.mean:.6g}, in all rows of all clients, "
                 "so that it has no effect: take it out of the formula"
@@ -154,17 +207,18 @@ def agree_on_formula(
 
 
 def _grouping(
-    by: tuple[str, ...], schema: Schema, ask: Ask, levels: Mapping[str, Sequence[Any]]
+    by: tuple[str, ...], schema: Schema, ask: Ask, levels: Mapping[str, tuple[str, ...]]
 ) -> Grouping:
     """Return how groups lie to the clients; refuse groups whose place cannot be known."""
-    least, name = schema.min_count, ":".join(by)
+    least, name = schema.min_count, grouping_name(by)
     answers = ask(Question("groups", least, by=by))
     most = max(answer.distinct for answer in answers.values())
     if schema.clients in by:
         return Grouping("within", most=most)
-    known = tuple(map(str, levels[name])) if name in levels else ()
+    known = levels.get(name, ())
     hidden = [client for client, a in answers.items() if a.distinct > len(a.counts)]
     seen = [group for a in answers.values() for group in a.counts]
+    refuse_similar(set(seen), f"the groups of '{name}'")
     level: Level = "above" if most == 1 else "crossed"
     if not known and most > 1 and not hidden and len(set(seen)) == len(seen):
         return Grouping("within", most=most)

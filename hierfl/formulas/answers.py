@@ -94,10 +94,12 @@ def of_groups(
 
 
 def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
-    """Return the group of each row, (n,): the names of the columns' values, joined by ":"."""
+    """Return the group of each row, (n,): the columns' values, joined by an unescaped ":"."""
     parts = [named(frame[name], name, client) for name in by]
     if not parts:
         return np.full(len(frame), "", dtype=np.str_)
+    if len(parts) > 1:
+        parts = [np.char.replace(np.char.replace(p, "\\", "\\\\"), ":", "\\:") for p in parts]
     joined = parts[0]
     for part in parts[1:]:
         joined = np.char.add(np.char.add(joined, ":"), part)

@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 
 from hierfl.data.clients import ClientData
 from hierfl.formulas.answers import group_names
-from hierfl.formulas.columns import by_client, check_column, complete, numbers, prepared
+from hierfl.formulas.columns import CENSORED, by_client, check_column, complete, numbers, prepared
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.source import columns_field, index_of, rows_of_above
+from hierfl.formulas.source import rows_of_above
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there
 Inside = dict[tuple[str, str], tuple[str, ...]]
-# brms's words for its codes of censoring
-CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2}
 
 
 def client_data(
@@ -107,7 +105,7 @@ def _of_client(
         fields.update(_of_group(term, found, ready, frame, client))
         if term.place == "within":
             by = tuple(name for name in term.group.by if name != schema.clients)
-            fields[index_of(term)] = _inside(term, group_names(frame, by, client), client, inside)
+            fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
     if labeled:
         fields.update(_labels(declared, ready, frame, client))
     else:
@@ -119,7 +117,7 @@ def _of_client(
         _check_constant(found, matrix, place, client)
         of_client["above"] = matrix[0, [place[name] for name in found.above]]
     for term in found.at("above"):
-        of_client[index_of(term)] = _groups_of(term, frame, client)[0]
+        of_client[term.index] = _groups_of(term, frame, client)[0]
     return fields, of_client
 
 
@@ -152,9 +150,9 @@ def _of_group(
         if not left:
             return fields
     if not term.is_single:
-        fields[columns_field(term)] = matrix
+        fields[term.field] = matrix
     if term.place == "crossed":
-        fields[index_of(term)] = _groups_of(term, frame, client)
+        fields[term.index] = _groups_of(term, frame, client)
     return fields
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers as numbers_of
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from hierfl.data.client_ids import MISSING, look_alike
 from hierfl.data.frames import is_column
 
+# brms's words for its codes of censoring
+CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2}
 Kind = Literal["number", "category"]
 Names = NDArray[np.str_]
 
@@ -66,10 +68,12 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         )
     if not frames:
         raise ValueError("frames is empty: give the frame of at least one client")
+    _refuse_one_name(frames, "the names of the frames")
+    refuse_similar(list(map(str, frames)), "the names of the frames")
     for name, frame in frames.items():
         if not len(frame):
             raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
-    return {str(name): frame for name, frame in frames.items()}
+    return {level_name(name): frame for name, frame in frames.items()}
 
 
 def _place(series: Any) -> Any:
@@ -120,14 +124,32 @@ def named(series: Any, name: str, client: str) -> Names:
     found = np.array(
         ["" if _is_missing(v) else level_name(v) for v in series.tolist()], dtype=np.str_
     )
-    different = sorted(set(found.tolist()) - {""})
-    alike = look_alike(different, "".join(different)) if different else None
-    if alike:
-        raise ValueError(
-            f"values {alike[0]!r} and {alike[1]!r} of column '{name}' of client '{client}' differ "
-            "only in spaces or in Unicode form: make them one"
-        )
+    where = f"column '{name}' of client '{client}'"
+    if series.dtype.kind not in "iuf":
+        _refuse_one_name(series.cat.categories if hasattr(series, "cat") else series, where)
+    refuse_similar(set(found.tolist()) - {""}, where)
     return found
+
+
+def refuse_similar(names: Collection[str], where: str) -> None:
+    """Refuse names that differ only in spaces or in Unicode form."""
+    if similar := look_alike(sorted(names), "".join(sorted(names))) if names else None:
+        raise ValueError(
+            f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in spaces or in "
+            "Unicode form: make them one"
+        )
+
+
+def _refuse_one_name(values: Iterable[Any], where: str) -> None:
+    """Refuse two values that would have one name, such as 1 and "1"."""
+    first: dict[str, Any] = {}
+    for value in values:
+        name = level_name(value)
+        if not _is_missing(value) and first.setdefault(name, value) != value:
+            raise ValueError(
+                f"values {first[name]!r} and {value!r} of {where} are both named '{name}': make "
+                "them one, or rename one"
+            )
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:

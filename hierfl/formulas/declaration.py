@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.parse import Group, Parts, parse
+from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import coded_columns, columns_of, described
-from hierfl.models.families import ResponseFamily
+from hierfl.models.families import Response, ResponseFamily
 
 Missing = Literal["refuse", "drop"]
 
@@ -76,3 +77,11 @@ class Declaration:
         by = {name: None for grouping in self.groupings for name in grouping}
         found: dict[str, Kind | None] = {**by, **self.columns}
         return {name: kind for name, kind in found.items() if name != self.clients}
+
+
+def response_of(declared: Declaration, schema: Schema) -> Response:
+    """Return what the schema knows about the response, as the family needs it."""
+    column = schema.columns[declared.parts.response]
+    if schema.response is None:
+        return Response(float("nan"), float("nan"), column.levels)
+    return Response(schema.response.mean, schema.response.sd)

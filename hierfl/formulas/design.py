@@ -13,7 +13,7 @@ from formulae.matrices import DesignMatrices
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
-from hierfl.formulas.terms import ENVIRONMENT, columns_of
+from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings
 
 Matrix = NDArray[np.float64]
 
@@ -53,6 +53,11 @@ class Design:
     def columns(self) -> tuple[str, ...]:
         """The names of all columns, in the order of `evaluate`."""
         return tuple(name for term in self.terms for name in term.columns)
+
+    @property
+    def coded(self) -> frozenset[str]:
+        """The names of the columns of categories."""
+        return frozenset(name for term in self.terms if term.coords for name in term.columns)
 
     def evaluate(self, frame: pd.DataFrame, client: str) -> tuple[Matrix, Matrix]:
         """Return the columns of `prepared` rows, (n, P), and the sum of the offsets, (n,).
@@ -97,7 +102,7 @@ def design(found: Any, columns: Mapping[str, Column]) -> Design:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            matrix = DesignMatrices(found, frame, ENVIRONMENT).common
+            matrix = DesignMatrices(with_codings(found, columns), frame, ENVIRONMENT).common
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated "

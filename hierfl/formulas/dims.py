@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, Layout
-from hierfl.formulas.priors import response_of
 from hierfl.formulas.schema import Schema
 
 Dims = tuple[tuple[str, tuple[str, ...]], ...]

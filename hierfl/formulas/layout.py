@@ -9,13 +9,17 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, design
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import with_constants
+from hierfl.formulas.writer import unique, unique_names
+from hierfl.models.families import Response
 
 INTERCEPT = "Intercept"
+# Names of plates, and of dimensions of the posterior, which no site may have.
+RESERVED = ("clients", "data", "client", "chain", "draw")
 Place = Literal["clients", "above", "within", "crossed"]
 
 
@@ -31,6 +35,8 @@ class GroupTerm:
         columns: names of its columns, Intercept first where it has one.
         size: the number of its groups, or the largest number at one client.
         levels: the groups' names; () of clients and of groups within them.
+        index: the field with the index of each row's, or each client's, group.
+        field: the field with its columns at each row.
     """
 
     group: Group
@@ -40,6 +46,8 @@ class GroupTerm:
     columns: tuple[str, ...]
     size: int
     levels: tuple[str, ...]
+    index: str
+    field: str
 
     @property
     def is_single(self) -> bool:
@@ -101,9 +109,7 @@ class Layout:
 def layout(declared: Declaration, schema: Schema) -> Layout:
     """Return the layout of a formula under a schema; refuse two terms of one name."""
     common = design(with_constants(declared.common, schema.transforms), schema.columns)
-    groups: list[GroupTerm] = []
-    for group in declared.parts.groups:
-        groups.append(_group_term(group, declared, schema, {term.site for term in groups}))
+    groups = _group_terms(declared, schema)
     own: dict[str, GroupTerm] = {}
     for term in groups:
         if term.place == "clients":
@@ -115,35 +121,50 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
         if INTERCEPT in own and name not in own and schema.design[name].above
     )
     read = tuple(name for name in common.columns if name not in own and name not in above)
-    found = Layout(common, takes_intercept, common.has_intercept, tuple(groups), own, above, read)
-    _check_names(found, declared)
+    found = Layout(common, takes_intercept, common.has_intercept, groups, own, above, read)
+    _check_names(found, declared, response_of(declared, schema))
     return found
 
 
-def _group_term(group: Group, declared: Declaration, schema: Schema, taken: set[str]) -> GroupTerm:
-    terms = design(with_constants(declared.of_group(group), schema.transforms), schema.columns)
-    if terms.offsets:
-        raise ValueError(f"the term '{group.text}' has an offset: put it among the common terms")
-    columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
-    if not columns:
-        raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
-    site = group.name if group.name not in taken else f"{group.name}.{columns[0]}"
-    if group.by == (declared.clients,):
-        return GroupTerm(group, "clients", site, terms, columns, 0, ())
-    found = schema.groups[group.name]
-    size = found.most if found.level == "within" else len(found.levels)
-    return GroupTerm(group, found.level, site, terms, columns, size, found.levels)
+def _group_terms(declared: Declaration, schema: Schema) -> tuple[GroupTerm, ...]:
+    index = unique_names("g_", [group.name for group in declared.parts.groups])
+    designs: dict[str, tuple[Group, Design, tuple[str, ...]]] = {}
+    for group in declared.parts.groups:
+        terms = design(with_constants(declared.of_group(group), schema.transforms), schema.columns)
+        if terms.offsets:
+            raise ValueError(
+                f"the term '{group.text}' has an offset: put it among the common terms"
+            )
+        columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
+        if not columns:
+            raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
+        is_taken = group.name in designs or group.name in RESERVED
+        site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
+        designs[site] = group, terms, columns
+    fields = unique_names("z_", designs)
+    found = []
+    for site, (group, terms, columns) in designs.items():
+        at, name = schema.groups.get(group.name), group.name
+        place: Place = "clients" if at is None else at.level
+        size = 0 if at is None else at.most if at.level == "within" else len(at.levels)
+        levels = () if at is None else at.levels
+        of_fields = (index[name], fields[site])
+        found.append(GroupTerm(group, place, site, terms, columns, size, levels, *of_fields))
+    return tuple(found)
 
 
-def _check_names(found: Layout, declared: Declaration) -> None:
-    """Refuse two sites of one name."""
-    names = [term.name for term in found.common.terms]
+def _check_names(found: Layout, declared: Declaration, response: Response) -> None:
+    """Refuse two sites, or two columns, of one name."""
+    reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
+    reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
+    reserved[INTERCEPT] = "the intercept"
+    names = [declared.parts.response, *(term.name for term in found.common.terms)]
     for group in found.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
-    reserved = {INTERCEPT: "the intercept", declared.parts.response: "the response"}
     for name in names:
         if name in reserved:
-            raise ValueError(
-                f"the term '{name}' has the name of {reserved[name]}: rename the column"
-            )
-        reserved[name] = "another term"
+            raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
+        reserved[name] = "the response" if name == names[0] else "another term"
+    for columns in (found.common.columns, *(term.columns for term in found.groups)):
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise ValueError(f"two terms have a column '{twice[0]}': rename one of their columns")

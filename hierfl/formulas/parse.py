@@ -36,6 +36,15 @@ ELSEWHERE = {
 }
 
 
+NAMES = ("IDENTIFIER", "BQNAME")  # kinds of tokens that name a column
+WORDS = {*NAMES, "NUMBER", "STRING", "PYTHON_LITERAL"}
+
+
+def grouping_name(by: Sequence[str]) -> str:
+    """Return the name of the groups of some columns; two sets of columns never have the same."""
+    return ":".join(f"`{name}`" if ":" in name else name for name in by)
+
+
 @dataclass(frozen=True)
 class Group:
     """One term in parentheses with a bar, `(1 + age | hospital)`.
@@ -53,7 +62,7 @@ class Group:
     @property
     def name(self) -> str:
         """The groups' name, "hospital" or "hospital:ward"."""
-        return ":".join(self.by)
+        return grouping_name(self.by)
 
     @property
     def text(self) -> str:
@@ -111,6 +120,11 @@ def parse(text: str) -> Parts:
             continue
         if sign == "-":
             raise ValueError(f"the formula takes '{_text(term)}' away: leave it out instead")
+        if len(_inside(term)) == len(term):
+            raise ValueError(
+                f"'{_text(term)}' has a bar without parentheses: write ({_text(term)}), with all "
+                "terms that vary by group inside of them"
+            )
         groups += list(_groups(_inside(term), bars))
     _check_different(groups)
     written = " ".join(f"{sign} {term}" for sign, term in common).removeprefix("+ ")
@@ -125,7 +139,8 @@ def _tokens(text: str) -> list[Any]:
     try:
         tokens = Scanner(text).scan(add_intercept=False)[:-1]
     except ScanError as error:
-        raise ValueError(f"the formula '{text}' cannot be read ({error}): remove it") from error
+        advice = "write I(x ** 2) for a power" if "^" in str(error) else "remove it"
+        raise ValueError(f"the formula '{text}' cannot be read ({error}): {advice}") from error
     depth = 0
     for token in tokens:
         depth += {"LEFT_PAREN": 1, "RIGHT_PAREN": -1}.get(token.kind, 0)
@@ -139,7 +154,8 @@ def _tokens(text: str) -> list[Any]:
 def _text(tokens: Sequence[Any]) -> str:
     """Return tokens as text, with spaces where they help to read it."""
     out = ""
-    for token in tokens:
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        out += " " if before and {before.kind, token.kind} <= WORDS else ""  # never one word of two
         spaced = token.kind in ("PLUS", "MINUS", "STAR", "SLASH", "PIPE", "EQUAL_EQUAL")
         out += f" {token.lexeme} " if spaced else token.lexeme
         out += " " if token.kind == "COMMA" else ""
@@ -155,6 +171,8 @@ def _summands(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
         if depth == 0 and token.kind in ("PLUS", "MINUS"):
             if term:
                 yield sign, term
+            elif sign == "-":
+                raise ValueError(f"'- {token.lexeme}' are two signs in a row: keep one")
             sign, term = token.lexeme, []
         else:
             term.append(token)
@@ -165,8 +183,12 @@ def _summands(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 def _inside(term: Sequence[Any]) -> Sequence[Any]:
     """Return what one pair of parentheses around a term holds."""
-    wrapped = len(term) > 2 and term[0].kind == "LEFT_PAREN" and term[-1].kind == "RIGHT_PAREN"
-    return term[1:-1] if wrapped else term
+    depth = 0
+    for place, token in enumerate(term):
+        depth += {"LEFT_PAREN": 1, "RIGHT_PAREN": -1}.get(token.kind, 0)
+        if depth == 0:
+            return term[1:-1] if place == len(term) - 1 and place > 0 else term
+    return term
 
 
 def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
@@ -178,15 +200,14 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     terms, by = _text(tokens[: bars[0]]), tokens[bars[-1] + 1 :]
     if not terms or not by:
         raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
-    kinds = {token.kind for token in by}
-    if not kinds <= {"IDENTIFIER", "BQNAME", "COLON", "SLASH"}:
+    if not {token.kind for token in by} <= {*NAMES, "COLON", "SLASH"}:
         raise ValueError(
             f"the groups '{_text(by)}' of '({whole})' are no columns: name one column, a:b for "
             "combinations, or a/b for b within a"
         )
-    columns = [token.lexeme.strip("`") for token in by if token.kind in ("IDENTIFIER", "BQNAME")]
-    signs = [token.kind for token in by if token.kind in ("COLON", "SLASH")]
-    if len(columns) != len(signs) + 1:
+    columns = [token.lexeme.strip("`") for token in by if token.kind in NAMES]
+    signs = [token.kind for token in by[1::2]]
+    if len(by) % 2 == 0 or any((t.kind in NAMES) == bool(i % 2) for i, t in enumerate(by)):
         raise ValueError(
             f"the groups '{_text(by)}' of '({whole})' are no columns: write a:b or a/b"
         )
@@ -233,16 +254,13 @@ def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
 def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """Yield an addition and its column; brms's cens(status, upper) is two."""
     called = term[0].lexeme
-    arguments = [t.lexeme.strip("`") for t in term[2:-1] if t.kind in ("IDENTIFIER", "BQNAME")]
-    plain = {t.kind for t in term[1:]} <= {
-        *("LEFT_PAREN", "RIGHT_PAREN", "IDENTIFIER", "BQNAME", "COMMA")
-    }
+    arguments = [t.lexeme.strip("`") for t in term[2:-1:2]]
     if called not in ADDITIONS:
         advice = ELSEWHERE.get(called)
         known = f"write {advice}" if advice else f"the additions are {', '.join(ADDITIONS)}"
         raise ValueError(f"the addition '{_text(term)}' of the response is not known: {known}")
-    allowed = 2 if called == "cens" else 1
-    if not plain or not 1 <= len(arguments) <= allowed:
+    form = " ".join("name" if t.kind in NAMES else t.lexeme for t in term[1:])
+    if form != "( name )" and not (called == "cens" and form == "( name , name )"):
         raise ValueError(
             f"the addition '{_text(term)}' needs one column, {ADDITIONS[called]}: write "
             f"{called}(column)"

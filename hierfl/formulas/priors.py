@@ -8,23 +8,15 @@ from collections.abc import Mapping
 import pyro.distributions as dist
 from torch.distributions import Distribution
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.schema import Schema
-from hierfl.models.families import Response, half_student, intercept_prior
+from hierfl.models.families import half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale
 
 Priors = Mapping[str, Prior]
 # How many outcome spreads the change of one predictor by one sd may make: rstanarm's default.
 SLOPE = 2.5
-
-
-def response_of(declared: Declaration, schema: Schema) -> Response:
-    """Return what the schema knows about the response, as the family needs it."""
-    column = schema.columns[declared.parts.response]
-    if schema.response is None:
-        return Response(float("nan"), float("nan"), column.levels)
-    return Response(schema.response.mean, schema.response.sd)
 
 
 def all_priors(
@@ -60,7 +52,7 @@ def all_priors(
         known[INTERCEPT] = intercept_prior(center, spread)
     unit = spread if declared.family.link == "identity" else 1.0
     for name in found.common.columns:
-        scale = SLOPE * unit / schema.design[name].sd
+        scale = SLOPE * unit / (schema.design[name].sd or 1.0)  # 0: of a level without rows
         known[name] = dist.Normal(0.0, float(f"{scale:.6g}"))
     for term in found.groups:
         known.update(_of_group(term, spread))

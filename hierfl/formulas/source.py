@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
-from hierfl.formulas.priors import response_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source_of_globals import deviations, global_sites
 from hierfl.formulas.writer import Writer
@@ -145,7 +144,7 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
             place = group.columns.index(name)
             several = f"[..., {place * outputs}:{(place + 1) * outputs}]"
             at = several if outputs > 1 else "" if group.is_single else f"[..., {place}]"
-            parts.append(f"{out.named(group.site)}[batch.{index_of(group)}]{at}")
+            parts.append(f"{out.named(group.site)}[batch.{group.index}]{at}")
     return " + ".join(parts) or "torch.zeros(())"
 
 
@@ -156,16 +155,6 @@ def _within(out: Writer, term: GroupTerm, outputs: int) -> None:
 
 
 # ------------------------------------------------------------ the predictor
-def index_of(term: GroupTerm) -> str:
-    """Return the field with the index of each row's, or each client's, group."""
-    return "g_" + re.sub(r"\W+", "_", term.group.name, flags=re.ASCII)
-
-
-def columns_field(term: GroupTerm) -> str:
-    """Return the field with a term's columns at each row."""
-    return "z_" + re.sub(r"\W+", "_", term.site, flags=re.ASCII)
-
-
 def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
     """Return the columns of a term above the clients that no own coefficient takes up."""
     return tuple(name for name in term.columns if name not in found.own)
@@ -183,9 +172,9 @@ def _predictor(out: Writer, found: Layout, outputs: int) -> None:
             parts.append(own)
         elif outputs > 1:
             shaped = f"{own}.unflatten(-1, ({len(term.columns)}, {outputs}))"
-            parts.append(_product(f"batch.{columns_field(term)}", shaped, outputs))
+            parts.append(_product(f"batch.{term.field}", shaped, outputs))
         else:
-            parts.append(_product(f"batch.{columns_field(term)}", own, outputs))
+            parts.append(_product(f"batch.{term.field}", own, outputs))
     for term in (*found.at("above"), *found.at("crossed"), *found.at("within")):
         if term.place == "above" and not rows_of_above(found, term):
             continue
@@ -201,7 +190,7 @@ def _product(rows: str, coefficients: str, outputs: int) -> str:
 
 def _of_groups(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> str:
     """Return what the groups of a term add to the predictor of each row."""
-    value, index = out.named(term.site), f"batch.{index_of(term)}"
+    value, index = out.named(term.site), f"batch.{term.index}"
     if term.place == "within":
         at = index if term.is_single and outputs == 1 else f"{index}[..., None]"
         dim = -1 if term.is_single and outputs == 1 else -2
@@ -212,4 +201,4 @@ def _of_groups(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> str
         return taken
     if outputs > 1:
         taken = f"{taken}.unflatten(-1, ({len(term.columns)}, {outputs}))"
-    return _product(f"batch.{columns_field(term)}", taken, outputs)
+    return _product(f"batch.{term.field}", taken, outputs)

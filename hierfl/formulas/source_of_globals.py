@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
-from hierfl.formulas.priors import response_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.writer import Writer
 from hierfl.models.families import as_source

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from formulae import model_description
-from formulae.categorical import ENCODINGS
+from formulae.categorical import ENCODINGS, CategoricalBox, Sum, Treatment
 from formulae.environment import Environment
 from formulae.terms.call import Call
 from formulae.terms.call_resolver import LazyCall, LazyOperator, LazyVariable
 from formulae.transforms import TRANSFORMS
 
+from hierfl.formulas.columns import Column, level_name
+from hierfl.formulas.syntax import read_terms
 from hierfl.formulas.transforms import (
     CODINGS,
     FUNCTIONS,
     NEAREST,
+    OPTIONS,
     OTHERS,
     STATEFUL,
     Constants,
@@ -35,9 +37,8 @@ def _is_equal(one: LazyCall, other: object) -> bool:
     )
 
 
-# formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, so
-# that it cannot read
-# scale(age) + scale(log(dose)). With this it can; nothing else changes.
+# formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, as
+# in scale(age) + scale(log(dose)). With this it can; nothing else changes.
 LazyCall.__eq__ = _is_equal
 
 
@@ -48,21 +49,12 @@ def described(text: str) -> Any:
         ValueError: the text cannot be read, or calls an unsupported function; the message names it
             and the nearest supported one.
     """
-    try:
-        found = model_description(text)
-    except Exception as error:  # formulae raises many kinds, some of them bare Exceptions
-        raise ValueError(
-            f"the terms '{text}' cannot be read ({error}): {_advice(str(error))}"
-        ) from error
+    found = read_terms(text)
+    if "Intercept" in columns_of(found):
+        raise ValueError("'Intercept' has the name of the intercept: rename the column")
     for call in calls(found):
         _check_call(call)
     return found
-
-
-def _advice(message: str) -> str:
-    if "Interaction with" in message:
-        return "let a spline stand alone, or use a product with poly(x, 2)"
-    return "write a sum of columns, products a * b, and functions of columns"
 
 
 def calls(found: Any) -> Iterator[LazyCall]:
@@ -84,16 +76,28 @@ def _within(part: Any) -> Iterator[LazyCall]:
 
 
 def _check_call(call: LazyCall) -> None:
+    """Refuse functions that are not known, and arguments that they would not use."""
     name = str(call.callee)
     known = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}
-    if name in known or name.removeprefix("np.") in FUNCTIONS:
-        return
-    if name in NEAREST:
-        raise ValueError(f"'{call}' is not supported: write {NEAREST[name]}")
-    raise ValueError(
-        f"the function '{name}' of '{call}' is not known: make a column of it first, or use one of "
-        f"{', '.join(sorted(known - {'offset', 'I'}))}"
-    )
+    if name not in known and name.removeprefix("np.") not in FUNCTIONS:
+        if name in NEAREST:
+            raise ValueError(f"'{call}' is not supported: write {NEAREST[name]}")
+        raise ValueError(
+            f"the function '{name}' of '{call}' is not known: make a column of it first, or use "
+            f"one of {', '.join(sorted(known - {'offset', 'I'}))}"
+        )
+    if not call.args:
+        raise ValueError(f"'{call}' has no argument: write {name}(column)")
+    if name in CODINGS and not isinstance(call.args[0], LazyVariable):
+        raise ValueError(f"'{call}' codes no column: make a column of '{call.args[0]}' first")
+    options = OPTIONS.get(name, ())
+    for option in call.kwargs:
+        if option not in options:
+            advice = f"give {', '.join(options)}" if options else "it takes a column alone"
+            raise ValueError(f"'{call}' has the option '{option}', which is not known: {advice}")
+    if len(call.args) > 1 + len(options[:1]) or (len(call.args) > 1 and options[0] in call.kwargs):
+        shown = ", ".join(["column", *(f"{option}=..." for option in options)])
+        raise ValueError(f"'{call}' has an argument too many: write {name}({shown})")
 
 
 def columns_of(found: Any) -> tuple[str, ...]:
@@ -117,9 +121,10 @@ def stateful_calls(found: Any) -> dict[str, LazyCall]:
 
 
 def options_of(call: LazyCall) -> dict[str, Any]:
-    """Return the options of a call of `bs` or `poly` by name; refuse those that are no numbers."""
-    names = ("degree",) if call.callee == "poly" else ("df",)
-    given = dict(zip(names, call.args[1:], strict=False)) | dict(call.kwargs)
+    """Return the options of a call by name; refuse those that are no numbers and no texts."""
+    given = dict(zip(OPTIONS.get(str(call.callee), ()), call.args[1:], strict=False)) | dict(
+        call.kwargs
+    )
     try:
         return {name: value.eval({}, ENVIRONMENT) for name, value in given.items()}
     except (KeyError, AttributeError, TypeError) as error:
@@ -136,3 +141,35 @@ def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
         if str(call) in constants:
             call.stateful_transform = applied(str(call.callee), constants[str(call)])
     return found
+
+
+class _Coded(CategoricalBox):  # type: ignore[misc]
+    """A coded column with all agreed levels, some of which the rows at hand may lack."""
+
+    @property
+    def levels(self) -> Any:
+        """All levels; `formulae` refuses those that the rows lack."""
+        return self._levels
+
+    @levels.setter
+    def levels(self, value: Any) -> None:
+        self._levels = value
+
+
+def with_codings(found: Any, columns: Mapping[str, Column]) -> Any:
+    """Give C(), S() and T() of a `formulae` model the agreed levels of their columns."""
+    for call in calls(found):
+        if call.callee in CODINGS:
+            levels = list(columns[call.args[0].name].levels)
+            chosen = next((level_name(v) for v in options_of(call).values() if v is not None), None)
+            if chosen is not None and chosen not in levels:
+                raise ValueError(
+                    f"'{call}' names the level '{chosen}', which is none of {', '.join(levels)}"
+                )
+            coding = Sum(chosen) if call.callee == "S" else Treatment(chosen)
+            call.stateful_transform = _coded(coding, levels)
+    return found
+
+
+def _coded(coding: Any, levels: list[str]) -> Callable[..., _Coded]:
+    return lambda data, *args, **options: _Coded(data, coding, levels)

@@ -26,6 +26,13 @@ FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
 CODINGS = ("C", "S", "T")
 OTHERS = ("I", "offset")
+# Call -> the options beside its column; the first may stand without its name.
+OPTIONS = {
+    "bs": ("df", "degree", "lower_bound", "upper_bound"),
+    "poly": ("degree",),
+    "S": ("omit",),
+    "T": ("ref",),
+}
 # What other packages offer -> the nearest that is there.
 NEAREST = {
     "s": "bs(x, df=5)",
@@ -140,15 +147,11 @@ def spline_of(
     """Return the knots of the `bs` call `name`, at quantiles of the counts of all clients.
 
     Raises:
-        ValueError: df is missing or too small; the bounds leave knots outside; an unknown option.
+        ValueError: df is missing or too small; or the bounds leave knots outside.
     """
-    unknown = set(options) - {"df", "degree", "lower_bound", "upper_bound"}
-    if unknown:
-        raise ValueError(
-            f"'{name}' has the option '{min(unknown)}', which is not known: give df, degree, "
-            "lower_bound or upper_bound"
-        )
     degree, df = options.get("degree", 3), options.get("df")
+    if not isinstance(degree, int) or degree < 0:
+        raise ValueError(f"the degree of '{name}' is {degree!r}: it must be an integer, 0 or more")
     if not isinstance(df, int) or df < max(degree, 1):
         raise ValueError(
             f"'{name}' has df {df}: give the number of its columns, at least its degree {degree}"

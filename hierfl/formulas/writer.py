@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 # Names that the program has already.
 TAKEN = {
-    *(
-        "pyro",
-        "dist",
-        "torch",
-        "hierfl",
-        "families",
-        "batch",
-        "eta",
-        "loc",
-        "base",
-        "means",
-        "read",
-    ),
+    *"pyro dist torch hierfl families batch eta loc base means read".split(),
     *keyword.kwlist,
 }
+
+
+def plain_name(text: str) -> str:
+    """Return a text with "_" for all that an ASCII name cannot hold; several texts may have one."""
+    return re.sub(r"\W+", "_", text, flags=re.ASCII)
+
+
+def unique(name: str, taken: Collection[str]) -> str:
+    """Return a name, with a number behind it where it is taken."""
+    found, i = name, 2
+    while found in taken:
+        found, i = f"{name}_{i}", i + 1
+    return found
+
+
+def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return an ASCII name for each text, none of them twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        if text not in found:
+            found[text] = unique(prefix + plain_name(text), found.values())
+    return found
 
 
 @dataclass
@@ -55,10 +66,7 @@ class Writer:
     def named(self, site: str) -> str:
         """Return the Python name of a site, different from all others."""
         if site not in self.names:
-            plain = re.sub(r"\W+", "_", site, flags=re.ASCII).strip("_").lower() or "site"
+            plain = plain_name(site).strip("_").lower() or "site"
             plain = f"b_{plain}" if plain[0].isdigit() or plain in TAKEN else plain
-            taken, name, i = set(self.names.values()), plain, 2
-            while name in taken:
-                name, i = f"{plain}_{i}", i + 1
-            self.names[site] = name
+            self.names[site] = unique(plain, self.names.values())
         return self.names[site]

@@ -1,0 +1,169 @@
+"""The syntax of a formula's terms: read to the last sign, or refused where it cannot be read.
+
+`formulae` stops at a sign that it does not know, takes `x ** 2` for `x`, and drops what a minus
+takes away. Nothing of a text may be lost like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from formulae.expr import Assign, Binary, Call, Grouping, Literal, QuotedName, Unary, Variable
+from formulae.parser import Parser
+from formulae.resolver import Resolver
+from formulae.scanner import Scanner
+from formulae.terms.terms import Model
+
+IMPLICIT = "1 + "  # formulae's scanner adds it
+PRODUCTS = ("STAR", "SLASH", "COLON", "STAR_STAR")
+
+
+def read_terms(text: str) -> Any:
+    """Return the `formulae` model of a text without response and groups.
+
+    Raises:
+        ValueError: the text cannot be read, or would not mean what it says.
+    """
+    try:
+        parser = Parser(Scanner(text).scan())
+        tree, left = parser.parse(), parser.peek().lexeme
+    except Exception as error:  # formulae raises many kinds, some of them bare Exceptions
+        raise ValueError(
+            f"the terms '{text}' cannot be read ({error}): {_advice(error)}"
+        ) from error
+    if not parser.at_end():
+        raise ValueError(
+            f"the terms '{text}' cannot be read from '{left}' on: write a sum of columns, products "
+            "a * b, and functions of columns"
+        )
+    _check_sum(tree)
+    try:
+        return _model(tree)
+    except Exception as error:
+        raise ValueError(
+            f"the terms '{text}' cannot be read ({error}): {_advice(error)}"
+        ) from error
+
+
+def _model(tree: Any) -> Any:
+    found = Resolver(tree).resolve()
+    return found if isinstance(found, Model) else Model(found)
+
+
+def _advice(error: Exception) -> str:
+    if "Interaction with" in str(error):
+        return "let a spline stand alone, or use a product with poly(x, 2)"
+    return "write a sum of columns, products a * b, and functions of columns"
+
+
+def _check_sum(tree: Any) -> None:
+    """Refuse what a sum of terms cannot hold, such as numbers and comparisons."""
+    if isinstance(tree, Grouping):
+        _check_sum(tree.expression)
+    elif isinstance(tree, Unary):
+        _check_sum(tree.right)
+    elif isinstance(tree, Binary) and tree.operator.kind in ("PLUS", "MINUS"):
+        _check_sum(tree.left)
+        _check_sum(tree.right)
+        if tree.operator.kind == "MINUS":
+            _check_removed(tree)
+    elif not (isinstance(tree, Literal) and type(tree.value) is int and tree.value in (0, 1)):
+        _check_term(tree, inside=False)
+
+
+def _check_removed(tree: Binary) -> None:
+    """Refuse to take away a term that is not there, which would change nothing."""
+    if isinstance(tree.right, Literal):
+        return
+    here, gone = ({t.name for t in _model(part).common_terms} for part in (tree.left, tree.right))
+    if lost := sorted(gone - here):
+        raise ValueError(
+            f"the formula takes '{lost[0]}' away, which is not there: leave it out, or write "
+            f"I({_text(tree).removeprefix(IMPLICIT)}) for a difference"
+        )
+
+
+def _check_term(tree: Any, *, inside: bool) -> None:
+    """Refuse a term, or a factor inside a product, that is no column and no function of columns."""
+    if isinstance(tree, Call):
+        name = getattr(getattr(tree.callee, "name", None), "lexeme", "")
+        if name == "offset" and inside:
+            raise ValueError(
+                f"'{_text(tree)}' stands in a product, and an offset has no coefficient: add it as "
+                "a term of its own"
+            )
+        if nested := next((c for a in tree.args for c in _calls(a) if _is_offset(c)), None):
+            raise ValueError(f"'{_text(nested)}' stands in '{_text(tree)}': add it as a term")
+    elif isinstance(tree, Grouping) and inside:
+        for part in _summands(tree.expression):
+            _check_term(part, inside=True)
+    elif isinstance(tree, Binary) and tree.operator.kind in PRODUCTS:
+        sum_left = isinstance(tree.left, Grouping) and len(list(_summands(tree.left))) > 1
+        if tree.operator.kind == "STAR_STAR":
+            if not sum_left or not isinstance(tree.right, Literal):
+                _refuse_arithmetic(tree)
+            _check_term(tree.left, inside=True)
+            return
+        for part in (tree.left, tree.right):
+            if isinstance(part, Literal):
+                _refuse_arithmetic(tree)
+            _check_term(part, inside=True)
+    elif isinstance(tree, QuotedName) or (isinstance(tree, Variable) and tree.level is None):
+        return
+    else:
+        _refuse_arithmetic(tree)
+
+
+def _refuse_arithmetic(tree: Any) -> None:
+    text = _text(tree).removeprefix(IMPLICIT)
+    if isinstance(tree, Variable) or not isinstance(getattr(tree, "value", 0), int | float):
+        raise ValueError(f"'{text}' is no term: write columns and functions of columns")
+    raise ValueError(
+        f"'{text}' is arithmetic, which a formula reads as terms: write I({text}) for its value"
+    )
+
+
+def _summands(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Grouping):
+        yield from _summands(tree.expression)
+    elif isinstance(tree, Binary) and tree.operator.kind in ("PLUS", "MINUS"):
+        yield from _summands(tree.left)
+        yield from _summands(tree.right)
+    else:
+        yield tree
+
+
+def _is_offset(tree: Call) -> bool:
+    return isinstance(tree.callee, Variable) and tree.callee.name.lexeme == "offset"
+
+
+def _calls(tree: Any) -> Iterator[Call]:
+    if isinstance(tree, Call):
+        yield tree
+        for argument in tree.args:
+            yield from _calls(argument)
+    for part in ("left", "right", "expression", "value"):
+        inner = getattr(tree, part, None)
+        if isinstance(inner, Call | Binary | Unary | Grouping):
+            yield from _calls(inner)
+
+
+def _text(tree: Any) -> str:
+    """Return an expression as it is written."""
+    if isinstance(tree, Binary):
+        return f"{_text(tree.left)} {tree.operator.lexeme} {_text(tree.right)}"
+    if isinstance(tree, Unary):
+        return f"{tree.operator.lexeme}{_text(tree.right)}"
+    if isinstance(tree, Grouping):
+        return f"({_text(tree.expression)})"
+    if isinstance(tree, Call):
+        return f"{_text(tree.callee)}({', '.join(map(_text, tree.args))})"
+    if isinstance(tree, Assign):
+        return f"{_text(tree.name)}={_text(tree.value)}"
+    if isinstance(tree, Variable):
+        level = f"[{_text(tree.level)}]" if tree.level is not None else ""
+        return f"{tree.name.lexeme}{level}"
+    if isinstance(tree, QuotedName):
+        return str(tree.expression.lexeme)
+    return str(getattr(tree, "lexeme", None) or tree.value)

@@ -1,0 +1,81 @@
+"""A formula is read to its last sign, with every option, or refused where it cannot be read."""
+
+from __future__ import annotations
+
+import hierfl
+from tests.formulas.small import refused
+
+# Terms -> words of the refusal.
+LOST = {
+    "x, z": "from ',' on",
+    "x % 2 + z": "from '%' on",
+    "x %in% u + z": "from '%' on",
+    "x ! z": "from '!' on",
+    "x // z": "from '//' on",
+    "x + z]": "from ']' on",
+    "x z": "from 'z' on",
+    "(x, z | h)": "from ',' on",
+    "sex[f]": "no term",
+    "'a'": "no term",
+    "x = 3": "cannot be read",
+    "(1 | :a b)": "no columns",
+    "x - - z": "two signs",
+}
+MISLEADING = {
+    "x ^ 2": "I(x ** 2)",
+    "x ** 2": "I(x ** 2)",
+    "(x) ** 2": "I((x) ** 2)",
+    "x*2": "I(x * 2)",
+    "exp(x)/2": "I(exp(x) / 2)",
+    "x > 0": "I(x > 0)",
+    "x + 2": "I(2)",
+    "True": "I(True)",
+    "x - z": "I(x - z)",
+    "x + z | h": "parentheses",
+    "1 | h": "(1 | h)",
+    "(1 + x | h):(z)": "parentheses",
+    "x + offset(z):g": "offset",
+    "(x + offset(z)) * g": "offset",
+    "x - offset(z)": "offset",
+    "scale(offset(z))": "offset",
+}
+OPTIONS = {
+    "scale(x, center=False)": "'center', which is not known",
+    "scale(x, scale=False)": "'scale', which is not known",
+    "standardize(x, 2)": "standardize(column)",
+    "center(x, 3)": "center(column)",
+    "scale(x, z)": "scale(column)",
+    "poly(x, 2, raw=True)": "'raw', which is not known",
+    "poly(x, 2, degree=3)": "an argument too many",
+    "bs(x, 5, 3)": "an argument too many",
+    "log(x, 2)": "log(column)",
+    "I(x, z)": "I(column)",
+    "offset(x, z)": "offset(column)",
+    "C(u, 'r')": "C(column)",
+    "C(x > 0)": "make a column of 'x > 0'",
+    "scale()": "'scale()'",
+    "poly()": "'poly()'",
+}
+READ = {
+    "(x + z) ** 2": ["x", "z", "x:z"],
+    "x / z": ["x", "x:z"],
+    "x * z - x:z": ["x", "z"],
+    "x + -1": ["x"],
+    "{x + 1}": ["I(x + 1)"],
+    "(x + offset(z)) + u": ["x", "offset(z)", "u"],
+    "bs(x, 5)": ["bs(x, 5)"],
+    "T(u, ref='s')": ["T(u, ref='s')"],
+}
+
+
+def test_nothing_of_a_text_is_lost() -> None:
+    for terms, words in {**LOST, **MISLEADING, **OPTIONS}.items():
+        refused(lambda t=terms: hierfl.formula(f"y ~ {t}", clients="h"), words)  # type: ignore[misc]
+    for addition in ("trials n", "trials(n", "weights(a, b)", "cens(a b)", "trials(n,)"):
+        refused(lambda t=addition: hierfl.formula(f"y | {t} ~ x", clients="h"))  # type: ignore[misc]
+
+
+def test_what_formulas_allow_is_read() -> None:
+    for terms, names in READ.items():
+        found = hierfl.formula(f"y ~ {terms}", clients="h").declared.common.common_terms
+        assert [term.name for term in found if term.name != "Intercept"] == names, terms
