@@ -25,7 +25,7 @@ def test_two_groupings_read_two_indices_and_their_own_columns(one: str, other: s
         made = on(text, frame=frame)
         found = fields(made, frame)
         index = [v for v in found.values() if v.dtype.kind == "i"]
-        assert len(index) == 2 and not np.array_equal(*index)
+        assert len(index) == 2 and not np.array_equal(index[0], index[1])
     rows = [v[:, 0] for v in found.values() if v.ndim == 2]
     assert len(rows) == 2 and np.allclose(rows[0], BASE.x) and np.allclose(rows[1], BASE.z)
 
@@ -35,7 +35,7 @@ def test_combinations_beside_a_column_of_the_same_plain_name() -> None:
     for other in ("h_w", "`h:w`"):
         made = on(f"y ~ (1 | h) + (1 | h:w) + (1 | {other})", frame=frame)
         index = [v for v in fields(made, frame).values() if v.dtype.kind == "i"]
-        assert len(index) == 2 and not np.array_equal(*index), other
+        assert len(index) == 2 and not np.array_equal(index[0], index[1]), other
 
 
 def test_values_with_a_colon_are_not_two_columns() -> None:
