@@ -13,7 +13,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import design
 from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
-from hierfl.formulas.schema import Grouping, Level, Margin, Schema
+from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import options_of, stateful_calls, with_constants
 from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
 
@@ -196,7 +196,7 @@ def agree_on_formula(
     for name, margin in margins.items():
         if margin.sd == 0.0 and name in coded and margin.mean == 0.0:
             margins[name] = replace(margin, above=False)  # a level without rows keeps its prior
-        elif margin.sd == 0.0:
+        elif margin.sd == 0.0 and name != OFFSET:
             raise ValueError(
                 f"the term '{name}' has one value, {margin.mean:.6g}, in all rows of all clients, "
                 "so that it has no effect: take it out of the formula"

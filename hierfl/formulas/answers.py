@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 
-from hierfl.formulas.columns import Kind, kind_of, named, numbers, prepared
+from hierfl.formulas.columns import Kind, is_yes_or_no, kind_of, named, numbers, prepared
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import ENVIRONMENT, options_of
 from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
@@ -60,7 +60,9 @@ def of_columns(
         if name in known:
             found[name] = OfColumn("category", unit, None, {})
             continue
-        kind = wanted if wanted == "category" else kind_of(frame[name], name, client)
+        kind = kind_of(frame[name], name, client) if wanted != "category" else wanted
+        if wanted is None and is_yes_or_no(frame[name]):
+            kind = "category"
         if wanted == "number" and kind != "number":
             raise ValueError(
                 f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the "
@@ -86,6 +88,13 @@ def of_groups(
     frame: pd.DataFrame, by: tuple[str, ...], clients: str, client: str, least: int
 ) -> OfGroups:
     """Return a client's counts of groups; names of groups within clients stay there."""
+    for name in by:
+        values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
+        if (odd := values[values % 1.0 != 0.0]).size:
+            raise ValueError(
+                f"column '{name}' of client '{client}' holds the number {odd[0]:.6g}, and stands "
+                f"behind a bar, where groups do: write ({name} | {clients}), or make it a category"
+            )
     names = group_names(frame, tuple(name for name in by if name != clients), client)
     counts = Counter(names.tolist())
     if clients in by:
@@ -162,16 +171,22 @@ def of_design(
 ) -> OfDesign:
     """Return a client's sums of the common columns and of the response."""
     rows = prepared(frame, schema.columns, client)
-    matrix, _ = common.evaluate(rows, client)
+    matrix, offset = common.evaluate(rows, client)
     names = common.columns
+    offsets = {OFFSET: sums(offset)} if common.offsets else {}
     constant = {name for j, name in enumerate(names) if np.ptp(matrix[:, j]) == 0.0}
     response = rows[declared.parts.response]
     total = None
     if schema.columns[declared.parts.response].kind == "number":
         values = response.to_numpy()
         if "trials" in declared.parts.additions:
-            values = values / rows[declared.parts.additions["trials"]].to_numpy()
+            trials = rows[declared.parts.additions["trials"]].to_numpy()
+            if (trials <= 0.0).any():
+                raise ValueError(
+                    f"column '{declared.parts.additions['trials']}' of client '{client}' has no "
+                    f"trials in row {int((trials <= 0.0).argmax())}: leave the row out"
+                )
+            values = values / trials
         total = sums(values)
-    return OfDesign(
-        {n: sums(matrix[:, j]) for j, n in enumerate(names)}, frozenset(constant), total
-    )
+    of_columns = {name: sums(matrix[:, j]) for j, name in enumerate(names)}
+    return OfDesign({**of_columns, **offsets}, frozenset(constant), total)

@@ -15,7 +15,7 @@ from hierfl.data.client_ids import MISSING, look_alike
 from hierfl.data.frames import is_column
 
 # brms's words for its codes of censoring
-CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2}
+CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
 Kind = Literal["number", "category"]
 Names = NDArray[np.str_]
 
@@ -111,6 +111,14 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
             "names"
         )
     return "category"
+
+
+def is_yes_or_no(series: Any) -> bool:
+    """Return whether a column holds True and False alone."""
+    if series.dtype.kind != "O":
+        return bool(series.dtype.kind == "b")
+    values = [v for v in series.tolist() if not _is_missing(v)]
+    return bool(values) and all(isinstance(v, bool | np.bool_) for v in values)
 
 
 def numbers(series: Any) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
 from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings
+from hierfl.formulas.transforms import BeyondKnots
 
 Matrix = NDArray[np.float64]
 
@@ -69,6 +70,7 @@ class Design:
             return np.zeros((len(frame), 0)), np.zeros(len(frame))
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is not finite is refused by name below
+            warnings.simplefilter("always", BeyondKnots)
             found = self.matrix.evaluate_new_data(frame)
         for name, place in found.slices.items():
             bad = ~np.isfinite(found.design_matrix[:, place]).all(axis=1)

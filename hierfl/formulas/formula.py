@@ -89,7 +89,7 @@ class Formula:
         *,
         units: Mapping[str, str] | None = None,
         levels: Mapping[str, Sequence[Any]] | None = None,
-        min_count: int = 5,
+        min_count: int = 1,
         rare: Rare = "refuse",
     ) -> Formula:
         """Return the formula with the schema that some frames agree on, or itself where it has one.
@@ -243,7 +243,7 @@ def schema(
     clients: str | None = None,
     units: Mapping[str, str] | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
-    min_count: int = 5,
+    min_count: int = 1,
     rare: Rare = "refuse",
     start: Schema | None = None,
 ) -> Schema:
@@ -257,7 +257,8 @@ def schema(
         units: column -> unit, such as {"age": "years"}.
         levels: column -> levels of a category, or groups, that are agreed beforehand; clients send
             nothing about them.
-        min_count: levels with fewer rows at a client are not named by it.
+        min_count: levels and groups with fewer rows at a client are not named by it. Default 1: all
+            are named, as for rows in one process; over nodes it is 5 or more.
         rare: what becomes of a level that no client names: "refuse", or "merge" into "other".
         start: a schema of columns to begin with.
 

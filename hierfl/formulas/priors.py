@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.models.families import half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale
 
@@ -47,6 +47,13 @@ def all_priors(
     """
     response = response_of(declared, schema)
     center, spread = declared.family.scale(response)
+    if declared.family.link == "identity" and spread == 0.0:
+        raise ValueError(
+            f"the response '{declared.parts.response}' has one value, {response.mean:.6g}, in all "
+            "rows: there is nothing to fit"
+        )
+    if OFFSET in schema.design:  # the intercept is what an average offset leaves
+        center = float(f"{center - schema.design[OFFSET].mean:.6g}")
     known: dict[str, Prior] = dict(declared.family.parameters(response))
     if found.has_intercept:
         known[INTERCEPT] = intercept_prior(center, spread)

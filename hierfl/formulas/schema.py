@@ -11,6 +11,7 @@ from typing import Any, Literal
 from hierfl.formulas.columns import Column
 from hierfl.formulas.transforms import Constants
 
+OFFSET = "offset()"  # in a design: the sum of the offsets, which is no column
 Level = Literal["above", "within", "crossed"]
 
 
@@ -57,7 +58,7 @@ class Schema:
         formula: whose parts follow; "" where the schema is of columns alone.
         transforms: call in the formula -> its constants.
         groups: groups other than clients -> how they lie to the clients.
-        design: column of the design -> its mean and sd.
+        design: column of the design, or `OFFSET` -> its mean and sd.
         response: mean and sd of the response; None of a category.
     """
 

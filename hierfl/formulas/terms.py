@@ -139,7 +139,7 @@ def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
     """
     for call in calls(found):  # products hold copies of their parts
         if str(call) in constants:
-            call.stateful_transform = applied(str(call.callee), constants[str(call)])
+            call.stateful_transform = applied(str(call.callee), constants[str(call)], str(call))
     return found
 
 

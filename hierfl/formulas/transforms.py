@@ -6,6 +6,7 @@ from counts and sums of all clients, and every client applies the same ones.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -54,9 +55,14 @@ NEAREST = {
     "binary": "a column of 0 and 1",
     "mi": "a Pyro program with latent values (docs/recipes.md)",
 }
+FAR = 0.1  # of the range of its knots, beyond which a spline is warned of
 # Edges of the bins in which values are counted, in sds from the mean: quantiles are found to a
 # fraction of a bin.
 EDGES = np.linspace(-6.0, 6.0, 241)
+
+
+class BeyondKnots(UserWarning):
+    """A row lies far outside of the knots of a spline."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,21 @@ class Constants:
     degree: int = 0
     polynomials: tuple[tuple[float, ...], ...] = ()
 
-    def __call__(self, name: str, x: Any) -> Values:
+    def __call__(self, name: str, x: Any, text: str = "") -> Values:
         """Apply the named transform to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""
         values = np.asarray(x, dtype=np.float64)
         if name == "center":
             return values - self.mean
         if name == "bs":
+            low, high = self.knots[0], self.knots[-1]
+            far = np.maximum(low - values, values - high) > FAR * (high - low)
+            if far.any():
+                warnings.warn(
+                    f"'{text}' is {values[far][0]:.6g} in row {int(far.argmax())}, far outside of "
+                    f"its knots from {low:.4g} to {high:.4g}: the spline means little there",
+                    BeyondKnots,
+                    stacklevel=2,
+                )
             basis = BSpline.design_matrix(
                 values, np.array(self.knots), self.degree, extrapolate=True
             )
@@ -99,9 +114,9 @@ class Constants:
         return scaled
 
 
-def applied(name: str, constants: Constants) -> Callable[..., Values]:
+def applied(name: str, constants: Constants, text: str) -> Callable[..., Values]:
     """Return a transform with its constants, to be called as the formula calls it."""
-    return lambda x, *args, **options: constants(name, x)
+    return lambda x, *args, **options: constants(name, x, text)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from hierfl.nodes import log
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, policy_at, policy_file
 
-LEAST_COUNT = 5  # as of `hierfl.schema`
+LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
 
 
@@ -115,6 +115,9 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
         everyone.update(found)
         return dict(sorted(found.items()))
 
+    start = formula.schema
+    if start is not None:
+        start = replace(start, min_count=max(start.min_count, LEAST_COUNT))
     schema = agreed(
         ask,
         formula.clients,
@@ -122,9 +125,9 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
         formula.declared,
         units={},
         levels={},
-        min_count=LEAST_COUNT if formula.schema is None else formula.schema.min_count,
+        min_count=LEAST_COUNT if start is None else start.min_count,
         rare="refuse",
-        start=formula.schema,
+        start=start,
     )
     return replace(formula, schema=schema)
 

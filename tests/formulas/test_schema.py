@@ -75,12 +75,13 @@ def test_groups_with_names_of_their_own_lie_within_clients_and_their_names_stay_
 def test_groups_too_small_to_be_named_are_refused_unless_agreed_beforehand() -> None:
     frame = patients(rows=8)  # two rows of each year at each site
     with pytest.raises(ValueError, match=r"site:year.*levels="):
-        hierfl.schema(frame, made("y ~ (1 | year)"))
+        hierfl.schema(frame, made("y ~ (1 | year)"), min_count=5)
     years = {"year": [2020, 2021, 2022, 2023]}
-    schema = hierfl.schema(frame, made("y ~ (1 | year)"), levels=years)
+    schema = hierfl.schema(frame, made("y ~ (1 | year)"), levels=years, min_count=5)
     assert schema.groups["year"].level == "crossed"
+    assert hierfl.schema(frame, made("y ~ (1 | year)")).groups == schema.groups  # in one process
     with pytest.raises(ValueError, match="not among 2020, 2021"):
-        hierfl.schema(frame, made("y ~ (1 | year)"), levels={"year": [2020, 2021]})
+        hierfl.schema(frame, made("y ~ (1 | year)"), levels={"year": [2020, 2021]}, min_count=5)
 
 
 def with_rare(rows: int) -> pd.DataFrame:
@@ -93,11 +94,13 @@ def with_rare(rows: int) -> pd.DataFrame:
 def test_rare_levels_do_not_leave_their_client() -> None:
     frame = with_rare(4)
     with pytest.raises(ValueError, match=r"'sex' of client 's0'.*5 rows"):
-        hierfl.schema(frame, made("y ~ sex"))
-    merged = hierfl.schema(frame, made("y ~ sex"), rare="merge")
+        hierfl.schema(frame, made("y ~ sex"), min_count=5)
+    merged = hierfl.schema(frame, made("y ~ sex"), rare="merge", min_count=5)
     assert merged.columns["sex"].levels == ("f", "m", "x", "other")
     assert "unknown" not in merged.json()
-    assert hierfl.schema(with_rare(5), made("y ~ sex")).columns["sex"].levels[-2] == "unknown"
+    five = hierfl.schema(with_rare(5), made("y ~ sex"), min_count=5)
+    assert five.columns["sex"].levels[-2] == "unknown"
+    assert hierfl.schema(frame, made("y ~ sex")).columns == five.columns  # in one process
 
 
 def test_levels_that_are_agreed_beforehand_are_told_by_nobody() -> None:

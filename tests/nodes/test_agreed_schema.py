@@ -50,7 +50,7 @@ def asked_of(parts: dict[str, pd.DataFrame], folder: Path) -> Any:
 def test_nodes_agree_on_the_schema_of_frames_that_are_together(tmp_path: Path) -> None:
     parts = frames()
     found = agreed_over(made(), asked_of(parts, tmp_path)).agreed
-    assert found == hierfl.schema(parts, made())
+    assert found == hierfl.schema(parts, made(), min_count=5)
     assert with_schema(made(), found.json()).agreed == found
     columns = hierfl.schema(parts, clients="site")  # of columns alone, to begin with
     start = hierfl.formula(TEXT, clients="site", schema=columns)
@@ -97,7 +97,7 @@ def test_a_formula_runs_on_flower(tmp_path: Path) -> None:
     both = apps(made(text), of_node, done=done.append, nodes=4, rounds=1, disclose="sums")
     grid: Any = Grid(both.client, tmp_path)
     both.server(grid, next(iter(grid.contexts.values())))
-    schema = hierfl.schema(parts, made(text))
+    schema = hierfl.schema(parts, made(text), min_count=5)
     assert done[0].method.model.agreed == schema
     assert json.loads((tmp_path / "east" / "schema.json").read_text()) == json.loads(schema.json())
     del parts["west"]["sex"]
@@ -119,7 +119,7 @@ def test_answers_are_logged_and_hold_no_row(tmp_path: Path) -> None:
 def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     parts = frames()
     name, frame = next(iter(parts.items()))
-    schema = hierfl.schema(parts, made())
+    schema = hierfl.schema(parts, made(), min_count=5)
     (tmp_path / "policy.toml").write_text("min_count = 6\n")
 
     def ask(question: Question | bytes, rows: Any = None) -> bytes:

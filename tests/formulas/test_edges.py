@@ -1,0 +1,64 @@
+"""Rows at the edge of what a formula means: offsets, no trials, one value, far knots, yes and no."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from hierfl.effects.predictor_rows import typical
+from tests.formulas.small import BASE, fields, on, refused
+
+
+def test_the_prior_of_the_intercept_is_that_of_the_rate_beside_an_offset() -> None:
+    frame = BASE.assign(n=1e9, c=np.resize([3, 5, 8], 60), m=np.exp(BASE.z))
+    far = on("c ~ x + offset(log(n)) + (1 | h)", "poisson", frame).all_priors["Intercept"]
+    assert abs(float(far.loc) - np.log(5.33 / 1e9)) < 0.1  # type: ignore[union-attr]
+    made = on("y ~ x + offset(z) + offset(log(m))", frame=frame)
+    center = float(made.all_priors["Intercept"].loc)  # type: ignore[union-attr]
+    assert center == pytest.approx(frame.y.mean() - 2 * frame.z.mean(), abs=1e-5)
+    assert "offset()" not in made.layout.common.columns
+
+
+def test_numbers_behind_a_bar_are_no_groups() -> None:
+    for text in ("y ~ (h | x)", "y ~ (1 | h/x)", "y ~ (1 | g:x)"):
+        refused(lambda t=text: on(t), "'x'", "(x | h)")  # type: ignore[misc]
+    assert on("y ~ (1 | k)", frame=BASE.assign(k=np.tile([1.0, 2.0], 30))).layout.groups
+
+
+def test_a_row_without_trials_is_refused_by_its_number() -> None:
+    frame = BASE.assign(y=0, n=np.where(np.arange(60) == 23, 0, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refused(lambda: on("y | trials(n) ~ x", "binomial", frame), "'n'", "'b'", "row 3")
+
+
+def test_a_response_of_one_value_is_refused_by_name() -> None:
+    for family in ("gaussian", "student", "lognormal"):
+        made = on("y ~ x + (1 | h)", family, BASE.assign(y=2.0))
+        refused(made.program, "'y'", "one value, 2")
+    on("y ~ x", "poisson", BASE.assign(y=0)).program()  # which says much of a rate
+
+
+def test_rows_far_beyond_the_knots_are_warned_of() -> None:
+    made = on("y ~ bs(x, df=5)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.data(BASE)
+    with pytest.warns(UserWarning, match=r"'bs\(x, df=5\)' is .* far outside of its knots"):
+        made.data(BASE.iloc[[0]].assign(x=BASE.x.max() + 5))
+
+
+def test_yes_and_no_are_two_levels() -> None:
+    frame = BASE.assign(t=BASE.x > 0, done=BASE.y > 1)
+    frame["o"] = frame.t.astype(object)
+    for name in ("t", "o"):
+        made = on(f"y ~ {name} + (1 | h)", frame=frame)
+        assert made.layout.common.columns == (f"{name}[True]",)
+        assert np.array_equal(fields(made, frame)["x"][:, 0], frame.t)
+        assert typical(made, None, {name: [False, True]}).common[:, 0].tolist() == [0.0, 1.0]
+    assert fields(on("done ~ x", "bernoulli", frame), frame)["y"].sum() == frame.done.sum()
+    times = BASE.assign(time=np.exp(BASE.z), late=BASE.x > 0)
+    cens = fields(on("time | cens(late) ~ x", "weibull", times), times)["cens"]
+    assert np.array_equal(cens, times.late)
