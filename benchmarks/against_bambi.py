@@ -1,9 +1,10 @@
 """Formulas against bambi on simulated data: `HIERFL_BAMBI=PYTHON python -m benchmarks.against_bambi [FAMILY ...]`.
 
-The same formula, `y ~ x + (1 | g)`, the same priors and the same rows: bambi samples all rows together by PyMC,
-`hierfl.fit` never pools them. Each data set has eight clients of fifteen rows. The table has the largest difference of
-posterior means in posterior sds, and in standard errors of both runs' Monte Carlo error. Results are kept in the user's
-cache folder, so that a run that was stopped goes on. bambi is an optional extra of the benchmarks.
+The same formula, `y ~ x + (1 | g)`, the same priors and the same rows: bambi samples all rows
+together by PyMC, `hierfl.fit` never pools them. Each data set has eight clients of fifteen rows.
+The table has the largest difference of posterior means in posterior sds, and in standard errors of
+both runs' Monte Carlo error. Results are kept in the user's cache folder, so that a run that was
+stopped goes on. bambi is an optional extra of the benchmarks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from hierfl.models import families
 VARIABLE = "HIERFL_BAMBI"
 CLIENTS, ROWS, SETS = 8, 15, 20
 WORDS = ("a", "b", "c")
-# Family -> bambi's name, its link, and parameter -> (bambi's name, value that is simulated, prior, bambi's prior).
+# Family -> bambi's name, its link, and parameter -> (bambi's name, value that is simulated, prior,
+# bambi's prior).
 Parameter = tuple[str, float, Any, list[Any]]
 POSITIVE: tuple[Any, list[Any]] = (dist.Gamma(2.0, 0.5), ["Gamma", {"alpha": 2.0, "beta": 0.5}])
 SCALE: tuple[Any, list[Any]] = (dist.HalfNormal(1.0), ["HalfNormal", {"sigma": 1.0}])

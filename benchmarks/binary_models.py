@@ -22,7 +22,8 @@ from benchmarks.reference_models import EXACT, SCHOOLS, Draws, Problem, Way
 from benchmarks.simulated_models import conditional, generator, simulated, unchanged
 from hierfl import ClientBatch, ClientData
 
-# ------------------------------------------------------------------------------------------------ the demo's
+# ------------------------------------------------------------------------------------------------
+# the demo's
 FEATURES = 27
 
 
@@ -81,7 +82,8 @@ def of_demo(name: str, model: Callable[[ClientBatch], None]) -> Problem:
     )
 
 
-# ---------------------------------------------------------------------------------- eight schools, centered
+# ---------------------------------------------------------------------------------- eight schools,
+# centered
 def schools_centered(batch: ClientBatch) -> None:
     """Model eight schools: y_j ~ Normal(theta_j, sigma_j), theta_j ~ Normal(mu, tau), tau ~ HalfCauchy(5)."""
     mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
@@ -102,7 +104,8 @@ SCHOOLS_CENTERED = Problem(
 )
 
 
-# -------------------------------------------------------------------------------------- simulated federations
+# -------------------------------------------------------------------------------------- simulated
+# federations
 def logistic(batch: ClientBatch, *, columns: int) -> None:
     """Model y ~ Bernoulli(logit^-1(x . w_k)), w_k ~ Normal(mu, tau), an intercept among the columns."""
     mu = pyro.sample("mu", dist.Normal(torch.zeros(columns), 2.5).to_event(1))

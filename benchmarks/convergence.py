@@ -164,7 +164,8 @@ def _answered(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "answer": moments.answer()}
 
 
-# ------------------------------------------------------------------------------------------------ the table
+# ------------------------------------------------------------------------------------------------
+# the table
 def page(records: pd.DataFrame, seed: int) -> str:
     """Return the page of a run."""
     done = records[records["answer"] != "no fit"].copy()

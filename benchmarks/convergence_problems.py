@@ -71,7 +71,8 @@ def _data(owner: Whole, y: Array, **fields: Array) -> ClientData:
     return ClientData.from_arrays(torch.as_tensor(owner), **given)
 
 
-# ------------------------------------------------------------------------------------------------ models
+# ------------------------------------------------------------------------------------------------
+# models
 def _normal(b: torch.Tensor) -> dist.TorchDistribution:
     return dist.Normal(b, 1.0)
 
@@ -105,7 +106,8 @@ def _two_coefficients(batch: ClientBatch) -> None:
         pyro.sample("y", dist.Bernoulli(logits=a + c * batch.x), obs=batch.y)
 
 
-# ------------------------------------------------------------------------------------------------ posteriors
+# ------------------------------------------------------------------------------------------------
+# posteriors
 def _closed_form(
     y: Array, owner: Whole, clients: int, tau: float
 ) -> dict[str, tuple[Array, Array]]:

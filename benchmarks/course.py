@@ -33,7 +33,8 @@ class Way:
         rounds: most rounds that it may take.
         every: rounds between two checks of the global means.
         draws: posterior draws after the last round.
-        cut: whether checks may cut the fit to one row, because draws of the global sites depend on none.
+        cut: whether checks may cut the fit to one row, because draws of the global sites depend on
+            none.
     """
 
     method: Method
@@ -158,8 +159,8 @@ def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary], *, cu
         fit: after some round.
         problem: the problem.
         truth: the reference.
-        cut: cut the fit to one row of one client, on which draws of the global sites do not depend, to save
-            time.
+        cut: cut the fit to one row of one client, on which draws of the global sites do not depend,
+            to save time.
     """
     shared = (cut_to_one(fit) if cut else fit).draws(LOOKS).shared
     return float(

@@ -145,7 +145,8 @@ def update_of(seen: Seen, rows: Tensor | None = None) -> dict[str, Any]:
     return up
 
 
-# ------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------------
+# reading
 def readings(seen: Seen) -> list[Tensor]:
     """Return the rows, (4,) each, that can be read off the target's update at once."""
     sent, told = {}, _by_last_key(seen.message)
@@ -193,7 +194,8 @@ def _by_last_key(tree: Tree) -> dict[str, Tensor]:
     }
 
 
-# ------------------------------------------------------------------------------------------------ search
+# ------------------------------------------------------------------------------------------------
+# search
 def recovered(method: Method, data: ClientData, *, starts: int = 3, seed: int = 0) -> float:
     """Return the share of the target's rows that a search recovers to within `CLOSE`.
 

@@ -1,8 +1,8 @@
 """Files and functions of hierfl that a run enters: `python -m benchmarks.entered`.
 
 A file is counted if one of its functions is entered. A function is a qualified name in a file: the
-lambdas of one function count once. Modules are imported before the run, so their bodies do not count.
-Each run has its own process. `--list NAME` prints what one run enters.
+lambdas of one function count once. Modules are imported before the run, so their bodies do not
+count. Each run has its own process. `--list NAME` prints what one run enters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A small hierarchical program of each response family, and clients drawn from its priors.
 
-One covariate, an intercept a client, and the family's parameters with priors narrow enough to simulate from:
+One covariate, an intercept a client, and the family's parameters with priors narrow enough to
+simulate from:
 
     y_kn ~ family(a_k + slope x_kn),    a_k ~ Normal(Intercept, sd)
 
@@ -96,8 +97,9 @@ def program(name: str, additions: tuple[str, ...] = ()) -> Model:
 def drawn(name: str, seed: int, *, clients: int = 8, rows: int = 12) -> tuple[Truth, ClientData]:
     """Return parameters drawn from the priors, site -> value, and rows given them.
 
-    Both are drawn again where a level of an ordinal response does not occur: two thresholds would have no bound but
-    their prior, and a schema has no level without rows. Ranks stay uniform, as the choice depends on the rows alone.
+    Both are drawn again where a level of an ordinal response does not occur: two thresholds would
+    have no bound but their prior, and a schema has no level without rows. Ranks stay uniform, as
+    the choice depends on the rows alone.
 
     Args:
         name: of the family.

@@ -1,8 +1,9 @@
 """A thousand clients in Flower's simulation beside `hierfl.fit`: `python -m benchmarks.flower_scale [--write]`.
 
-A project as `hierfl new` writes it, with FedAvg of a small network and rows of its own, runs in Flower's simulation
-on Ray; `hierfl.fit` runs the same rounds of the same clients in one process. Measures seconds a round, bytes and
-memory, and the largest difference between the two results. `--write` makes benchmarks/SCALE.md.
+A project as `hierfl new` writes it, with FedAvg of a small network and rows of its own, runs in
+Flower's simulation on Ray; `hierfl.fit` runs the same rounds of the same clients in one process.
+Measures seconds a round, bytes and memory, and the largest difference between the two results.
+`--write` makes benchmarks/SCALE.md.
 
 It needs Ray, which hierfl does not depend on: `pip install 'flwr[simulation]'`.
 """
@@ -72,7 +73,8 @@ DONE = """\
 """
 
 
-# ------------------------------------------------------------------------------------------------ the clients
+# ------------------------------------------------------------------------------------------------
+# the clients
 def population(clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return simulated rows, (clients, rows, features and label)."""
     draw = np.random.default_rng(0)
@@ -112,7 +114,8 @@ def written(folder: Path, clients: int, rounds: int, cohort: int) -> Path:
     return folder / NAME
 
 
-# ------------------------------------------------------------------------------------------------ Flower
+# ------------------------------------------------------------------------------------------------
+# Flower
 @contextmanager
 def superlink(folder: Path) -> Iterator[dict[str, str]]:
     """Run a SuperLink of Flower's simulation, and yield the environment of the command flwr."""
@@ -167,7 +170,8 @@ def simulated(clients: int, cohort: int, rounds: int, folder: Path) -> tuple[Mea
     )
 
 
-# ------------------------------------------------------------------------------------------------ measuring
+# ------------------------------------------------------------------------------------------------
+# measuring
 CORES = len(os.sched_getaffinity(0))
 
 

@@ -50,18 +50,24 @@ def write(
     lines = [
         f"# {clients:,} clients in Flower's simulation",
         "",
-        "`python -m benchmarks.flower_scale --write`: FedAvg of a small network (1,152 float64 numbers), ten local",
-        "steps, 20 rows a client. The project is that of `hierfl new`, with its own model and rows, on",
-        f"{', '.join(f'{k} {v}' for k, v in versions.items())} and {cores} cores, which other work shared:",
-        f"{load:.0f} processes wanted them. Ray is needed for the simulation alone, and is no dependency of hierfl:",
+        "`python -m benchmarks.flower_scale --write`: FedAvg of a small network (1,152 float64 "
+        "numbers), ten local",
+        "steps, 20 rows a client. The project is that of `hierfl new`, with its own model and "
+        "rows, on",
+        f"{', '.join(f'{k} {v}' for k, v in versions.items())} and {cores} cores, which other "
+        f"work shared:",
+        f"{load:.0f} processes wanted them. Ray is needed for the simulation alone, and is no "
+        f"dependency of hierfl:",
         "`pip install 'flwr[simulation]'`.",
         "",
         f"Largest difference of a weight between Flower's result and `hierfl.fit`'s: {apart:.1e}.",
         "",
-        "| | clients a round | rounds | s a round | s before and after | bytes down | bytes up | GB |",
+        "| | clients a round | rounds | s a round | s before and after | bytes down | bytes up | "
+        "GB |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
         *(
-            f"| {one.what} | {one.clients:,} | {one.rounds} | {one.seconds_a_round:.1f} | {one.seconds_before:.0f} | "
+            f"| {one.what} | {one.clients:,} | {one.rounds} | {one.seconds_a_round:.1f} | "
+            f"{one.seconds_before:.0f} | "
             f"{one.bytes_down:,} | {one.bytes_up:,} | {one.gigabytes:.1f} |"
             for one in found
         ),
@@ -75,7 +81,8 @@ def write(
         FILE.write_text(text + mark + others)
 
 
-# ------------------------------------------------------------------------------------------------ a million devices
+# ------------------------------------------------------------------------------------------------ a
+# million devices
 DEVICES = 1_000_000
 LINE = 125_000_000  # bytes a second of a server's network: 1 Gbit/s
 COHORTS = (1_000, 10_000, 100_000, DEVICES)
@@ -90,8 +97,10 @@ def append(
         "",
         "# What an answer costs the server",
         "",
-        "`python -m benchmarks.server_scale --write`, measured on made-up answers of FedAvg: the server reads, checks",
-        "and sums each as it comes in. It keeps 256 of them, or 64 MB but 16. Milliseconds are of one core.",
+        "`python -m benchmarks.server_scale --write`, measured on made-up answers of FedAvg: the "
+        "server reads, checks",
+        "and sums each as it comes in. It keeps 256 of them, or 64 MB but 16. Milliseconds are of "
+        "one core.",
         "",
         "| float32 numbers | answers | bytes down | bytes up | ms an answer | MB for all answers |",
         "|---:|---:|---:|---:|---:|---:|",
@@ -101,16 +110,20 @@ def append(
             for one in rows
         ),
         "",
-        "Each node is told all clients' names and numbers of rows before the first round; measured, in bytes a node: "
+        "Each node is told all clients' names and numbers of rows before the first round; "
+        "measured, in bytes a node: "
         + ", ".join(f"{count:,} clients {size:,}" for count, size in agreed.items())
         + ".",
         "",
         "## Computed from these: rounds of a stateless method",
         "",
-        "Seconds are of one core, and of a network of 1 Gbit/s for both directions. Requests are all in memory",
-        "before the first is sent. An aggregator of a tree has a core and such a network, and takes a minute a round.",
+        "Seconds are of one core, and of a network of 1 Gbit/s for both directions. Requests are "
+        "all in memory",
+        "before the first is sent. An aggregator of a tree has a core and such a network, and "
+        "takes a minute a round.",
         "",
-        "| float32 numbers | clients a round | GB up | s of a core | s of a network | GB of requests | "
+        "| float32 numbers | clients a round | GB up | s of a core | s of a network | GB of "
+        "requests | "
         "answers an aggregator | aggregators | levels |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -132,6 +145,7 @@ def _of_cohort(one: Mapping[str, float], cohort: int) -> str:
         left = -(-left // fan_in)
         aggregators, levels = aggregators + left, levels + 1
     return (
-        f"| {one['params']:,.0f} | {cohort:,} | {cohort * one['up'] / 1e9:.3g} | {work:.3g} | {line:.3g} | "
+        f"| {one['params']:,.0f} | {cohort:,} | {cohort * one['up'] / 1e9:.3g} | {work:.3g} | "
+        f"{line:.3g} | "
         f"{cohort * one['down'] / 1e9:.3g} | {fan_in:,} | {aggregators:,} | {levels} |"
     )

@@ -143,7 +143,8 @@ PROBLEMS = {
         ilea,
     ),
     "election88": Problem(
-        "bush | trials(voters) ~ female * black + v_prev + (1 | age) + (1 | edu) + (1 | region) + (1 | state)",
+        "bush | trials(voters) ~ female * black + v_prev + (1 | age) + (1 | edu) + (1 | region) + "
+        "(1 | state)",
         "binomial",
         "state",
         election,

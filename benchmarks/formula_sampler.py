@@ -1,9 +1,10 @@
 """NUTS of a formula's printed program by NumPyro: `python -m benchmarks.formula_sampler PROGRAM ROWS OUT [options]`.
 
-PROGRAM is the text that `Formula.program` prints, ROWS a NumPy archive of the rows, padded to (clients, rows). OUT
-gets the mean, sd and Monte Carlo standard error of each site. The text is run as it is: names of torch and Pyro
-stand for their counterparts in JAX and NumPyro, so that sampler, automatic derivatives and densities are others
-than hierfl's. `benchmarks.formulas` runs it; it imports neither torch nor hierfl.
+PROGRAM is the text that `Formula.program` prints, ROWS a NumPy archive of the rows, padded to
+(clients, rows). OUT gets the mean, sd and Monte Carlo standard error of each site. The text is run
+as it is: names of torch and Pyro stand for their counterparts in JAX and NumPyro, so that sampler,
+automatic derivatives and densities are others than hierfl's. `benchmarks.formulas` runs it; it
+imports neither torch nor hierfl.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def program(text: str) -> Any:
     priors = SimpleNamespace(**{**named, "MultivariateNormal": correlated})
     scope: dict[str, Any] = {"pyro": numpyro, "dist": priors, "torch": torch, "families": families}
     body = text[text.index("def model") :]
-    mean = "eta - torch.lgamma(1 + 1 / shape)"  # of a log Weibull time; JAX's arrays have no method exp
+    # of a log Weibull time; JAX's arrays have no method exp
+    mean = "eta - torch.lgamma(1 + 1 / shape)"
     exec(body.replace(f"({mean}).exp()", f"torch.exp({mean})"), scope)
     return scope["model"]
 

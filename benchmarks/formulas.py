@@ -1,9 +1,10 @@
 """Formulas on real data against pooled NUTS: `HIERFL_NUMPYRO=PYTHON python -m benchmarks.formulas [NAME ...]`.
 
-Each formula is fitted by `hierfl.fit(formula, frame)`, and compared with NUTS by NumPyro on all rows together, in a
-process of its own: two chains of 1,000 + 4,000 steps, or of 1,000 + 15,000 non-centered ones, kept in the user's cache
-folder. Beside it stand the answers of one round of BFI, and of a two-stage fixed-effects meta-analysis: each client's
-maximum a posteriori estimate and curvature of the common coefficients, pooled by inverse variance.
+Each formula is fitted by `hierfl.fit(formula, frame)`, and compared with NUTS by NumPyro on all
+rows together, in a process of its own: two chains of 1,000 + 4,000 steps, or of 1,000 + 15,000
+non-centered ones, kept in the user's cache folder. Beside it stand the answers of one round of BFI,
+and of a two-stage fixed-effects meta-analysis: each client's maximum a posteriori estimate and
+curvature of the common coefficients, pooled by inverse variance.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from benchmarks.reference import cache
 from hierfl.formulas.declaration import response_of
 
 Numbers = dict[str, np.ndarray]
-# Effective draws of a site, and share of divergent transitions, with which NUTS runs again, non-centered. A
-# centered one misses the small scales of few clients, at any number of draws (trauma: 5 % diverge, an sd off
-# by 0.12 posterior sds).
+# Effective draws of a site, and share of divergent transitions, with which NUTS runs again,
+# non-centered. A centered one misses the small scales of few clients, at any number of draws
+# (trauma: 5 % diverge, an sd off by 0.12 posterior sds).
 FEWEST, DIVERGING = 2000.0, 0.001
 AGAIN = ("--draws", "15000", "--accept", "0.99")
 
@@ -49,7 +50,8 @@ class Row:
         name: of the problem.
         clients: N.
         rounds: of the fit.
-        worst_mean: largest error of a posterior mean of a global site or a client's own, in posterior sds.
+        worst_mean: largest error of a posterior mean of a global site or a client's own, in
+            posterior sds.
         worst_site: where.
         widest_site: where the ratio of sds is farthest from 1.
         sd_low: smallest ratio of posterior sds.
@@ -60,7 +62,8 @@ class Row:
         nuts_r_hat: of pooled NUTS.
         nuts_error: largest Monte Carlo standard error of pooled NUTS, in sds.
         nuts_diverging: share of its transitions that diverged.
-        bfi: largest error of a common coefficient by one round of BFI, in posterior sds; None: it has no answer.
+        bfi: largest error of a common coefficient by one round of BFI, in posterior sds; None: it
+            has no answer.
         meta: the same of the meta-analysis.
     """
 
@@ -128,7 +131,8 @@ def posterior(fit: hierfl.Fit, draws: int = 4000) -> tuple[Numbers, Numbers]:
 def by_bfi(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
     """Return the common coefficients by one round of BFI, with an intercept of each client's own; None: no answer.
 
-    BFI has no hierarchy: the intercepts are "stratified", as in its R package, with a prior that is the same for all.
+    BFI has no hierarchy: the intercepts are "stratified", as in its R package, with a prior that is
+    the same for all.
     """
     names = [n for n in made.layout.common.columns if n not in made.layout.above]
     scales = torch.tensor([float(made.all_priors[n].scale) for n in names])  # type: ignore[union-attr]
@@ -166,8 +170,9 @@ def by_bfi(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
 def by_meta_analysis(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
     """Return the common coefficients by a two-stage fixed-effects meta-analysis.
 
-    Each client's estimates of its own intercept and of the columns that vary within it are pooled by the inverse
-    of their covariances. A column that is constant at a client has no estimate there.
+    Each client's estimates of its own intercept and of the columns that vary within it are pooled
+    by the inverse of their covariances. A column that is constant at a client has no estimate
+    there.
     """
     names = [n for n in made.layout.common.columns if n not in made.layout.above]
     precision, shift = np.zeros((len(names), len(names))), np.zeros(len(names))

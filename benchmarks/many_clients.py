@@ -1,8 +1,9 @@
 """Ten thousand clients: `python -m benchmarks.many_clients [--clients N]`.
 
-A Poisson hierarchy with exposures, 5 to 50 rows a client, simulated at known values. Measures the minutes of
-the fit and of the draws, the peak memory of the process, and how often the 90 % intervals of the clients'
-effects and of the global sites hold the values that the counts were drawn at. The last line is one JSON object.
+A Poisson hierarchy with exposures, 5 to 50 rows a client, simulated at known values. Measures the
+minutes of the fit and of the draws, the peak memory of the process, and how often the 90 %
+intervals of the clients' effects and of the global sites hold the values that the counts were drawn
+at. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def measure(name: str, clients: int, *, seed: int = 0) -> Record:
         seed: of the federation and of the fit.
 
     Returns:
-        Minutes of the fit and of the draws, rounds, peak memory in GB (of this process since its start and of
-        the largest one that it started), coverage, and each global number's distance from its value in
-        posterior sd.
+        Minutes of the fit and of the draws, rounds, peak memory in GB (of this process since its
+        start and of the largest one that it started), coverage, and each global number's distance
+        from its value in posterior sd.
     """
     torch.set_default_dtype(torch.float64)
     data, truth = poisson_federation(clients, fewest=FEWEST, most=MOST, seed=seed)

@@ -2,13 +2,13 @@
 
     python -m benchmarks.method_rounds [METHOD ...] [--size mlp|small] [--turns N] [--write]
 
-The methods are those of the study `baselines`, each built for a classifier at a budget of gradient evaluations. In
-each turn a block of FedAvg's rounds and a block of the method's run one after another in the same process, in an
-order that alternates; a ratio compares the two blocks of a turn, and the median over turns is shown. A ratio per
-evaluation is divided by the method's evaluations over FedAvg's, where an evaluation of a model on a mini-batch without
-a gradient counts as a third. With --write the tables go to METHODS.md, where
-methods that were not measured this time keep their rows. The
-last line printed is one JSON object: method -> ratio per evaluation.
+The methods are those of the study `baselines`, each built for a classifier at a budget of gradient
+evaluations. In each turn a block of FedAvg's rounds and a block of the method's run one after
+another in the same process, in an order that alternates; a ratio compares the two blocks of a turn,
+and the median over turns is shown. A ratio per evaluation is divided by the method's evaluations
+over FedAvg's, where an evaluation of a model on a mini-batch without a gradient counts as a third.
+With --write the tables go to METHODS.md, where methods that were not measured this time keep their
+rows. The last line printed is one JSON object: method -> ratio per evaluation.
 """
 
 from __future__ import annotations

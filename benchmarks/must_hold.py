@@ -7,8 +7,9 @@ PART is one of accuracy, starts, clients and sbc; without it, all of them.
 * clients: 10,000 clients of 5 to 50 rows (`benchmarks.many_clients`).
 * sbc: coverage over 500 replications of 8 clients of 1 to 8 rows (`benchmarks.sbc_of_methods`).
 
-Prints a line for each bar with what was asked and what was reached. Results are saved in the user's cache
-folder; a bar that was measured is not measured again, but for `--again`. The last line is one JSON object.
+Prints a line for each bar with what was asked and what was reached. Results are saved in the user's
+cache folder; a bar that was measured is not measured again, but for `--again`. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Line:
     record: Record
 
 
-# ----------------------------------------------------------------------------------------------------- parts
+# -----------------------------------------------------------------------------------------------------
+# parts
 def accuracy(name: str, problem: str) -> Line:
     """Measure a method on one problem."""
     asked, chosen = ASKED[problem], ALL[problem]
@@ -201,7 +203,8 @@ def bars(
         yield f"sbc_{count}", partial(sbc, name, count, workers)
 
 
-# --------------------------------------------------------------------------------------------------- results
+# ---------------------------------------------------------------------------------------------------
+# results
 def kept(file: Path) -> dict[str, Line]:
     """Return the lines that were measured before."""
     if not file.is_file():

@@ -1,6 +1,7 @@
 """The processes of `benchmarks.node_faults`: a server and nodes that speak the bytes of `hierfl.nodes` over a socket.
 
-Processes are killed by SIGKILL, at named points of their work. A fault happens once: a file marks that it has.
+Processes are killed by SIGKILL, at named points of their work. A fault happens once: a file marks
+that it has.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def dying_half_way(path: Path, content: bytes) -> None:
     die()
 
 
-# ------------------------------------------------------------------------------------------------ a node
+# ------------------------------------------------------------------------------------------------ a
+# node
 def run_node(plan: Plan, name: str, agreement: Agreement) -> None:
     """Be a node until the run is over or the process is killed."""
     mine = node(method(), clients().select([name]), agreement, plan.folder / name, seed=SEED)
@@ -158,7 +160,8 @@ def _served(
     return None
 
 
-# ------------------------------------------------------------------------------------------------ the server
+# ------------------------------------------------------------------------------------------------
+# the server
 @dataclass(frozen=True, eq=False)
 class Lines:
     """The connections to nodes, by client.

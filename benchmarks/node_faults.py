@@ -1,10 +1,11 @@
 """Faults of nodes and of the server, by killing processes: `python -m benchmarks.node_faults [--faults 50] [--write]`.
 
-Five nodes and a server run PVI as processes that speak the bytes of `hierfl.nodes` over a socket. Faults drawn by a
-seed fall on them: SIGKILL of a node or of the server at several points of a round, nodes that do not answer, answer
-twice, late or with half a message, that are asked twice, or that join late. What is killed is started again, from its
-folder or its checkpoint. The posterior is compared with that of `hierfl.fit` on all rows together, and the factors that
-nodes keep are added up: they must be the server's posterior, which holds every client's answers exactly once.
+Five nodes and a server run PVI as processes that speak the bytes of `hierfl.nodes` over a socket.
+Faults drawn by a seed fall on them: SIGKILL of a node or of the server at several points of a
+round, nodes that do not answer, answer twice, late or with half a message, that are asked twice, or
+that join late. What is killed is started again, from its folder or its checkpoint. The posterior is
+compared with that of `hierfl.fit` on all rows together, and the factors that nodes keep are added
+up: they must be the server's posterior, which holds every client's answers exactly once.
 
 Prints a table; `--write` also writes it to benchmarks/FAULTS.md.
 """
@@ -74,7 +75,8 @@ class Outcome:
         deaths: processes that were killed and started again.
         mean: the largest difference of a mean from the undisturbed one, in its sd.
         sd: the largest ratio of an sd to the undisturbed one, or its inverse.
-        factors: the largest difference between the sum of what nodes keep and the server's posterior.
+        factors: the largest difference between the sum of what nodes keep and the server's
+            posterior.
         missing: client rounds that were not counted.
         withheld: nodes that had no answer at the end, with the reason.
         seconds: of the whole run.
@@ -250,15 +252,20 @@ def written(found: Outcome, rounds: int, seed: int) -> str:
     lines = [
         "# Faults over nodes",
         "",
-        f"`python -m benchmarks.node_faults --faults {happened} --rounds {rounds} --seed {seed} --write`: five nodes",
-        "and a server as processes, PVI of a logistic hierarchy. Processes are killed by SIGKILL and started again.",
+        f"`python -m benchmarks.node_faults --faults {happened} --rounds {rounds} --seed {seed} "
+        f"--write`: five nodes",
+        "and a server as processes, PVI of a logistic hierarchy. Processes are killed by SIGKILL "
+        "and started again.",
         "",
-        f"* {happened} faults over {rounds} rounds; {found.deaths} processes killed and started again; "
+        f"* {happened} faults over {rounds} rounds; {found.deaths} processes killed and started "
+        f"again; "
         f"{found.seconds:.0f} s.",
         f"* Client rounds that were not counted: {found.missing} of {5 * rounds}.",
-        f"* Largest difference of a posterior mean from the undisturbed run: {found.mean:.2g} sd. Of an sd: a factor "
+        f"* Largest difference of a posterior mean from the undisturbed run: {found.mean:.2g} sd. "
+        f"Of an sd: a factor "
         f"of {found.sd:.4f}.",
-        f"* Client states lost: {len(found.withheld)}. Sum of the factors that nodes keep, less the server's: "
+        f"* Client states lost: {len(found.withheld)}. Sum of the factors that nodes keep, less "
+        f"the server's: "
         f"{found.factors:.1e}.",
         "",
         "| fault | times |",

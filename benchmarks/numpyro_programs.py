@@ -1,8 +1,8 @@
 """The programs of all problems in NumPyro, each the same density as its Pyro program, centered or not.
 
-A program takes the rows of all clients: `rows[field]` (n, ...), `rows["client"]` (n,), client fields
-(N, ...), and the number of clients as `rows["clients"]`. `sampled` says which of its sites NUTS samples
-non-centered, which leaves the posterior as it is.
+A program takes the rows of all clients: `rows[field]` (n, ...), `rows["client"]` (n,), client
+fields (N, ...), and the number of clients as `rows["clients"]`. `sampled` says which of its sites
+NUTS samples non-centered, which leaves the posterior as it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """NUTS by NumPyro in a process of its own: `python -m benchmarks.numpyro_sampler NAME ROWS OUT [options]`.
 
-ROWS is a NumPy archive of the rows of all clients; OUT gets the mean, sd and Monte Carlo standard error of
-each site, and the seconds. With `--density POINTS`, OUT gets the log joint density at each point instead.
-`benchmarks.pooled_nuts` runs it; it imports neither torch nor hierfl.
+ROWS is a NumPy archive of the rows of all clients; OUT gets the mean, sd and Monte Carlo standard
+error of each site, and the seconds. With `--density POINTS`, OUT gets the log joint density at each
+point instead. `benchmarks.pooled_nuts` runs it; it imports neither torch nor hierfl.
 """
 
 from __future__ import annotations

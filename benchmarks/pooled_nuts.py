@@ -1,9 +1,9 @@
 """What a user would do who may pool: NUTS on all rows, by NumPyro: `python -m benchmarks.pooled_nuts [NAME ...]`.
 
-Runs two chains of 500 + 1,000 steps in a process of its own, and keeps the seconds and the mean and sd of
-each site in the user's cache folder. The reference of a problem that has no published one is a longer run,
-two chains of 1,000 + 10,000 steps. NumPyro is an optional extra of the benchmarks: `pip install numpyro`.
-Where another Python has it, HIERFL_NUMPYRO names that Python.
+Runs two chains of 500 + 1,000 steps in a process of its own, and keeps the seconds and the mean and
+sd of each site in the user's cache folder. The reference of a problem that has no published one is
+a longer run, two chains of 1,000 + 10,000 steps. NumPyro is an optional extra of the benchmarks:
+`pip install numpyro`. Where another Python has it, HIERFL_NUMPYRO names that Python.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def in_own_process(problem: Problem, folder: Path, *options: str) -> dict[str, A
     """
     if not has_numpyro():
         raise NoNumpyro(
-            f"NumPyro is not installed in {python()}, and pooled NUTS is run by it: `pip install numpyro`, or "
+            f"NumPyro is not installed in {python()}, and pooled NUTS is run by it: `pip install "
+            f"numpyro`, or "
             f"set {VARIABLE} to a Python that has it"
         )
     rows, out = folder / "rows.npz", folder / "out.npz"

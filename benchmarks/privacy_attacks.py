@@ -84,7 +84,8 @@ def moved(data: hierfl.ClientData, protect: Protection, seed: int) -> tuple[Tens
     return weight, (after["theta.bias"] - net.bias.detach())[0]
 
 
-# ------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------------
+# reading
 def rows_of_one(seed: int, clients: int) -> hierfl.ClientData:
     """Return clients of one row each."""
     g = torch.Generator().manual_seed(seed)
@@ -136,7 +137,8 @@ def reading() -> Titled:
     return tabled("Rows read off one round of clients with one row", "error, sd", found, "{:.2g}")
 
 
-# ------------------------------------------------------------------------------------------------ recognizing
+# ------------------------------------------------------------------------------------------------
+# recognizing
 def gradients(weight: Tensor, bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of each row's log likelihood, (n, features + 1)."""
     residual = y - (x @ weight + bias).sigmoid()

@@ -1,8 +1,9 @@
 """What rounded updates cost in accuracy, and save in bytes: `python -m benchmarks.quantized_updates`.
 
-FedAvg of a network with one hidden layer on scikit-learn's 8 x 8 digits, twenty clients that have mostly a few digits
-each (Dirichlet 0.3), 40 rounds of 10 steps. Each line is the same runs with `hierfl.methods.quantized`, of three seeds
-of the start, the split and the mini-batches. Prints the table of docs/methods.md.
+FedAvg of a network with one hidden layer on scikit-learn's 8 x 8 digits, twenty clients that have
+mostly a few digits each (Dirichlet 0.3), 40 rounds of 10 steps. Each line is the same runs with
+`hierfl.methods.quantized`, of three seeds of the start, the split and the mini-batches. Prints the
+table of docs/methods.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The exact posterior of radon's scales, by quadrature: `python -m benchmarks.radon_exact`.
 
-Given tau and sigma the model is linear and Gaussian, so that all else integrates out in closed form. Prints
-the moments beside those of the published reference: Stan's centered chains hardly enter the neck of the funnel,
-where tau is near 0, and leave tau's sd 3 % too small.
+Given tau and sigma the model is linear and Gaussian, so that all else integrates out in closed
+form. Prints the moments beside those of the published reference: Stan's centered chains hardly
+enter the neck of the funnel, where tau is near 0, and leave tau's sd 3 % too small.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> None:
     for name, exact in scales().items():
         known = published[name]
         print(
-            f"{name}: mean {float(exact.mean):.4f}, sd {float(exact.sd):.4f}; published {float(known.mean):.4f}, "
+            f"{name}: mean {float(exact.mean):.4f}, sd {float(exact.sd):.4f}; published "
+            f"{float(known.mean):.4f}, "
             f"{float(known.sd):.4f}: sd {float(known.sd / exact.sd):.3f} of the exact one"
         )
 

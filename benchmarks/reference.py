@@ -186,7 +186,8 @@ def measure(
     return Result(errors, seconds, way.rounds, tuple(errors.broken(way.bars)) if way.bars else None)
 
 
-# ------------------------------------------------------------------------------------------------ pooled NUTS
+# ------------------------------------------------------------------------------------------------
+# pooled NUTS
 def pooled_nuts(
     problem: Problem, *, draws: int = 1000, warmup: int = 300, chains: int = 2, seed: int = 0
 ) -> dict[str, Summary]:
@@ -278,7 +279,8 @@ def truth_of(problem: Problem) -> dict[str, Summary]:
     return problem.shipped() or cached_nuts(problem)
 
 
-# ------------------------------------------------------------------------------------------------ the command
+# ------------------------------------------------------------------------------------------------
+# the command
 def table(problem: Problem, results: Mapping[str, Result]) -> Table:
     """Return the table to print, one row for each guide."""
     out = Table(title=f"{problem.name}: against the reference posterior", title_justify="left")

@@ -1,8 +1,8 @@
 """Problems with a reference posterior: their data, programs, ways to fit them, and allowed errors.
 
-Each `Way` is a program, a guide and settings that were found to meet its bars. A program may be written
-centered (a local site is the effect itself) or non-centered (it is the effect in units of its prior). The
-posterior is the same either way; the error of a guide is not.
+Each `Way` is a program, a guide and settings that were found to meet its bars. A program may be
+written centered (a local site is the effect itself) or non-centered (it is the effect in units of
+its prior). The posterior is the same either way; the error of a guide is not.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Bar:
     """Range that the errors of a way to fit must lie in.
 
     Args:
-        what: "mean": errors of posterior means, in posterior standard deviations; "sd": ratios of standard
-            deviations.
+        what: "mean": errors of posterior means, in posterior standard deviations; "sd": ratios of
+            standard deviations.
         low: lower end of the range.
         high: upper end of the range.
         median: whether only the median over entries must lie in the range, rather than every entry.
@@ -78,8 +78,8 @@ class Problem:
 
     Args:
         name: name of the problem.
-        source: name of the reference in `hierfl.datasets.reference`; None: there is none, and pooled NUTS is
-            run instead.
+        source: name of the reference in `hierfl.datasets.reference`; None: there is none, and
+            pooled NUTS is run instead.
         data: returns the clients' rows.
         effects: maps draws of the program's sites to draws of every site of the reference.
         sampled: the program for pooled NUTS.
@@ -105,7 +105,8 @@ class Problem:
             return None
 
 
-# ------------------------------------------------------------------------------------------------ radon
+# ------------------------------------------------------------------------------------------------
+# radon
 def _radon_globals(scale: TorchDistributionMixin) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", scale)
@@ -144,7 +145,8 @@ def radon_effects(draws: Draws) -> Draws:
     )
 
 
-# Given the global sites, rows and effects are jointly Gaussian, so that one Newton step reaches the mode.
+# Given the global sites, rows and effects are jointly Gaussian, so that one Newton step reaches the
+# mode.
 EXACT = guides.conditional(newton_steps=0)
 RADON = Problem(
     name="radon",
@@ -194,7 +196,8 @@ RADON_UNIFORM = Problem(
     },
 )
 
-# ------------------------------------------------------------------------------------------------ hospitals
+# ------------------------------------------------------------------------------------------------
+# hospitals
 COLUMNS = [0, 1, 2, 3, 4, 7, 8, 9]  # the columns that at least three of the hospitals recorded
 
 

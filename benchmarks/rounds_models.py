@@ -1,8 +1,8 @@
 """Problems on which rounds are counted: those with a reference posterior, London's schools, a poll, and more.
 
-London's schools and the poll are larger and have no published reference. Theirs is pooled NUTS, run once and
-saved in the user's cache folder; so it is for the simulated problems of `benchmarks.simulated_models` and
-`benchmarks.binary_models`.
+London's schools and the poll are larger and have no published reference. Theirs is pooled NUTS, run
+once and saved in the user's cache folder; so it is for the simulated problems of
+`benchmarks.simulated_models` and `benchmarks.binary_models`.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ def ilea(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a + batch.x @ slope, sigma), obs=batch.y)
 
 
-# ------------------------------------------------------------------------------------------------ election88
+# ------------------------------------------------------------------------------------------------
+# election88
 REGIONS = 4  # Midwest, South, West and DC; the Northeast is the baseline
 
 
 def election_data() -> ClientData:
     """Return election88 as counts: one row for the voters of a state of one sex, race, age and schooling.
 
-    `n` is the number of those voters and `y` how many of them chose Bush. All columns are centered over the
-    voters, so that the intercept is that of the average voter.
+    `n` is the number of those voters and `y` how many of them chose Bush. All columns are centered
+    over the voters, so that the intercept is that of the average voter.
     """
     raw = hierfl.datasets.election88()
     x = torch.cat(

@@ -72,7 +72,8 @@ INTRODUCTION = [
     "* **rounds run**: rounds in all.",
     "* **error of means**, **sd ratio**: errors of the posterior after the last round, local sites",
     "  included, from 1,000 to 8,000 draws (0.03 to 0.011 sd of noise).",
-    "* **k-hat**, **effective**: Pareto shape of the method's own weights (0.7 or more: do not trust",
+    "* **k-hat**, **effective**: Pareto shape of the method's own weights (0.7 or more: do not "
+    "trust",
     "  the answer), and the draws that they leave, where the method weighs.",
     "* **seconds**: wall-clock time of clients and server, whatever else the machine was doing.",
     "* **pooled NUTS**: what a user would run who may pool all rows: NumPyro, two chains of",

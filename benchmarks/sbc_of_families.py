@@ -1,11 +1,13 @@
 """Simulation-based calibration of every response family, `python -m benchmarks.sbc_of_families --families weibull`.
 
-8 clients of 12 rows and one covariate (`benchmarks.family_programs`). Each replication draws the parameters
-from the priors and rows given them, fits two_stage, and ranks the parameters among its draws. Replications
-are kept one by one in the user's cache folder, so that a run that was stopped goes on where it was.
+8 clients of 12 rows and one covariate (`benchmarks.family_programs`). Each replication draws the
+parameters from the priors and rows given them, fits two_stage, and ranks the parameters among its
+draws. Replications are kept one by one in the user's cache folder, so that a run that was stopped
+goes on where it was.
 
-Replications of a family differ in their rows alone, so that the server's density is the same function of the factors:
-it is traced and compiled once, and compared with the program's own at each replication. That halves the time.
+Replications of a family differ in their rows alone, so that the server's density is the same
+function of the factors: it is traced and compiled once, and compared with the program's own at each
+replication. That halves the time.
 """
 
 from __future__ import annotations

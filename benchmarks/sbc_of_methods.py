@@ -1,9 +1,10 @@
 """Do a method's intervals cover: simulation-based calibration of a whole fit, `python -m benchmarks.sbc_of_methods`.
 
-8 clients of 1 to 8 binary rows, a_k ~ Normal(mu, tau), mu ~ Normal(0, 1.5), tau ~ HalfNormal(1): few rows
-under an unknown spread, where `guides.structured` covers 73 %. Each replication draws the parameters from the
-prior and rows given them, fits the method, and ranks the parameters among its draws. Replications are kept
-one by one in the user's cache folder, so that a run that was stopped goes on where it was.
+8 clients of 1 to 8 binary rows, a_k ~ Normal(mu, tau), mu ~ Normal(0, 1.5), tau ~ HalfNormal(1):
+few rows under an unknown spread, where `guides.structured` covers 73 %. Each replication draws the
+parameters from the prior and rows given them, fits the method, and ranks the parameters among its
+draws. Replications are kept one by one in the user's cache folder, so that a run that was stopped
+goes on where it was.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Cost of the number of clients, and of the first round: `python -m benchmarks.scale [--quick]`.
 
-Measures seconds per round for a growing number of clients at a fixed cohort, and the memory of a round in which
-one client has a million rows beside ten thousand of two. Each size runs in its own
-process, and the sizes take turns. Also measures the time from calling `fit` to the end of its first round,
-first in a process that compiles and then in one that finds the compiled step on disk. The last line is one
-JSON object.
+Measures seconds per round for a growing number of clients at a fixed cohort, and the memory of a
+round in which one client has a million rows beside ten thousand of two. Each size runs in its own
+process, and the sizes take turns. Also measures the time from calling `fit` to the end of its first
+round, first in a process that compiles and then in one that finds the compiled step on disk. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def population(clients: int) -> hierfl.ClientData:
 def serve(clients: int) -> None:
     """Run a worker process for the given number of clients.
 
-    The method is pFedMe, whose clients keep their own weights, so that the stored client states grow as well.
+    The method is pFedMe, whose clients keep their own weights, so that the stored client states
+    grow as well.
     """
     torch.manual_seed(0)
     model = models.bayesian_network(

@@ -1,8 +1,9 @@
 """What an answer costs the server, from one client to a million: `python -m benchmarks.server_scale [--write]`.
 
-Measures, on answers made here, the seconds and the memory in which a server over nodes reads, checks and sums them,
-for models of several sizes; and what each node is told before the first round, for several numbers of clients. From
-these it computes rounds of a million devices. `--write` adds both to benchmarks/SCALE.md.
+Measures, on answers made here, the seconds and the memory in which a server over nodes reads,
+checks and sums them, for models of several sizes; and what each node is told before the first
+round, for several numbers of clients. From these it computes rounds of a million devices. `--write`
+adds both to benchmarks/SCALE.md.
 """
 
 from __future__ import annotations

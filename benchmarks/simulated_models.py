@@ -1,7 +1,7 @@
 """Simulated hierarchies beyond the linear and the logistic one, each drawn from its own program with a seed.
 
-Their references are pooled NUTS of the same program (`benchmarks.pooled_nuts`). All programs are centered: a
-local site is the client's own effect.
+Their references are pooled NUTS of the same program (`benchmarks.pooled_nuts`). All programs are
+centered: a local site is the client's own effect.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def unchanged(draws: Draws) -> Draws:
     return draws
 
 
-# ------------------------------------------------------------------------------------- Poisson with offsets
+# ------------------------------------------------------------------------------------- Poisson with
+# offsets
 def poisson_data(
     clients: int = 30, *, fewest: int = 5, most: int = 30, seed: int = 1
 ) -> ClientData:
@@ -93,7 +94,8 @@ def poisson(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Poisson(rate), obs=batch.y)
 
 
-# ----------------------------------------------------------------------------------------- negative binomial
+# ----------------------------------------------------------------------------------------- negative
+# binomial
 def negative_binomial_data() -> ClientData:
     """Return 1,105 counts of 40 clients, overdispersed: their variance is m + m^2 / 1.5 at a mean of m."""
     g = generator(2)
@@ -117,7 +119,8 @@ def negative_binomial(batch: ClientBatch) -> None:
             pyro.sample("y", dist.NegativeBinomial(shape, logits=logits), obs=batch.y)
 
 
-# ------------------------------------------------------------------------------------------------- Student t
+# -------------------------------------------------------------------------------------------------
+# Student t
 def student_t_data() -> ClientData:
     """Return 654 rows of 40 clients whose errors are 0.5 times a Student t with 3 degrees of freedom."""
     g = generator(3)
@@ -140,7 +143,8 @@ def student_t(batch: ClientBatch) -> None:
             pyro.sample("y", dist.StudentT(freedom, a + batch.x @ slope, sigma), obs=batch.y)
 
 
-# ---------------------------------------------------------------- intercepts and slopes with an LKJ prior
+# ---------------------------------------------------------------- intercepts and slopes with an LKJ
+# prior
 TRIANGLE = ((1, 0), (2, 0), (2, 1))  # below the diagonal of a 3 x 3 matrix
 
 
@@ -177,9 +181,11 @@ def lkj_effects(draws: Draws) -> Draws:
     return {**{s: v for s, v in draws.items() if s != "root"}, "correlation": correlation}
 
 
-# --------------------------------------------------------------------------------------------- the horseshoe
+# --------------------------------------------------------------------------------------------- the
+# horseshoe
 COLUMNS, RELEVANT = 12, 3
-# The prior's guess of the relevant columns: Piironen and Vehtari (2017), section 3.3, with sigma = 1.
+# The prior's guess of the relevant columns: Piironen and Vehtari (2017), section 3.3, with sigma =
+# 1.
 SPREAD = RELEVANT / (COLUMNS - RELEVANT) / math.sqrt(400.0)
 SLAB_FREEDOM, SLAB_SCALE = 4.0, 2.0
 
@@ -198,8 +204,8 @@ def horseshoe_data() -> ClientData:
 def horseshoe(batch: ClientBatch) -> None:
     """Model y ~ Normal(a_k + x . beta, sigma) with a regularized horseshoe on beta.
 
-    beta_j ~ Normal(0, spread l_j), l_j^2 = slab own_j^2 / (slab + spread^2 own_j^2), own_j ~ HalfCauchy(1):
-    Piironen and Vehtari (2017, arXiv:1707.01694), equation 2.8, with slab = c^2.
+    beta_j ~ Normal(0, spread l_j), l_j^2 = slab own_j^2 / (slab + spread^2 own_j^2), own_j ~
+    HalfCauchy(1): Piironen and Vehtari (2017, arXiv:1707.01694), equation 2.8, with slab = c^2.
     """
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))

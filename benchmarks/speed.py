@@ -151,7 +151,8 @@ def ways_of(name: str) -> dict[str, Rounds]:
     return by_hand | {way: ours(method) for way, method in own.items()}
 
 
-# ------------------------------------------------------------------------------------------------ processes
+# ------------------------------------------------------------------------------------------------
+# processes
 def serve(workload: str, way: str) -> None:
     """Run a worker process that does one way of a workload."""
     torch.set_num_threads(1 if way.endswith("1 thread") else 2)
@@ -261,7 +262,8 @@ def peers(folder: Path, workload: str) -> dict[str, list[str]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ measuring
+# ------------------------------------------------------------------------------------------------
+# measuring
 Times = dict[str, list[float]]
 
 

@@ -1,8 +1,9 @@
 """What SuperNodes that wait for work cost a SuperLink: `python -m benchmarks.superlink_scale [--nodes N]`.
 
-Starts a SuperLink on this machine with its database on disk, without TLS. Nodes join it from this process, and ask it
-for messages as a SuperNode does every three seconds. Measures the SuperLink's CPU seconds for a node that joins and for
-a request, and its memory. The last line is one JSON object. It needs flwr.
+Starts a SuperLink on this machine with its database on disk, without TLS. Nodes join it from this
+process, and ask it for messages as a SuperNode does every three seconds. Measures the SuperLink's
+CPU seconds for a node that joins and for a request, and its memory. The last line is one JSON
+object. It needs flwr.
 """
 
 from __future__ import annotations

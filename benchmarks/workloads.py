@@ -1,9 +1,10 @@
 """Workloads on which frameworks are timed, and hand-written code for them: a loop, and compiled torch.vmap.
 
-In one round, a cohort is sampled, each of its clients gets the global weights and takes `steps` SGD steps on
-mini-batches of `batch` rows, and the results are averaged. W4 is pFedMe, which takes `inner` proximal steps
-on each mini-batch. W5 is radon: every county takes part in every round with all its rows, and the posterior
-is structured. The data of W1 to W4 are random numbers of realistic shapes, since only speed is compared.
+In one round, a cohort is sampled, each of its clients gets the global weights and takes `steps` SGD
+steps on mini-batches of `batch` rows, and the results are averaged. W4 is pFedMe, which takes
+`inner` proximal steps on each mini-batch. W5 is radon: every county takes part in every round with
+all its rows, and the posterior is structured. The data of W1 to W4 are random numbers of realistic
+shapes, since only speed is compared.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Workload:
         cohort: clients in a round.
         rows: rows of each client.
         steps: mini-batches in a round.
-        net: "mlp": 784-100-10; "cnn": FEMNIST's, two convolutions followed by dense layers of 1.2 million
-            weights.
+        net: "mlp": 784-100-10; "cnn": FEMNIST's, two convolutions followed by dense layers of 1.2
+            million weights.
         batch: rows of a mini-batch.
         lr: step size.
         inner: steps on each mini-batch (pFedMe's K).
@@ -109,7 +110,8 @@ WORKLOADS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ by hand
+# ------------------------------------------------------------------------------------------------
+# by hand
 def plain_loop(work: Workload) -> Iterator[None]:
     """Run FedAvg (pFedMe if `inner` > 1) as most frameworks do; yield after each round.
 
@@ -217,12 +219,12 @@ def vmapped(work: Workload, chunk: int = 20) -> Iterator[None]:
 def radon_loop() -> Iterator[None]:
     """Run W5 as a user would write it by hand; yield after each round.
 
-    Counties run one after another, each with one forward and one backward pass. Then Adam takes one step on
-    all params.
+    Counties run one after another, each with one forward and one backward pass. Then Adam takes one
+    step on all params.
 
-    The model is y ~ Normal(mu + tau e_j + x . slope, sigma), e_j ~ Normal(0, 1). The posterior is the
-    structured guide's: with z = (mu, slope, log tau, log sigma), q(z) is a full Normal and q(e_j | z) a
-    Normal whose mean is linear in z.
+    The model is y ~ Normal(mu + tau e_j + x . slope, sigma), e_j ~ Normal(0, 1). The posterior is
+    the structured guide's: with z = (mu, slope, log tau, log sigma), q(z) is a full Normal and
+    q(e_j | z) a Normal whose mean is linear in z.
     """
     data = hierfl.datasets.radon()
     bounds = list(zip(data.offsets[:-1].tolist(), data.offsets[1:].tolist(), strict=True))

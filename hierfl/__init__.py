@@ -4,6 +4,6 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-# The public names are listed in __init__.pyi. Each is imported when it is first used, so that `import hierfl`
-# stays light.
+# The public names are listed in __init__.pyi. Each is imported when it is first used, so that
+# `import hierfl` stays light.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

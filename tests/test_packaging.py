@@ -71,7 +71,8 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignore)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source / file)
-    # Call the back end itself, not `pip wheel`: this needs no isolated environment and no package index.
+    # Call the back end itself, not `pip wheel`: this needs no isolated environment and no package
+    # index.
     build = f"import setuptools.build_meta as b; b.build_sdist({str(tmp_path)!r}); b.build_wheel({str(tmp_path)!r})"
     done = subprocess.run(
         [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False

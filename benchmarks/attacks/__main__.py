@@ -1,7 +1,7 @@
 """All attacks: `python -m benchmarks.attacks [--quick] [attack ...]`.
 
-Prints a table of what became of each try. The columns "wrong", "raw" and "code run" must be 0; the exit status
-says whether they are.
+Prints a table of what became of each try. The columns "wrong", "raw" and "code run" must be 0; the
+exit status says whether they are.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class Case:
 
     Args:
         make: hands it to hierfl.
-        things: words of which a refusal must hold one: the name of the field, client, column or argument.
+        things: words of which a refusal must hold one: the name of the field, client, column or
+            argument.
         right: whether what was accepted is right; None: it must be refused.
     """
 
@@ -72,7 +73,8 @@ def same(data: Any, rows: Rows, *fields: str) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------- names and ids
+# ------------------------------------------------------------------------------------- names and
+# ids
 def ids_that_are_missing(t: Table, rng: np.random.Generator) -> Case:
     """One row has no client."""
     ids: list[Any] = list(t.ids)

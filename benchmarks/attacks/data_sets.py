@@ -43,8 +43,10 @@ def attack(n: int = 100, seed: int = 0) -> dict[str, int]:
         seed: of the data sets.
 
     Returns:
-        Counts: "tried"; "right": accepted, and as the clean equivalent; "refused": by an error that hierfl
-        raises itself and that names the thing; "wrong": accepted, and different; "raw": any other error.
+        Counts: "tried"; "right": accepted, and as the clean equivalent; "refused": by an error that
+            hierfl
+        raises itself and that names the thing; "wrong": accepted, and different; "raw": any other
+        error.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     counts = {"tried": 0, "right": 0, "refused": 0, "wrong": 0, "raw": 0}

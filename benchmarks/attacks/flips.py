@@ -132,8 +132,9 @@ def attack(n: int = 500, seed: int = 0) -> dict[str, int]:
         seed: of the damage.
 
     Returns:
-        Counts of "tried"; "right": what was written, or the checkpoint before it; "refused": CheckpointError,
-        or RowsNotSaved for rows that are gone; "wrong"; "raw"; and "code run", which is always 0 here.
+        Counts of "tried"; "right": what was written, or the checkpoint before it; "refused":
+        CheckpointError, or RowsNotSaved for rows that are gone; "wrong"; "raw"; and "code run",
+        which is always 0 here.
     """
     how = random.Random(seed)
     counts = dict.fromkeys(("tried", "right", "refused", "wrong", "raw", "code run"), 0)

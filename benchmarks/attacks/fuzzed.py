@@ -1,8 +1,9 @@
 """Hostile bytes for the reader of messages, chosen by coverage: `python -m benchmarks.attacks.fuzzed --seconds 300`.
 
-libFuzzer changes valid messages: their bytes, and the JSON of their headers. Whatever `from_bytes` and `like` are
-given, they return what was asked for or raise `Refused`; anything else ends the run with an error, and the bytes are
-kept. It needs atheris, which hierfl does not depend on: `pip install atheris`.
+libFuzzer changes valid messages: their bytes, and the JSON of their headers. Whatever `from_bytes`
+and `like` are given, they return what was asked for or raise `Refused`; anything else ends the run
+with an error, and the bytes are kept. It needs atheris, which hierfl does not depend on: `pip
+install atheris`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def read(content: bytes) -> None:
             assert not leaf.is_floating_point() or bool(leaf.isfinite().all())
 
 
-# ------------------------------------------------------------------------------------------------ changes
+# ------------------------------------------------------------------------------------------------
+# changes
 def changed(content: bytes, how: random.Random) -> bytes:
     """Return a message with its tree, its header or its bytes changed; what is no message has its bytes changed."""
     try:
@@ -114,7 +116,8 @@ def renamed(value: Any, how: random.Random) -> Any:
     return whole
 
 
-# ------------------------------------------------------------------------------------------------ the run
+# ------------------------------------------------------------------------------------------------
+# the run
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run libFuzzer, which prints what it does and ends the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

@@ -1,8 +1,9 @@
 """Kill fits and saves at random moments and resume them: `python -m benchmarks.attacks.kills 200 0`.
 
-A third of the kills come after a random time, which may be between two rounds; the others at a random
-operation on the disk, just before it or just after it, so that every place of a save is met. Fits keep their
-client states in memory or in a file, and finished fits are saved over one that is there already.
+A third of the kills come after a random time, which may be between two rounds; the others at a
+random operation on the disk, just before it or just after it, so that every place of a save is met.
+Fits keep their client states in memory or in a file, and finished fits are saved over one that is
+there already.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def attack(n: int = 200, seed: int = 0) -> dict[str, int]:
         seed: of the moments.
 
     Returns:
-        Counts: "right", the final numbers are those of the uninterrupted run, bit for bit; "refused", by an
+        Counts: "right", the final numbers are those of the uninterrupted run, bit for bit;
+            "refused", by an
         error of hierfl's own; "wrong", other numbers, or files left behind; "raw", any other error.
     """
     return in_own_process(__name__, n, seed)

@@ -62,15 +62,23 @@ class Bomb:
 
 
 NAMES = (
-    "os:system os.system posix:system subprocess:Popen subprocess:run builtins:eval builtins:exec builtins:open "
-    "importlib:import_module shutil:rmtree shutil:copyfile pickle:loads torch:load torch.load torch:save "
-    "torch.hub:load torch.serialization:load numpy:load runpy:run_path ctypes:CDLL socket:create_connection "
-    "hierfl.runs.checkpoint:shutil.rmtree hierfl.runs.checkpoint:save hierfl.runs.checkpoint.save hierfl.load "
+    "os:system os.system posix:system subprocess:Popen subprocess:run builtins:eval builtins:exec "
+    "builtins:open "
+    "importlib:import_module shutil:rmtree shutil:copyfile pickle:loads torch:load torch.load "
+    "torch:save "
+    "torch.hub:load torch.serialization:load numpy:load runpy:run_path ctypes:CDLL "
+    "socket:create_connection "
+    "hierfl.runs.checkpoint:shutil.rmtree hierfl.runs.checkpoint:save hierfl.runs.checkpoint.save "
+    "hierfl.load "
     "hierfl.fit hierfl.diagnostics.nuts hierfl.Fit hierfl.report.write hierfl.datasets.files:load "
-    "hierfl.models:torch.os.system hierfl.methods.fedavg.__globals__ hierfl.methods.fedavg:fedavg.__globals__ "
-    "hierfl.methods.__dict__ hierfl.program.public_names.find hierfl.program.recipes:remake hierfl.cli:main "
-    "pyro:clear_param_store pyro.distributions.SpanningTree pyro.distributions.Rejector torch.optim.Optimizer "
-    "torch.optim.lr_scheduler somebodys_module:canary somebodys_module:Canary somebodys_module:canary.__call__ "
+    "hierfl.models:torch.os.system hierfl.methods.fedavg.__globals__ "
+    "hierfl.methods.fedavg:fedavg.__globals__ "
+    "hierfl.methods.__dict__ hierfl.program.public_names.find hierfl.program.recipes:remake "
+    "hierfl.cli:main "
+    "pyro:clear_param_store pyro.distributions.SpanningTree pyro.distributions.Rejector "
+    "torch.optim.Optimizer "
+    "torch.optim.lr_scheduler somebodys_module:canary somebodys_module:Canary "
+    "somebodys_module:canary.__call__ "
     "attacked __main__:canary benchmarks.attacks.records:canary benchmarks.attacks.records:Bomb"
 ).split()
 OPTIONS: tuple[JSON, ...] = (
@@ -124,7 +132,8 @@ def descriptions(method: JSON) -> list[JSON]:
     return [crafted for call in (*SIZES, *calls) for crafted in at_places(method, call)]
 
 
-# ---------------------------------------------------------------------------------------------- forged files
+# ----------------------------------------------------------------------------------------------
+# forged files
 def sealed(folder: Path, change: Callable[[JSON], JSON]) -> None:
     """Change the record of the newest checkpoint, and give it a hash that fits again."""
     path = sorted(folder.glob("round-*"))[-1] / "state.json"
@@ -210,7 +219,8 @@ def _another(value: torch.Tensor, how: random.Random) -> torch.Tensor:
     return how.choice(kinds)(value).contiguous()
 
 
-# ---------------------------------------------------------------------------------------------- the attack
+# ---------------------------------------------------------------------------------------------- the
+# attack
 def saved(folder: Path) -> None:
     """Save a fit that `load` can make again."""
     data = hierfl.ClientData.from_clients(

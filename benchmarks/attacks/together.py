@@ -36,8 +36,9 @@ def attack(n: int = 40, seed: int = 0) -> dict[str, int]:
         seed: of who begins by how much.
 
     Returns:
-        Counts, two a pair and one for what the folder holds afterwards: "right", the numbers of one that ran
-        alone, bit for bit; "refused", by an error of hierfl's own; "wrong"; "raw", any other error.
+        Counts, two a pair and one for what the folder holds afterwards: "right", the numbers of one
+        that ran alone, bit for bit; "refused", by an error of hierfl's own; "wrong"; "raw", any
+        other error.
     """
     return in_own_process(__name__, n, seed)
 

@@ -1,6 +1,7 @@
 """Add a vector to one row of a matrix, as an operation that compiled steps carry out in place.
 
-Written by masks, every step would rewrite the whole matrix (`hierfl.engine.graph_rewrites.add_to_rows_in_place`).
+Written by masks, every step would rewrite the whole matrix
+(`hierfl.engine.graph_rewrites.add_to_rows_in_place`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The device on which chunks of clients are computed: the CPU, or an accelerator beside it.
 
-An accelerator holds the clients' rows and a chunk's working state. Server state, client states and the
-history stay on the CPU, so checkpoints, posteriors and reports do not depend on the device.
+An accelerator holds the clients' rows and a chunk's working state. Server state, client states and
+the history stay on the CPU, so checkpoints, posteriors and reports do not depend on the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def device_of(name: str | torch.device) -> torch.device:
             torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises either, by kind of device
         raise ValueError(
-            f"device={str(name)!r} cannot be used here (torch finds no such device): use device='cpu'"
+            f"device={str(name)!r} cannot be used here (torch finds no such device): use "
+            f"device='cpu'"
         ) from error
     return device
 
@@ -45,8 +46,8 @@ def moved(tree: Tree, device: torch.device) -> Tree:
 def on(device: torch.device) -> Iterator[None]:
     """Create new tensors on `device` within this context.
 
-    Tensors that a program holds on the CPU, such as constants and buffers, are moved to the device whenever
-    an operation combines them with a tensor that is already there.
+    Tensors that a program holds on the CPU, such as constants and buffers, are moved to the device
+    whenever an operation combines them with a tensor that is already there.
     """
     with ExitStack() as stack:
         if device.type != "cpu":

@@ -36,7 +36,8 @@ def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Ite
         number = error.errno if isinstance(error, OSError) else _number_in(str(error))
         why = os.strerror(number) if number else str(error)
         raised = CannotWrite(
-            f"'{path}' cannot be written ({f'{size:,} bytes: ' if size else ''}{why}; {_free(path)}): free some "
+            f"'{path}' cannot be written ({f'{size:,} bytes: ' if size else ''}{why}; "
+            f"{_free(path)}): free some "
             f"space there or make it writable, or name another place"
         )
         raised.errno = number

@@ -1,12 +1,14 @@
 """Pareto-smoothed importance sampling (PSIS), with quasi-random points of Gaussian and Student t proposals.
 
-Importance weights turn points of a proposal into draws from a target density that is known up to a constant.
-PSIS replaces the largest weights by the quantiles of a generalized Pareto distribution fitted to them. The
-shape k-hat of that distribution is the diagnostic: below 0.7 the result can be trusted; above, the proposal
-misses too much of the target.
+Importance weights turn points of a proposal into draws from a target density that is known up to a
+constant. PSIS replaces the largest weights by the quantiles of a generalized Pareto distribution
+fitted to them. The shape k-hat of that distribution is the diagnostic: below 0.7 the result can be
+trusted; above, the proposal misses too much of the target.
 
-Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646. The fit is that of Zhang
-and Stephens 2009, Technometrics 51(3), with the weak prior on k-hat from appendix C of Vehtari et al.
+Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646. The fit is
+    that of Zhang
+and Stephens 2009, Technometrics 51(3), with the weak prior on k-hat from appendix C of Vehtari et
+al.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from torch.quasirandom import SobolEngine
 # a k-hat above it: no practical number of draws is enough (Vehtari et al. 2024, section 3.2.4)
 K_HAT = 0.7
 Array = NDArray[np.float64]
-# Bounds on the scale of one side of a proposal, in standard deviations of q: narrow is worse than wide.
+# Bounds on the scale of one side of a proposal, in standard deviations of q: narrow is worse than
+# wide.
 NARROWEST, WIDEST = 0.7, 3.0
 
 
@@ -78,8 +81,8 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
 class Split(NamedTuple):
     """A split Student t: a multivariate Student t whose scale differs between the two sides of each axis.
 
-    The axes are the columns of `tril`. Along column i the scale is multiplied by right_i on the positive side
-    of the mode and by left_i on the negative side. The density is continuous.
+    The axes are the columns of `tril`. Along column i the scale is multiplied by right_i on the
+    positive side of the mode and by left_i on the negative side. The density is continuous.
 
     Args:
         loc: (K,) the mode.
@@ -87,7 +90,8 @@ class Split(NamedTuple):
         right: (K,) factor of the scale on the positive side, > 0.
         left: (K,) factor of the scale on the negative side, > 0.
 
-    Source: Geweke 1989, Econometrica 57(6), section 4, with the density made continuous (as in the two-piece
+    Source: Geweke 1989, Econometrica 57(6), section 4, with the density made continuous (as in the
+        two-piece
     normal).
     """
 
@@ -120,8 +124,8 @@ class Split(NamedTuple):
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
         """Return the split distribution with the same skews and the mean (K,) and covariance (K, K) given.
 
-        The two are matched as for a split normal: the factor freedom / (freedom - 2) by which the covariance
-        of a Student t exceeds its scale matrix is left out.
+        The two are matched as for a split normal: the factor freedom / (freedom - 2) by which the
+        covariance of a Student t exceeds its scale matrix is left out.
         """
         apart = self.right - self.left
         # The standard deviation of a two-piece normal.
@@ -159,7 +163,8 @@ def smoothed(log_ratios: Tensor) -> Weights:
         log_ratios: (S,) log of the target density over the proposal density, up to a constant.
 
     Returns:
-        The weights. k-hat is infinite where the tail has fewer than 5 points, or points of equal weight only.
+        The weights. k-hat is infinite where the tail has fewer than 5 points, or points of equal
+        weight only.
     """
     x = log_ratios.double().numpy() - float(log_ratios.max())
     count = len(x)

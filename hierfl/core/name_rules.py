@@ -16,8 +16,8 @@ def names_by_rule(
 
     Args:
         names: all names.
-        rule: "all", "none", a regular expression searched for in each name, a sequence of prefixes, or a
-            predicate `(name) -> bool`.
+        rule: "all", "none", a regular expression searched for in each name, a sequence of prefixes,
+            or a predicate `(name) -> bool`.
         option: name of the argument that the rule was given by, for messages.
         of: what the names are, for messages.
 

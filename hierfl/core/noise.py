@@ -1,9 +1,10 @@
 """Keyed noise: random draws as a pure function of a key, the same in any process and in any order.
 
-A key is a pair of int32 words, `Tensor (..., 2)`. A client's key is a hash of its name. Folding in the seed,
-the step and the site gives the key of one draw. A counter, an integer hash and the Box-Muller transform then
-make the noise. All of it is tensor arithmetic: it runs under `torch.vmap`, can be traced into a graph, and
-needs no generator whose state would have to be stored, sent or resumed.
+A key is a pair of int32 words, `Tensor (..., 2)`. A client's key is a hash of its name. Folding in
+the seed, the step and the site gives the key of one draw. A counter, an integer hash and the
+Box-Muller transform then make the noise. All of it is tensor arithmetic: it runs under
+`torch.vmap`, can be traced into a graph, and needs no generator whose state would have to be
+stored, sent or resumed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def fold(key: Tensor, *words: int | Tensor) -> Tensor:
 
     Args:
         key: (..., 2) int32.
-        *words: integers, which wrap around outside int32, or tensors that broadcast against `key[..., 0]`.
+        *words: integers, which wrap around outside int32, or tensors that broadcast against
+            `key[..., 0]`.
 
     Returns:
         (..., 2) int32, of the broadcast shape. The order of the words matters.
@@ -135,7 +137,8 @@ def uniforms(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = No
 
     Args:
         key: (..., 2) int32.
-        shape: the shape of each key's draw. The first values of a longer draw are those of a shorter one.
+        shape: the shape of each key's draw. The first values of a longer draw are those of a
+            shorter one.
         dtype: torch's default dtype if None.
 
     Returns:
@@ -170,11 +173,13 @@ def permutations(key: Tensor, counts: Tensor, width: int) -> Tensor:
 
     Args:
         key: (C, 2) int32.
-        counts: (C,) int64, each <= width. The order of the first `counts` places does not depend on `width`.
+        counts: (C,) int64, each <= width. The order of the first `counts` places does not depend on
+            `width`.
         width: number of places.
 
     Returns:
-        (C, width) int64: a permutation in each row, with the places past the count last, in ascending order.
+        (C, width) int64: a permutation in each row, with the places past the count last, in
+        ascending order.
     """
     place = torch.arange(width, device=key.device)
     rank = _words(key, width, 0).long().masked_fill(place >= counts[:, None], 1 << 40)

@@ -31,7 +31,8 @@ def claim(folder: Path, names: Collection[str]) -> None:
     foreign = sorted(name for name in names if name not in ours and (folder / name).exists())
     if foreign:
         raise FileExistsError(
-            f"'{folder / foreign[0]}' is there already, and hierfl did not write it: name another folder, or "
+            f"'{folder / foreign[0]}' is there already, and hierfl did not write it: name another "
+            f"folder, or "
             f"move that file"
         )
     replace_text(folder / WRITTEN, json.dumps(sorted({*ours, *names})))

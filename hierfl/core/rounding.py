@@ -29,8 +29,9 @@ def rounded(tree: Tree, bits: int) -> Tree:
 
         scale = max |v| / m,    numbers = round(v / scale),    m = 2^(bits - 1) - 1
 
-    Halves are rounded to the even number. No number is off by more than scale / 2. Of a tensor that is not finite,
-    neither is the scale. Tensors that would not become smaller, such as single numbers, stay as they are.
+    Halves are rounded to the even number. No number is off by more than scale / 2. Of a tensor that
+    is not finite, neither is the scale. Tensors that would not become smaller, such as single
+    numbers, stay as they are.
 
     Args:
         tree: of tensors.

@@ -1,7 +1,7 @@
 """Noise that nobody else can draw again: from the operating system, or from a key that is kept secret.
 
-The noise of `hierfl.core.noise` is a function of the run's seed, which every node knows. What protects a client must
-not be: it comes from SHAKE-256, a cryptographic hash, of a key.
+The noise of `hierfl.core.noise` is a function of the run's seed, which every node knows. What
+protects a client must not be: it comes from SHAKE-256, a cryptographic hash, of a key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def new_key(secret: int | None, *words: int) -> bytes:
     """Return the key of one draw, 32 bytes.
 
     Args:
-        secret: the key is a function of it and of the words. None: the key is new, from the operating system.
+        secret: the key is a function of it and of the words. None: the key is new, from the
+            operating system.
         *words: such as the round.
     """
     if secret is None:

@@ -27,7 +27,8 @@ class Shown:
 
     Args:
         title: its first line.
-        frame: the table; None: there is none. The first and the last rows are printed of a long one.
+        frame: the table; None: there is none. The first and the last rows are printed of a long
+            one.
         note: what stands under it, one paragraph a line.
         tables: further tables below the first one, each with its heading.
     """

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hierfl.data.clients import ClientData
 
-# values to stand in where the rows do not matter; two of each, so that it shows where they do matter
+# values to stand in where the rows do not matter; two of each, so that it shows where they do
+# matter
 FILLS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 2.0), (0.5, 0.25))
 
 
@@ -46,7 +47,8 @@ class Absent(Tensor):
         masked = len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
         if func not in cls.of_shape or masked:
             raise RowsNotSaved(
-                "this fit was saved without its clients' rows, which are needed here: hand them in, "
+                "this fit was saved without its clients' rows, which are needed here: hand them "
+                "in, "
                 "hierfl.load(folder, data=...)"
             )
         base: Any = super()
@@ -73,8 +75,8 @@ def form_of(data: ClientData) -> dict[str, dict[str, list[Any]]]:
     """Return what rows look like, all but their number and values, as JSON.
 
     Returns:
-        "fields" and "client_fields": name -> dtype and the shape of one; "features": field -> names of its columns;
-        "levels": field -> names of its codes.
+        "fields" and "client_fields": name -> dtype and the shape of one; "features": field -> names
+        of its columns; "levels": field -> names of its codes.
     """
     forms = {
         kind: {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}

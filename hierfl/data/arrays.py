@@ -35,8 +35,8 @@ def as_tensor(values: Array, name: str) -> Tensor:
 
     Raises:
         TypeError: the values are not numbers, or are complex.
-        ValueError: `values` is a single number, has no values, is masked, requires a gradient, is not dense,
-            or holds numbers that int64 or torch's default dtype cannot hold.
+        ValueError: `values` is a single number, has no values, is masked, requires a gradient, is
+            not dense, or holds numbers that int64 or torch's default dtype cannot hold.
     """
     if isinstance(values, Tensor):
         check_dense(values, name)
@@ -106,7 +106,8 @@ def _numbers(values: Array, name: str) -> NDArray[Any]:
         array = np.array(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"field '{name}' is not numeric: its entries do not form an array; give every row the same shape"
+            f"field '{name}' is not numeric: its entries do not form an array; give every row the "
+            f"same shape"
         ) from error
     kind = array.dtype.kind
     if kind in _MENDS:
@@ -141,7 +142,8 @@ def _check_unmasked(values: Array, name: str) -> None:
     )
     if masked:
         raise ValueError(
-            f"field '{name}' has {masked} masked values: fill them; .filled(float('nan')) marks floating "
+            f"field '{name}' has {masked} masked values: fill them; .filled(float('nan')) marks "
+            f"floating "
             f"values as missing"
         )
 
@@ -187,16 +189,19 @@ def _as_int64(tensor: Tensor, name: str) -> Tensor:
 
 def _too_large(value: object, name: str) -> ValueError:
     return ValueError(
-        f"field '{name}' holds {value}, beyond the range of int64 and float64: code it as smaller numbers"
+        f"field '{name}' holds {value}, beyond the range of int64 and float64: code it as smaller "
+        f"numbers"
     )
 
 
-# ---------------------------------------------------------------------------------------- float64 to float32
+# ---------------------------------------------------------------------------------------- float64
+# to float32
 def _in_default_dtype(tensor: Tensor, name: str) -> Tensor:
     """Return floats in torch's default dtype, once nothing that tells rows apart is lost.
 
     Raises:
-        ValueError: a value exceeds the range of the dtype, or a column varies less than its rounding.
+        ValueError: a value exceeds the range of the dtype, or a column varies less than its
+            rounding.
     """
     dtype = torch.get_default_dtype()
     found = tensor.to(dtype)
@@ -230,6 +235,7 @@ def _check_rounding(wide: Tensor, name: str, dtype: torch.dtype) -> None:
             which = f"column {j} of field '{name}'" if wide.shape[1] > 1 else f"field '{name}'"
             raise ValueError(
                 f"{which} varies by {sd:.3g} about {mean:.9g}, which "
-                f"{str(dtype).removeprefix('torch.')} rounds away: subtract its mean first, or call "
+                f"{str(dtype).removeprefix('torch.')} rounds away: subtract its mean first, or "
+                f"call "
                 f"torch.set_default_dtype(torch.float64)"
             )

@@ -28,31 +28,34 @@ CLIENTS, DATA = "clients", "data"
 class ClientBatch:
     """Rows of C clients, padded to B rows each. Fields are read as attributes, such as `batch.x`.
 
-    Inside `batch.data()` padded rows count for nothing. What a program computes from several rows at once must
-    leave them out itself:
+    Inside `batch.data()` padded rows count for nothing. What a program computes from several rows
+    at once must leave them out itself:
 
     * `batch.sum(x)` and `batch.mean(x)` are sums and means over the rows of each client.
     * `batch.mask()` tells rows from padding.
-    * `batch.packed(x)` makes all rows of a client one event, for a likelihood with one density a client. It is
+    * `batch.packed(x)` makes all rows of a client one event, for a likelihood with one density a
+    client. It is
       observed inside `batch.clients()` and outside `batch.data()`, and masked: either
-      `fn.mask(batch.packed(batch.mask())).to_event(1)`, where rows are independent given the latent sites, or
-      `batch.joint_normal(loc, covariance)`, where they are jointly Gaussian (a Gaussian process).
+      `fn.mask(batch.packed(batch.mask())).to_event(1)`, where rows are independent given the latent
+      sites, or `batch.joint_normal(loc, covariance)`, where they are jointly Gaussian (a Gaussian
+      process).
 
-    Such a site is refused in a model that does not ask for the mask by one of these. Where clients differ in
-    their numbers of rows, a program whose log density depends on padding is refused too. Likelihoods that
-    need several rows of a client at once cannot run on mini-batches of its rows.
+    Such a site is refused in a model that does not ask for the mask by one of these. Where clients
+    differ in their numbers of rows, a program whose log density depends on padding is refused too.
+    Likelihoods that need several rows of a client at once cannot run on mini-batches of its rows.
 
     Args:
-        fields: name -> Tensor (C, B, ...). Padded rows repeat the client's own first row, so a slot never
-            holds a row of another client.
+        fields: name -> Tensor (C, B, ...). Padded rows repeat the client's own first row, so a slot
+            never holds a row of another client.
         client_fields: name -> Tensor (C, 1, ...).
         rows: (C, B) bool, false at padded rows; None if there are none.
         counts: (C,) number of rows that each client has in all, in the dtype of the model.
         own_keys: (C, 2) int32, the clients' noise keys at this step.
         root: (2,) int32, the noise key that the clients share.
-        words: words to fold into both, such as the number of the draw. They are folded only when a site is
-            drawn, so a guide without noise does not pay for it.
-        is_mini_batch: whether the rows are a sample of each client's rows, to be scaled up to all of them.
+        words: words to fold into both, such as the number of the draw. They are folded only when a
+            site is drawn, so a guide without noise does not pay for it.
+        is_mini_batch: whether the rows are a sample of each client's rows, to be scaled up to all
+            of them.
     """
 
     fields: Mapping[str, Tensor]
@@ -76,7 +79,8 @@ class ClientBatch:
                 return fields[name]
         known = sorted([*self.fields, *self.client_fields])
         raise AttributeError(
-            f"the data have no field '{name}'; they have {', '.join(known)}: correct the name, or add the field"
+            f"the data have no field '{name}'; they have {', '.join(known)}: correct the name, or "
+            f"add the field"
         )
 
     @property
@@ -98,7 +102,8 @@ class ClientBatch:
     def plate(self, name: str, size: int, dim: int) -> pyro.plate:
         """Return the plate of a name, made at the first call.
 
-        A program may open it any number of times, while Pyro allows a plate to be made only once per trace.
+        A program may open it any number of times, while Pyro allows a plate to be made only once
+        per trace.
         """
         if name not in self._plates:
             self._plates[name] = pyro.plate(name, size, dim=dim)
@@ -157,8 +162,8 @@ class ClientBatch:
 
         Args:
             x: one entry a row, (C, B, ...) as fields are.
-            dim: dimension of the rows; the clients' is the one before it. Default 1. With plates left of the
-                clients, (..., C, B), it is -1.
+            dim: dimension of the rows; the clients' is the one before it. Default 1. With plates
+                left of the clients, (..., C, B), it is -1.
 
         Returns:
             The sums, (C, 1, ...): of the shape of x, with size 1 in dimension `dim`.
@@ -216,7 +221,8 @@ class ClientBatch:
 
         Args:
             loc: means, to be broadcast to (C, 1, B).
-            covariance: to be broadcast to (C, 1, B, B), positive definite over the rows of each client.
+            covariance: to be broadcast to (C, 1, B, B), positive definite over the rows of each
+                client.
         """
         return JointNormal(loc, covariance, self.packed(self.mask()))
 
@@ -322,9 +328,9 @@ def gather(
 def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
     """Split the batch of one client into batches of at most `size` rows, one after another.
 
-    Each starts where the one before it ends, and continues from the first row once the rows run out. A client
-    with fewer than `size` rows has all of them in each. Which rows a client gets does not depend on the
-    clients it is stacked with.
+    Each starts where the one before it ends, and continues from the first row once the rows run
+    out. A client with fewer than `size` rows has all of them in each. Which rows a client gets does
+    not depend on the clients it is stacked with.
 
     Args:
         batch: of one client, of up to `number` x `size` rows.

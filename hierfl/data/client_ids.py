@@ -33,7 +33,8 @@ def ids_of(client_id: Array) -> NDArray[Any]:
         client_id = client_id.detach().cpu().resolve_conj().resolve_neg()
     if isinstance(client_id, np.ma.MaskedArray) and np.ma.getmaskarray(client_id).any():
         raise ValueError(
-            f"client_id has {int(np.ma.getmaskarray(client_id).sum())} masked rows: leave these rows out, or "
+            f"client_id has {int(np.ma.getmaskarray(client_id).sum())} masked rows: leave these "
+            f"rows out, or "
             f"fill their ids"
         )
     if isinstance(client_id, list | tuple) and {type(i) for i in client_id} != {Tensor}:
@@ -105,8 +106,9 @@ def check_client_names(names: Sequence[str]) -> None:
 
     Raises:
         TypeError: a name is not a string.
-        ValueError: there are no clients; a name is empty, is the word for a missing value, has control
-            characters, occurs twice, or differs from another only in spaces or in its Unicode form.
+        ValueError: there are no clients; a name is empty, is the word for a missing value, has
+            control characters, occurs twice, or differs from another only in spaces or in its
+            Unicode form.
     """
     if not names:
         raise ValueError("there are no clients: give at least one row of one client")
@@ -121,7 +123,8 @@ def check_client_names(names: Sequence[str]) -> None:
         raise ValueError(f"two clients are named '{repeated}': client names must be unique")
     if missing := different & MISSING:
         raise ValueError(
-            f"a client is named '{min(missing)}', the word for a missing value: leave its rows out, or "
+            f"a client is named '{min(missing)}', the word for a missing value: leave its rows "
+            f"out, or "
             f"rename it"
         )
     if not joined.isprintable():
@@ -129,7 +132,8 @@ def check_client_names(names: Sequence[str]) -> None:
     alike = look_alike(names, joined)
     if alike:
         raise ValueError(
-            f"clients {alike[0]!r} and {alike[1]!r} differ only in spaces or in Unicode form: make them one "
+            f"clients {alike[0]!r} and {alike[1]!r} differ only in spaces or in Unicode form: make "
+            f"them one "
             f"client, or rename one"
         )
     if any(not n.strip() for n in names):
@@ -140,7 +144,8 @@ def _check_characters(names: Iterable[str]) -> None:
     for name in names:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
             raise ValueError(
-                f"client {name!r} has a control character or half a character in its name: rename it"
+                f"client {name!r} has a control character or half a character in its name: rename "
+                f"it"
             )
 
 

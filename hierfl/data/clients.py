@@ -42,22 +42,22 @@ class ClientData:
     Args:
         fields: name -> Tensor (n, ...), n the rows of all clients together, sorted by client.
         offsets: (N + 1,) int64; client k owns the rows `offsets[k]:offsets[k + 1]`.
-        names: the N clients' names, all different. They seed each client's noise, so no result depends on the
-            order of the clients.
-        client_fields: name -> Tensor (N, ...), one value per client (a county's uranium, a study's standard
-            error).
-        features: field -> names of the columns in its last dimension, for tables and for the coordinates of
-            the posterior.
-        levels: field -> names of its codes 0, 1, ..., if it was read from strings or categories; for a column
-            of a field of several, "field[column]" -> names.
+        names: the N clients' names, all different. They seed each client's noise, so no result
+            depends on the order of the clients.
+        client_fields: name -> Tensor (N, ...), one value per client (a county's uranium, a study's
+            standard error).
+        features: field -> names of the columns in its last dimension, for tables and for the
+            coordinates of the posterior.
+        levels: field -> names of its codes 0, 1, ..., if it was read from strings or categories;
+            for a column of a field of several, "field[column]" -> names.
 
     Raises:
         TypeError: a field is no tensor of real numbers, or a name is not a string.
-        ValueError: there is no field or no client; a client has no rows; `offsets` do not start at 0; two
-            clients, or a field and a client field, have the same name; a client's name is empty or the word
-            for a missing value, has control characters, or looks like another's; a field requires a gradient
-            or is not dense; or a length does not fit: of the names, of a field, of a client field or of a
-            field's features or levels.
+        ValueError: there is no field or no client; a client has no rows; `offsets` do not start at
+            0; two clients, or a field and a client field, have the same name; a client's name is
+            empty or the word for a missing value, has control characters, or looks like another's;
+            a field requires a gradient or is not dense; or a length does not fit: of the names, of
+            a field, of a client field or of a field's features or levels.
     """
 
     fields: Mapping[str, Tensor]
@@ -83,8 +83,10 @@ class ClientData:
             """Refuse a model that is run on the data: it is a function of a batch."""
             if not name.startswith("_") and name in OF_A_BATCH:
                 raise AttributeError(
-                    f"ClientData has no attribute '{name}', which a ClientBatch has: run a model on "
-                    f"hierfl.full_batch(data), as in pyro.render_model(model, (hierfl.full_batch(data),))"
+                    f"ClientData has no attribute '{name}', which a ClientBatch has: run a model "
+                    f"on "
+                    f"hierfl.full_batch(data), as in pyro.render_model(model, "
+                    f"(hierfl.full_batch(data),))"
                 )
             raise AttributeError(f"ClientData has no attribute '{name}'")
 
@@ -102,18 +104,19 @@ class ClientData:
         """Group rows by client.
 
         Args:
-            client_id: (n,) integers or strings in any order: the client that each row belongs to. Rows keep
-                their order within a client; clients are ordered by sorted id.
-            names: with integer ids 0..N-1, the name of each client. By default the names are the ids as
-                strings.
+            client_id: (n,) integers or strings in any order: the client that each row belongs to.
+                Rows keep their order within a client; clients are ordered by sorted id.
+            names: with integer ids 0..N-1, the name of each client. By default the names are the
+                ids as strings.
             client_fields: name -> (N, ...), in the order of the sorted ids.
             features: field -> names of the columns in its last dimension.
             **fields: name -> (n, ...).
 
         Raises:
-            TypeError: ids that are neither integers nor strings, or of several kinds; a field that is not
-                numeric.
-            ValueError: as `ClientData`; or `client_id` is not (n,), or an id has no entry in `names`.
+            TypeError: ids that are neither integers nor strings, or of several kinds; a field that
+                is not numeric.
+            ValueError: as `ClientData`; or `client_id` is not (n,), or an id has no entry in
+                `names`.
 
         >>> data = ClientData.from_arrays(["b", "a", "b"], y=[1.0, 2.0, 3.0])
         >>> data.names, data.counts.tolist(), data.fields["y"].tolist()
@@ -141,14 +144,15 @@ class ClientData:
         """Join arrays that are given client by client.
 
         Args:
-            clients: name -> {field: (N_k, ...)}, or a list of such dicts; its clients are named "0", "1", ...
+            clients: name -> {field: (N_k, ...)}, or a list of such dicts; its clients are named
+                "0", "1", ...
             client_fields: name -> (N, ...), in the order of the clients.
             features: field -> names of the columns in its last dimension.
 
         Raises:
             TypeError: a field is not numeric.
-            ValueError: as `ClientData`; or a client has other fields than the first client, or rows of
-                another shape.
+            ValueError: as `ClientData`; or a client has other fields than the first client, or rows
+                of another shape.
         """
         rows = join_clients(clients)
         return cls.from_arrays(
@@ -171,23 +175,24 @@ class ClientData:
     ) -> ClientData:
         """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
 
-        Columns of strings or of categories are coded 0, 1, ...: categories in their own order, strings
-        sorted. The names of the codes are kept in `levels`; hand them in to code new data alike. Numbers
-        remain what they are, also as categories.
+        Columns of strings or of categories are coded 0, 1, ...: categories in their own order,
+        strings sorted. The names of the codes are kept in `levels`; hand them in to code new data
+        alike. Numbers remain what they are, also as categories.
 
         Args:
             frame: a pandas frame.
             client: the column that holds the client ids.
-            client_fields: client field -> a column or a list of columns, constant within each client.
+            client_fields: client field -> a column or a list of columns, constant within each
+                client.
             levels: of other data, `train.levels`: the codes of its fields.
-            **fields: field -> a column, for a field (n,), or a list of columns, for a field (n, columns)
-                whose features are the columns' names.
+            **fields: field -> a column, for a field (n,), or a list of columns, for a field (n,
+                columns) whose features are the columns' names.
 
         Raises:
             KeyError: the frame lacks a column.
-            TypeError, ValueError: as `from_arrays`; or a column of strings or categories has missing values,
-                levels that look alike, numbers written as strings, or a level that is not in `levels`; or a
-                client field is not constant within a client.
+            TypeError, ValueError: as `from_arrays`; or a column of strings or categories has
+                missing values, levels that look alike, numbers written as strings, or a level that
+                is not in `levels`; or a client field is not constant within a client.
 
         >>> import pandas as pd
         >>> frame = pd.DataFrame({"who": ["u", "v", "v"], "smokes": ["no", "yes", "no"], "beds": [9, 5, 5]})
@@ -233,7 +238,8 @@ class ClientData:
         copy = replace(
             self, fields=fields, client_fields=client_fields, offsets=self.offsets.to(device)
         )
-        # Fills the cache of `keys`, which would hash the names again and leave the result on the CPU.
+        # Fills the cache of `keys`, which would hash the names again and leave the result on the
+        # CPU.
         copy.__dict__["keys"] = self.keys.to(device)
         return copy
 
@@ -311,7 +317,8 @@ class ClientData:
     def with_fields(self, **fields: Tensor) -> ClientData:
         """Return the same clients with fields added or replaced.
 
-        A field whose last dimension changes its size loses its feature names; a new field has no levels.
+        A field whose last dimension changes its size loses its feature names; a new field has no
+        levels.
 
         Args:
             **fields: name -> (n, ...).
@@ -350,12 +357,13 @@ class ClientData:
     def split(self, fraction: float, *, seed: int) -> tuple[ClientData, ClientData]:
         """Split every client's own rows into two parts at random.
 
-        Each part has at least one row of every client that has two or more. A client with a single row is in
-        the first part alone. The draw depends on the seed and the client's name, not on the order of the
-        clients.
+        Each part has at least one row of every client that has two or more. A client with a single
+        row is in the first part alone. The draw depends on the seed and the client's name, not on
+        the order of the clients.
 
         Args:
-            fraction: share of each client's rows that goes to the first part, rounded to whole rows.
+            fraction: share of each client's rows that goes to the first part, rounded to whole
+                rows.
             seed: seed of the draw.
 
         Returns:

@@ -24,7 +24,8 @@ def check_consistent(
     """Check that the parts of a `ClientData`, which documents them, fit together.
 
     Raises:
-        TypeError: a field is no tensor of real numbers; a client's or a field's name is not a string.
+        TypeError: a field is no tensor of real numbers; a client's or a field's name is not a
+            string.
         ValueError: as `ClientData`.
     """
     if not fields:
@@ -37,7 +38,8 @@ def check_consistent(
     for name, values in fields.items():
         if len(values) != num_rows:
             raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the clients have {num_rows}: give one value per row"
+                f"field '{name}' has {len(values)} rows, but the clients have {num_rows}: give one "
+                f"value per row"
             )
     for name, values in client_fields.items():
         if name in fields:
@@ -66,7 +68,8 @@ def _check_offsets(offsets: Any, names: Sequence[str]) -> None:
         )
     if int(offsets[0]) != 0:
         raise ValueError(
-            f"offsets start at {int(offsets[0])}: they must start at 0, so that every row has a client"
+            f"offsets start at {int(offsets[0])}: they must start at 0, so that every row has a "
+            f"client"
         )
     empty = (offsets.diff() <= 0).nonzero()
     if len(empty):
@@ -118,7 +121,8 @@ def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, .
             continue  # rows that are not there (`hierfl.data.absent`) have no codes
         if codes.is_floating_point() or int(codes.min()) < 0 or int(codes.max()) >= len(labels):
             raise ValueError(
-                f"field '{field}' has codes other than 0..{len(labels) - 1}, the numbers of its levels: "
+                f"field '{field}' has codes other than 0..{len(labels) - 1}, the numbers of its "
+                f"levels: "
                 f"drop its levels, or code it anew"
             )
 

@@ -12,7 +12,8 @@ _ARRAYS = "ClientData.from_arrays(client_id, x=..., y=...)"
 FRAME = "ClientData.from_frame(frame, 'client', x=[...], y=...)"
 # a frame for each client: name -> frame
 _FRAMES = (
-    "ClientData.from_frame(pandas.concat({}, names=['client']).reset_index('client'), 'client', x=[...], "
+    "ClientData.from_frame(pandas.concat({}, names=['client']).reset_index('client'), 'client', "
+    "x=[...], "
     "y=...)"
 )
 # what holds rows already -> where

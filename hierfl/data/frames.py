@@ -84,8 +84,9 @@ def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> Fra
     Raises:
         TypeError: a column holds neither numbers, strings nor categories.
         KeyError: the frame lacks a column.
-        ValueError: two columns have the name; a column of strings or categories has a missing value, an
-            unknown level or levels that look alike; or one of several columns has more than 2 levels.
+        ValueError: two columns have the name; a column of strings or categories has a missing
+            value, an unknown level or levels that look alike; or one of several columns has more
+            than 2 levels.
     """
     found = FrameFields({}, {}, {})
     for name, wanted in fields.items():
@@ -102,8 +103,10 @@ def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> Fra
             values = as_tensor(_column(frame, column, key, levels, found.levels), key)
             if len(found.levels.get(key, ())) > 2:
                 raise ValueError(
-                    f"column '{column}' of field '{name}' has {len(found.levels[key])} levels, whose codes are "
-                    f"no amounts: read it as a field of its own, or as 0/1 columns (pandas.get_dummies)"
+                    f"column '{column}' of field '{name}' has {len(found.levels[key])} levels, "
+                    f"whose codes are "
+                    f"no amounts: read it as a field of its own, or as 0/1 columns "
+                    f"(pandas.get_dummies)"
                 )
             columns.append(values)
         found.fields[name] = torch.stack(_of_one_dtype(columns), dim=1)
@@ -120,7 +123,8 @@ def is_column(frame: Any, name: Any) -> bool:
     """
     if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
         raise TypeError(
-            f"frame is a {type(frame).__name__}: give a pandas frame, from_frame(frame, 'client', y='y')"
+            f"frame is a {type(frame).__name__}: give a pandas frame, from_frame(frame, 'client', "
+            f"y='y')"
         )
     words = isinstance(name, str)
     same = (c == name and isinstance(c, str) == words for c in frame.columns)
@@ -203,12 +207,14 @@ def _check_words(present: list[Any], column: Any) -> None:
     for value in present:
         if not isinstance(value, str):
             raise TypeError(
-                f"column '{column}' holds strings and {value!r}: make all of them numbers, or all strings"
+                f"column '{column}' holds strings and {value!r}: make all of them numbers, or all "
+                f"strings"
             )
     for value in dict.fromkeys(present):
         if _is_number(value):
             raise ValueError(
-                f"column '{column}' holds the number '{value}' as a string: convert it with pandas.to_numeric, "
+                f"column '{column}' holds the number '{value}' as a string: convert it with "
+                f"pandas.to_numeric, "
                 f"or make the column a category if its values are names"
             )
 
@@ -227,7 +233,8 @@ def _check_different(labels: tuple[str, ...], column: Any) -> None:
     alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
     if alike:
         raise ValueError(
-            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or in Unicode "
+            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or "
+            f"in Unicode "
             f"form: make them one"
         )
 
@@ -270,8 +277,10 @@ def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequen
     if len(bad):
         row = int(bad[0, 0])
         raise ValueError(
-            f"client field '{name}' has the values {first[owner[row]].tolist()} and {values[row].tolist()} in "
-            f"rows of client '{names[int(owner[row])]}': it must be constant within a client; a value per row "
+            f"client field '{name}' has the values {first[owner[row]].tolist()} and "
+            f"{values[row].tolist()} in "
+            f"rows of client '{names[int(owner[row])]}': it must be constant within a client; a "
+            f"value per row "
             f"is a field"
         )
     return first

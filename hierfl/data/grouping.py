@@ -56,10 +56,10 @@ def sort_by_client(
         The rows, with the clients in the order of their sorted ids.
 
     Raises:
-        TypeError: ids that are neither integers nor strings, or are of several kinds; a field that is not
-            numeric.
-        ValueError: `client_id` is not (n,), `names` does not fit it, or a field has another number of rows or
-            another pandas index.
+        TypeError: ids that are neither integers nor strings, or are of several kinds; a field that
+            is not numeric.
+        ValueError: `client_id` is not (n,), `names` does not fit it, or a field has another number
+            of rows or another pandas index.
     """
     raw = ids_of(client_id)
     ids, inverse, counts = np.unique(raw, return_inverse=True, return_counts=True)
@@ -70,7 +70,8 @@ def sort_by_client(
         _check_index(client_id, fields[name], name)
         if len(values) != len(raw):
             raise ValueError(
-                f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} rows: give one "
+                f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} "
+                f"rows: give one "
                 f"value per row"
             )
     return SortedRows(
@@ -86,7 +87,8 @@ def _check_index(client_id: Any, values: Any, name: str) -> None:
     other: Any = getattr(values, "index", None)
     if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
         raise ValueError(
-            f"field '{name}' and client_id are pandas columns with different indices: take both from one frame, "
+            f"field '{name}' and client_id are pandas columns with different indices: take both "
+            f"from one frame, "
             f"or give .to_numpy() of rows in the same order"
         )
 
@@ -113,12 +115,13 @@ def join_clients(
     """Join the arrays of separate clients, field by field.
 
     Args:
-        clients: name -> {field: (N_k, ...)}, or a list of such dicts, whose clients are named "0", "1", ...
+        clients: name -> {field: (N_k, ...)}, or a list of such dicts, whose clients are named "0",
+            "1", ...
 
     Raises:
         TypeError: `clients` or a client is of another type; a field is not numeric.
-        ValueError: no clients; a client with no fields, with other fields than the first, with fields of
-            different lengths, or with rows of another shape than the first client's.
+        ValueError: no clients; a client with no fields, with other fields than the first, with
+            fields of different lengths, or with rows of another shape than the first client's.
     """
     named = _named(clients)
     first = next(iter(named.values()))
@@ -127,14 +130,16 @@ def join_clients(
     for client, own in named.items():
         if set(own) != set(columns):
             raise ValueError(
-                f"client '{client}' has the fields {sorted(own)}, but the first client has {sorted(columns)}: give all "
+                f"client '{client}' has the fields {sorted(own)}, but the first client has "
+                f"{sorted(columns)}: give all "
                 f"clients the same fields"
             )
         tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
         lengths = {name: len(values) for name, values in tensors.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(
-                f"client '{client}' has fields of different lengths, {lengths}: give one value per row"
+                f"client '{client}' has fields of different lengths, {lengths}: give one value per "
+                f"row"
             )
         for name, values in tensors.items():
             _check_like(client, name, values, columns[name][:1])
@@ -151,7 +156,8 @@ def _named(clients: Any) -> dict[str, Mapping[str, Array]]:
     """Return the clients by name, once they are known to be mappings of fields."""
     if not isinstance(clients, Mapping | list | tuple):
         raise TypeError(
-            f"clients is a {type(clients).__name__}: give {{name: {{field: values}}}}, or a list of such "
+            f"clients is a {type(clients).__name__}: give {{name: {{field: values}}}}, or a list "
+            f"of such "
             f"fields (for a table, ClientData.from_frame)"
         )
     named = (
@@ -164,7 +170,8 @@ def _named(clients: Any) -> dict[str, Mapping[str, Array]]:
     for client, own in named.items():
         if not isinstance(own, Mapping):
             raise TypeError(
-                f"client '{client}' is a {type(own).__name__}: give its fields by name, {{'y': ...}}"
+                f"client '{client}' is a {type(own).__name__}: give its fields by name, "
+                f"{{'y': ...}}"
             )
         if not own:
             raise ValueError(f"client '{client}' has no fields: give at least one, {{'y': ...}}")
@@ -177,11 +184,13 @@ def _check_like(client: str, name: str, values: Tensor, first: Sequence[Tensor])
         if like.shape[1:] != values.shape[1:]:
             raise ValueError(
                 f"client '{client}': a row of '{name}' has shape {tuple(values.shape[1:])}, "
-                f"but the first client's has {tuple(like.shape[1:])}: give all clients the same columns"
+                f"but the first client's has {tuple(like.shape[1:])}: give all clients the same "
+                f"columns"
             )
         if torch.bool in (like.dtype, values.dtype) and like.dtype != values.dtype:
             found, wanted = (str(v.dtype).removeprefix("torch.") for v in (values, like))
             raise ValueError(
-                f"client '{client}': '{name}' is {found}, but the first client's is {wanted}: give both as "
+                f"client '{client}': '{name}' is {found}, but the first client's is {wanted}: give "
+                f"both as "
                 f"numbers"
             )

@@ -13,13 +13,14 @@ from torch import Tensor
 class JointNormal(dist.MultivariateNormal):
     """The joint Normal distribution of the rows of each client, padded to B rows.
 
-    Padded rows are made independent of the others, with the value at their mean; what they add to the log
-    density is taken off. It is therefore the density of the client's own rows, whatever the padding.
+    Padded rows are made independent of the others, with the value at their mean; what they add to
+    the log density is taken off. It is therefore the density of the client's own rows, whatever the
+    padding.
 
     Args:
         loc: (..., B) means.
-        covariance: (..., B, B), positive definite over the rows of each client; entries of padded rows are
-            ignored.
+        covariance: (..., B, B), positive definite over the rows of each client; entries of padded
+            rows are ignored.
         inside: (..., B) bool, false at padded rows.
     """
 

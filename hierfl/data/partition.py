@@ -1,10 +1,10 @@
 """Partitions of labeled rows over clients: `labels, num_clients, seed -> client ids`, one id per row.
 
-The id of a row that no client gets is -1. Each function depends on its arguments alone, gives every client at
-least one row, and raises where that is impossible. `to_clients` turns the ids into `ClientData`. Split the
-clients' rows into training and test rows afterwards, with `ClientData.split`, so that a client's test rows
-have its own mix of labels. The Dirichlet and pathological partitions come from flwr-datasets (the `data`
-extra).
+The id of a row that no client gets is -1. Each function depends on its arguments alone, gives every
+client at least one row, and raises where that is impossible. `to_clients` turns the ids into
+`ClientData`. Split the clients' rows into training and test rows afterwards, with
+`ClientData.split`, so that a client's test rows have its own mix of labels. The Dirichlet and
+pathological partitions come from flwr-datasets (the `data` extra).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
     for name, values in kept.items():
         if len(values) != len(ids):
             raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}: give one value per row"
+                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}: give "
+                f"one value per row"
             )
     rows = sort_by_client(
         ids[keep],
@@ -96,7 +97,8 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
     ids = checked_ids(ids)
     if len(ids) != len(codes):
         raise ValueError(
-            f"there are {len(codes)} labels, but the partition has {len(ids)} rows: give one label per row"
+            f"there are {len(codes)} labels, but the partition has {len(ids)} rows: give one label "
+            f"per row"
         )
     keep = ids >= 0
     cells = ids[keep] * len(classes) + torch.from_numpy(codes)[keep]
@@ -123,18 +125,20 @@ def pathological(
         num_clients: N.
         classes_per_client: between 1 and L.
         seed: seed of the draw of classes and rows.
-        assignment: "first-deterministic": client k has class k mod L and others at random, so that no row is
-            left out if N >= L. "random": all classes at random. "deterministic": client k has the classes k,
-            k + 1, ... mod L.
+        assignment: "first-deterministic": client k has class k mod L and others at random, so that
+            no row is left out if N >= L. "random": all classes at random. "deterministic": client k
+            has the classes k, k + 1, ... mod L.
 
     Returns:
         (n,) int64, 0..N-1, or -1 for the rows of a class that no client has.
 
     Raises:
-        ValueError: `classes_per_client` is out of range, or a class has fewer rows than it has clients.
+        ValueError: `classes_per_client` is out of range, or a class has fewer rows than it has
+            clients.
         ImportError: flwr-datasets is not installed.
 
-    Reference: Li et al. 2022, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079; after McMahan et
+    Reference: Li et al. 2022, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079; after
+        McMahan et
     al. 2017.
     """
     classes, codes = codes_of(labels)
@@ -173,21 +177,22 @@ def dirichlet(
     Args:
         labels: (n,) integers.
         num_clients: N.
-        alpha: concentration, > 0. With a small alpha each client has few classes; with a large alpha all
-            clients have the same mix.
+        alpha: concentration, > 0. With a small alpha each client has few classes; with a large
+            alpha all clients have the same mix.
         seed: seed of the draw.
-        min_rows: smallest number of rows that a client may have, at least 1. The proportions are drawn up to
-            eleven times, until every client has that many.
+        min_rows: smallest number of rows that a client may have, at least 1. The proportions are
+            drawn up to eleven times, until every client has that many.
 
     Returns:
         (n,) int64, 0..N-1; no row is left out.
 
     Raises:
-        ValueError: alpha is not positive and finite; there are too few rows; or after eleven draws a client
-            still has fewer than `min_rows` rows.
+        ValueError: alpha is not positive and finite; there are too few rows; or after eleven draws
+            a client still has fewer than `min_rows` rows.
         ImportError: flwr-datasets is not installed.
 
-    Reference: Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks",
+    Reference: Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural
+        Networks",
     arXiv:1905.12022.
     """
     _, codes = codes_of(labels)
@@ -217,14 +222,16 @@ def dirichlet(
 def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> Tensor:
     """Give all clients equally many rows, and each its own mix of classes, drawn from Dirichlet(alpha L p).
 
-    p (L,) are the shares of the classes among all rows. Once a class is used up, its share goes to the classes that
-    are left, in proportion to the client's mix. Unlike with `dirichlet`, every client has rows, however small alpha is.
+    p (L,) are the shares of the classes among all rows. Once a class is used up, its share goes to
+    the classes that are left, in proportion to the client's mix. Unlike with `dirichlet`, every
+    client has rows, however small alpha is.
 
     Args:
         labels: (n,) integers, of L classes.
         num_clients: N.
-        alpha: concentration of a class, > 0, the mean over classes; L alpha is the alpha of Hsu et al. With a small
-            alpha a client has one class or two; with a large alpha all clients have the same mix.
+        alpha: concentration of a class, > 0, the mean over classes; L alpha is the alpha of Hsu et
+            al. With a small alpha a client has one class or two; with a large alpha all clients
+            have the same mix.
         seed: seed of the draw.
 
     Returns:
@@ -233,7 +240,8 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
     Raises:
         ValueError: alpha is not positive and finite, or there are fewer rows than clients.
 
-    Reference: Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Reference: Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for
+        Federated Visual
     Classification", arXiv:1909.06335.
     """
     classes, codes = codes_of(labels)
@@ -270,15 +278,15 @@ def quantity_skew(
 ) -> Tensor:
     """Give clients random numbers of rows, regardless of labels.
 
-    The clients' shares are log-normal(0, sigma), normalized, or Dirichlet(alpha). A client has `min_rows`
-    rows and its share of the remaining rows, rounded so that the sizes add up to n.
+    The clients' shares are log-normal(0, sigma), normalized, or Dirichlet(alpha). A client has
+    `min_rows` rows and its share of the remaining rows, rounded so that the sizes add up to n.
 
     Args:
         num_rows: n.
         num_clients: N.
         seed: seed of the draw of sizes and rows.
-        sigma: standard deviation of the log of a share, >= 0; 0 gives equal sizes. Give either sigma or
-            alpha.
+        sigma: standard deviation of the log of a share, >= 0; 0 gives equal sizes. Give either
+            sigma or alpha.
         alpha: concentration of the Dirichlet distribution of the shares, > 0.
         min_rows: smallest number of rows that a client may have, at least 1.
 
@@ -286,8 +294,8 @@ def quantity_skew(
         (n,) int64, 0..N-1; no row is left out.
 
     Raises:
-        ValueError: both or neither of sigma and alpha are given, one is out of range, or there are too few
-            rows.
+        ValueError: both or neither of sigma and alpha are given, one is out of range, or there are
+            too few rows.
     """
     check_clients(num_rows, num_clients, min_rows)
     if (sigma is None) == (alpha is None):
@@ -314,8 +322,8 @@ def quantity_skew(
 def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> Tensor:
     """Give a `share` of each class to the clients whose majority class it is, and the rest evenly to all.
 
-    The majority class of client k is class k mod L. With share 0 the clients differ by chance alone. With
-    share 1 and N >= L each client has its majority class only.
+    The majority class of client k is class k mod L. With share 0 the clients differ by chance
+    alone. With share 1 and N >= L each client has its majority class only.
 
     Args:
         labels: (n,) integers, of L classes.

@@ -48,7 +48,8 @@ def checked_ids(ids: Any) -> Tensor:
     found = torch.as_tensor(ids)
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise TypeError(
-            f"ids are {str(found.dtype).removeprefix('torch.')}: give integers, as a partition returns them"
+            f"ids are {str(found.dtype).removeprefix('torch.')}: give integers, as a partition "
+            f"returns them"
         )
     if found.dim() != 1:
         raise ValueError(f"ids have shape {tuple(found.shape)}: give one id per row, of shape (n,)")
@@ -77,7 +78,8 @@ def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
         )
     if num_clients * min_rows > num_rows:
         raise ValueError(
-            f"{num_clients} clients of at least {min_rows} rows need {num_clients * min_rows} rows, "
+            f"{num_clients} clients of at least {min_rows} rows need {num_clients * min_rows} "
+            f"rows, "
             f"but there are {num_rows}"
         )
 
@@ -125,7 +127,8 @@ def from_flwr_datasets(
     )
     ids = np.full(len(codes), LEFT_OUT)
     with warnings.catch_warnings():
-        # The partitioners warn of repeated draws and of classes left out; our docstrings document both.
+        # The partitioners warn of repeated draws and of classes left out; our docstrings document
+        # both.
         warnings.simplefilter("ignore", UserWarning)
         for k in range(num_clients):
             ids[maker.load_partition(k)[:]["row"]] = k

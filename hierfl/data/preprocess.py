@@ -1,8 +1,8 @@
 """Standardization and filling of missing values, from statistics that each client computes on its own rows.
 
-For each feature a client sends the number of its values, their mean and their sum of squares about that mean.
-These three numbers can be merged over the clients in any order (Chan, Golub and LeVeque 1983). No row leaves
-a client.
+For each feature a client sends the number of its values, their mean and their sum of squares about
+that mean. These three numbers can be merged over the clients in any order (Chan, Golub and LeVeque
+1983). No row leaves a client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Scaling:
     Args:
         field: name of the field.
         mean: (...) of the shape of a row.
-        sd: (...) of the shape of a row, > 0; 1 for a feature that is constant over the training rows.
+        sd: (...) of the shape of a row, > 0; 1 for a feature that is constant over the training
+            rows.
     """
 
     field: str
@@ -69,7 +70,8 @@ class Scaling:
         if values.shape[1:] != self.mean.shape:
             raise ValueError(
                 f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, "
-                f"but the scaling was fitted to rows of shape {tuple(self.mean.shape)}: give the same columns"
+                f"but the scaling was fitted to rows of shape {tuple(self.mean.shape)}: give the "
+                f"same columns"
             )
         # In float64, because far from 0 the subtraction cancels most digits.
         return data.with_fields(
@@ -112,7 +114,8 @@ def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tens
     seen = ~values.isnan()
     zeros = torch.zeros(clients, *values.shape[1:], dtype=torch.float64)
     count = zeros.index_add(0, client, seen.double())
-    # In two passes, because the difference of raw sums of squares would cancel for values far from 0.
+    # In two passes, because the difference of raw sums of squares would cancel for values far from
+    # 0.
     mean = zeros.index_add(0, client, values.nan_to_num(0.0)) / count.clamp(min=1.0)
     deviation = torch.where(seen, values - mean[client], 0.0)
     mean = mean + zeros.index_add(0, client, deviation) / count.clamp(min=1.0)
@@ -131,8 +134,8 @@ def merged(moments: Moments) -> Moments:
 def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
     """Return the scaling by each feature's mean and standard deviation over all rows of `train`.
 
-    The standard deviation divides by the number of values, not by one less. A feature that is constant up to
-    rounding has sd 1. A feature without values has mean 0 and sd 1.
+    The standard deviation divides by the number of values, not by one less. A feature that is
+    constant up to rounding has sd 1. A feature without values has mean 0 and sd 1.
 
     Raises:
         KeyError: there is no such field.
@@ -208,15 +211,17 @@ def fill_missing(
 ) -> ClientData:
     """Replace NaN, and add a 0/1 column `<feature>_missing` for each column that has any.
 
-    Standardize first, so that the value 0 is the mean. To give training and test rows the same columns, name
+    Standardize first, so that the value 0 is the mean. To give training and test rows the same
+    columns, name
     them: `columns = missing_features(train)`, then `fill_missing(test, indicators=columns)`.
 
     Args:
-        data: clients with a field (n, F). Columns without names are called `<field>0`, `<field>1`, ...
+        data: clients with a field (n, F). Columns without names are called `<field>0`, `<field>1`,
+            ...
         field: name of the field.
         value: replaces NaN.
-        indicators: True for an indicator of each column with any NaN, False for none, or the names of the
-            columns that get one.
+        indicators: True for an indicator of each column with any NaN, False for none, or the names
+            of the columns that get one.
 
     Returns:
         The same clients, with the field (n, F + number of indicators) and its feature names.

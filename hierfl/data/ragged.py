@@ -23,12 +23,13 @@ def cut_ragged(
 ) -> tuple[Tensor, ...]:
     """Cut chunks of clients anew, in the same order, if one of them would be mostly padding, and much of it.
 
-    Clients of similar lengths stay together, so that memory follows the rows there are: not the number of
-    clients times the longest of them.
+    Clients of similar lengths stay together, so that memory follows the rows there are: not the
+    number of clients times the longest of them.
 
     Args:
         parts: the ids of each chunk.
-        *counts: (N,) int64, the clients' numbers of rows; of each kind of rows that a chunk is padded in.
+        *counts: (N,) int64, the clients' numbers of rows; of each kind of rows that a chunk is
+            padded in.
         most: clients of a chunk.
         few: rows, padded ones included, that a chunk may have whatever part of them is padding.
         padding: padded rows of a chunk that are still too few to cut it.

@@ -57,7 +57,8 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
     if any(isinstance(i, str) for i in listed):
         if not all(isinstance(i, str) for i in listed):
             raise TypeError(
-                "the clients are given by names and positions: give either all names or all positions"
+                "the clients are given by names and positions: give either all names or all "
+                "positions"
             )
         return positions_of(names, listed)
     ids = torch.tensor([_whole(i) for i in listed], dtype=torch.long)
@@ -85,12 +86,14 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
     mask = torch.as_tensor(keep)
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans: give a condition on each row, "
+            f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans: give a condition "
+            f"on each row, "
             f"such as x > 0"
         )
     if mask.shape != (num_rows,):
         raise ValueError(
-            f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows: give one boolean per row"
+            f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows: give one boolean "
+            f"per row"
         )
     if not bool(mask.any()):
         raise ValueError("no row is kept: a federation needs at least one row")
@@ -139,7 +142,8 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     counts = offsets.diff()
     if int(counts.max()) == 1:
         raise ValueError(
-            "every client has a single row, so a split leaves the second part empty: split the clients, "
+            "every client has a single row, so a split leaves the second part empty: split the "
+            "clients, "
             "data.select(...)"
         )
     first = (counts * fraction).round().long().clamp(min=1)

@@ -139,8 +139,8 @@ def check_boundary(
 ) -> None:
     """Refuse a program with a global site that depends on a client's rows, local sites or local params.
 
-    Aggregates over clients, such as means, are refused too: each client would see another value of the global
-    site, and numbers would depend on which clients are in the plate together.
+    Aggregates over clients, such as means, are refused too: each client would see another value of
+    the global site, and numbers would depend on which clients are in the plate together.
 
     Args:
         program: model or guide.
@@ -172,7 +172,9 @@ def check_boundary(
         ]
     if found:
         raise ProgramError(
-            f"site '{found[0]}' is outside the clients plate in the {what}, but depends on something inside "
-            f"it (a client's rows, local sites or local params): move it inside `with batch.clients():`, or "
+            f"site '{found[0]}' is outside the clients plate in the {what}, but depends on "
+            f"something inside "
+            f"it (a client's rows, local sites or local params): move it inside `with "
+            f"batch.clients():`, or "
             f"remove the dependence"
         )

@@ -57,8 +57,8 @@ def not_dealt_with(data: ClientData) -> ValueError:
     """Return the error of data with missing values that the model does not deal with.
 
     Args:
-        data: with NaN or infinity; the message names the first field, how many rows have some and the first
-            client.
+        data: with NaN or infinity; the message names the first field, how many rows have some and
+            the first client.
     """
     name, bad = next(iter(holes(data).items()))
     row = int(bad.nonzero()[0])
@@ -66,15 +66,16 @@ def not_dealt_with(data: ClientData) -> ValueError:
     return ValueError(
         f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client "
         f"'{client}': fill it (hierfl.fill_missing adds indicators of the missing values), or "
-        f"model it, so that no density or gradient is NaN (batch.{name}.nan_to_num() before it is used)"
+        f"model it, so that no density or gradient is NaN (batch.{name}.nan_to_num() before it is "
+        f"used)"
     )
 
 
 def check_missing(program: Program, data: ClientData) -> None:
     """Refuse missing values that the program does not deal with: labels, and what makes a density NaN.
 
-    The density and its gradient are taken where the guide starts, on the rows with missing values together,
-    and on all rows of one client that has some.
+    The density and its gradient are taken where the guide starts, on the rows with missing values
+    together, and on all rows of one client that has some.
 
     Args:
         program: that has been read.
@@ -138,8 +139,8 @@ FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms
 def warn_of_unscaled(program: Program, data: ClientData) -> None:
     """Warn of columns that the model reads as numbers and whose mean or sd exceeds `FAR`.
 
-    Labels are left out, unless their site observes any real number. Integers that the model uses as an index
-    are left out.
+    Labels are left out, unless their site observes any real number. Integers that the model uses as
+    an index are left out.
 
     Args:
         program: that reads the data.
@@ -153,7 +154,8 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
         if found and _is_number(program, name):
             more = f", and {len(found) - 1} more columns" if len(found) > 1 else ""
             warnings.warn(
-                f"{found[0]}{more}: default priors and step sizes are for columns of about unit scale; scale "
+                f"{found[0]}{more}: default priors and step sizes are for columns of about unit "
+                f"scale; scale "
                 f"it, hierfl.standardize(train, test, fields=('{name}',))",
                 stacklevel=3,
             )

@@ -32,7 +32,8 @@ def check_names(data: ClientData) -> None:
     for name in [*data.fields, *data.client_fields]:
         if name in taken or name.startswith("_"):
             raise ValueError(
-                f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; rename it "
+                f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; "
+                f"rename it "
                 f"('{name}_')"
             )
 
@@ -66,8 +67,10 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
     for name, fields in found.items():
         if len(fields) > 1 and not any(known[k] is values[name] for k in fields):
             raise ProgramError(
-                f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so it is "
-                f"unclear which of them is unknown in a prediction: make the value a field of its own, "
+                f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so "
+                f"it is "
+                f"unclear which of them is unknown in a prediction: make the value a field of its "
+                f"own, "
                 f"data.with_fields({name}=...)"
             )
     # a site may also observe no field, zeros for example: it has no label
@@ -168,7 +171,8 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
         sites: the observed sites with such a support.
 
     Raises:
-        ValueError: a label is outside the support of its row; the message names site, client and value.
+        ValueError: a label is outside the support of its row; the message names site, client and
+            value.
     """
     sites = list(sites)
     parts = torch.arange(data.num_clients).split(256)
@@ -183,7 +187,8 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
                 raise ValueError(
                     f"site '{site}' ({type(nodes[site]['fn']).__name__}) of client "
                     f"'{data.names[int(ids[client])]}' has the value "
-                    f"{nodes[site]['value'][client, row].item():g}, outside the support of its row; "
+                    f"{nodes[site]['value'][client, row].item():g}, outside the support of its "
+                    f"row; "
                     f"{int((~good).sum())} rows are outside theirs"
                 )
 
@@ -209,7 +214,8 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
             row = int((~good).nonzero()[0, 0])
             raise ValueError(
                 f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
-                f"{float(values[row].flatten()[0]):g}, outside the support {in_words(support)} of site {site}; "
+                f"{float(values[row].flatten()[0]):g}, outside the support {in_words(support)} of "
+                f"site {site}; "
                 f"{int((~good).sum())} rows are outside it: {_mend(name, values, support)}"
             )
 
@@ -257,7 +263,8 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
     if own == wanted:
         dtype = str(value.dtype).removeprefix("torch.")
         return (
-            f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype}: give its numbers in the "
+            f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype}: give its "
+            f"numbers in the "
             f"dtype of the model, data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
         )
     column = f"data.fields['{label}']"
@@ -267,6 +274,7 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
     elif len(own) == 1 and not wanted and kind == "Categorical":
         mend = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
     return (
-        f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' has shape {own} "
+        f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' "
+        f"has shape {own} "
         f"per row: {mend}"
     )

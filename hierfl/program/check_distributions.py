@@ -25,7 +25,8 @@ def _of_components(constraint: Any) -> Transform:
     return biject_to(base)
 
 
-# torch gives the support of a mixture a type of its own, which it knows no map for; earlier releases do not
+# torch gives the support of a mixture a type of its own, which it knows no map for; earlier
+# releases do not
 if hasattr(constraints, "MixtureSameFamilyConstraint"):
     biject_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
     transform_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
@@ -46,7 +47,8 @@ def check_support(site: Site) -> None:
     if getattr(support, "is_discrete", False):
         raise ProgramError(
             f"site '{name}' is discrete ({kind}) and latent, which no guide "
-            f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
+            f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or "
+            f"observe it"
         )
     if kind == "Delta":
         raise ProgramError(
@@ -57,8 +59,10 @@ def check_support(site: Site) -> None:
         biject_to(support)
     except NotImplementedError as error:
         raise ProgramError(
-            f"site '{name}' ({kind}) is latent, and no map from real numbers onto its support is known, in "
-            f"which guides and NUTS move: build it from sites that have one, such as Normals and their "
+            f"site '{name}' ({kind}) is latent, and no map from real numbers onto its support is "
+            f"known, in "
+            f"which guides and NUTS move: build it from sites that have one, such as Normals and "
+            f"their "
             f"transforms, with pyro.deterministic"
         ) from error
 
@@ -85,7 +89,8 @@ def check_density(name: str, site: Site) -> None:
 
 def _no_density(name: str, site: Site) -> ProgramError:
     return ProgramError(
-        f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use another distribution, "
+        f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use another "
+        f"distribution, "
         f"or write the density out as pyro.factor"
     )
 
@@ -97,7 +102,8 @@ def refuse_in_sample(error: Exception) -> None:
         error: raised by a model or guide.
 
     Raises:
-        ProgramError: the distribution cannot be copied over the site's plates, or cannot be drawn from.
+        ProgramError: the distribution cannot be copied over the site's plates, or cannot be drawn
+            from.
     """
     msg = None
     trace = error.__traceback__
@@ -108,8 +114,10 @@ def refuse_in_sample(error: Exception) -> None:
     if msg is None or msg["type"] != "sample" or not isinstance(error, LACKING):
         return
     raise ProgramError(
-        f"site '{msg['name']}' ({kind_of(msg['fn'])}) cannot be repeated over its plates, or cannot be drawn "
-        f"from: use a distribution with `expand` and `sample`, or write its density out as pyro.factor"
+        f"site '{msg['name']}' ({kind_of(msg['fn'])}) cannot be repeated over its plates, or "
+        f"cannot be drawn "
+        f"from: use a distribution with `expand` and `sample`, or write its density out as "
+        f"pyro.factor"
     ) from error
 
 
@@ -138,6 +146,7 @@ def support_of(name: str, fn: Any) -> Any:
         return fn.support
     except NotImplementedError as error:
         raise ProgramError(
-            f"site '{name}' ({kind_of(fn)}) has no support, the set its values lie in: give its class a "
+            f"site '{name}' ({kind_of(fn)}) has no support, the set its values lie in: give its "
+            f"class a "
             f"property `support`, or use another distribution"
         ) from error

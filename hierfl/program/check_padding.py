@@ -35,7 +35,8 @@ def check_padding(program: Program, data: ClientData) -> None:
         data: the clients it will run on.
 
     Raises:
-        ProgramError: a site differs between some rows alone and the same rows padded; the message names it.
+        ProgramError: a site differs between some rows alone and the same rows padded; the message
+            names it.
     """
     if not is_ragged(data):
         return
@@ -55,8 +56,10 @@ def check_padding(program: Program, data: ClientData) -> None:
     found = found or first_difference(of_model, alone, padded)
     if found:
         raise ProgramError(
-            f"{what} '{found}' depends on padding, since {few} rows of a client give another value padded to "
-            f"{padded.num_rows} than alone: reduce over rows by batch.sum and batch.mean, or leave padded "
+            f"{what} '{found}' depends on padding, since {few} rows of a client give another value "
+            f"padded to "
+            f"{padded.num_rows} than alone: reduce over rows by batch.sum and batch.mean, or leave "
+            f"padded "
             f"rows out by batch.mask()"
         )
 
@@ -66,14 +69,16 @@ def check_mini_batches(
 ) -> None:
     """Refuse a program whose log density is not a sum over rows, each a function of its own row alone.
 
-    Mini-batches hold some rows of a client in random order, and stand for all of them. What is computed from
-    several rows, such as the row before (an autoregression) or a mean, is another thing there.
+    Mini-batches hold some rows of a client in random order, and stand for all of them. What is
+    computed from several rows, such as the row before (an autoregression) or a mean, is another
+    thing there.
 
     Args:
-        program: to check. A model with the attribute `normalizes_by_batch` is let pass: its rows are
-            normalized by the mini-batch on purpose.
+        program: to check. A model with the attribute `normalizes_by_batch` is let pass: its rows
+            are normalized by the mini-batch on purpose.
         data: the clients it will run on.
-        priors_alone: the steps on mini-batches evaluate no likelihood, so check the latent sites alone.
+        priors_alone: the steps on mini-batches evaluate no likelihood, so check the latent sites
+            alone.
         halves: some steps work on a random half of a client's rows, by mini-batches or not.
 
     Raises:
@@ -85,13 +90,16 @@ def check_mini_batches(
         found = _of_several_rows(program, made_up(program, data), priors_alone)
     if found and halves:
         raise ProgramError(
-            f"site '{found}' depends on several rows of its client at once, and the method splits them at "
-            f"random into two halves: set split=False and batch_size=None, or give each row what it needs of "
+            f"site '{found}' depends on several rows of its client at once, and the method splits "
+            f"them at "
+            f"random into two halves: set split=False and batch_size=None, or give each row what "
+            f"it needs of "
             f"other rows as a field of its own, data.with_fields(previous=...)"
         )
     if found:
         raise ProgramError(
-            f"site '{found}' depends on several rows of its client at once, and mini-batches hold only some "
+            f"site '{found}' depends on several rows of its client at once, and mini-batches hold "
+            f"only some "
             f"of them, in random order: "
             + (
                 "compute it from a client field, or take another method, such as fedsvi"
@@ -131,7 +139,8 @@ def check_labels_given(program: Program, rows: ClientData) -> None:
         site = computed_from(program, label)
         if site:
             raise ValueError(
-                f"site '{site}' is computed from field '{label}', which the rows do not have: give the "
+                f"site '{site}' is computed from field '{label}', which the rows do not have: give "
+                f"the "
                 f"rows their labels"
             )
 
@@ -196,7 +205,8 @@ def check_apart(program: Program, data: ClientData) -> None:
         data: the clients it will run on together.
 
     Raises:
-        ProgramError: a local site differs between a client alone and beside another; the message names it.
+        ProgramError: a local site differs between a client alone and beside another; the message
+            names it.
     """
     if data.num_clients == 1:
         return
@@ -220,7 +230,8 @@ def check_apart(program: Program, data: ClientData) -> None:
     found = first_difference(evaluate, _first(pair), pair)
     if found:
         raise ProgramError(
-            f"site '{found}' depends on which clients are in the batch, and here all of them are: reduce "
+            f"site '{found}' depends on which clients are in the batch, and here all of them are: "
+            f"reduce "
             f"over the rows of each client, by batch.mean and batch.sum, not over clients"
         )
 

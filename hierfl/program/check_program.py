@@ -51,15 +51,18 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
             return program
         if not _works(_alone, loss, params, batch):
             raise ProgramError(
-                f"{_at_fault(_alone, program, params, batch)} has no gradient by torch.func.grad, which every "
+                f"{_at_fault(_alone, program, params, batch)} has no gradient by torch.func.grad, "
+                f"which every "
                 f"method takes: use another distribution, or torch functions in place of NumPy's "
-                f"(hierfl.diagnostics.nuts can sample a model whose gradients torch.autograd alone can take)"
+                f"(hierfl.diagnostics.nuts can sample a model whose gradients torch.autograd alone "
+                f"can take)"
             )
         if not program.keyed:
             return program
         where = _at_fault(_at_once, program, params, batch)
     warnings.warn(
-        f"{where} cannot be computed for several clients at once (torch.vmap): clients run one at a time",
+        f"{where} cannot be computed for several clients at once (torch.vmap): clients run one at "
+        f"a time",
         stacklevel=4,
     )
     return replace(program, mapped=False)
@@ -148,20 +151,23 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
         batch: that was traced.
 
     Raises:
-        ProgramError: the site is in the data plate but not in the clients plate; it is observed outside the
-            clients plate; it is latent in the data plate; or its batch shape is not that of its plates.
+        ProgramError: the site is in the data plate but not in the clients plate; it is observed
+            outside the clients plate; it is latent in the data plate; or its batch shape is not
+            that of its plates.
     """
     frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
     shape = tuple(site["fn"].batch_shape)
     if DATA in frames and CLIENTS not in frames:
         raise ProgramError(
-            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside "
+            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() "
+            f"inside "
             f"batch.clients()"
         )
     is_factor = isinstance(site["fn"], dist.Unit)
     if site["is_observed"] and CLIENTS not in frames and not is_factor and len(shape) > 1:
         raise ProgramError(
-            f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`"
+            f"site '{name}' is observed outside the clients plate: put it inside `with "
+            f"batch.clients():`"
         )
     wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
     for frame in frames.values():
@@ -170,8 +176,10 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
         raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch, site["is_observed"])
     if DATA in frames and is_latent(site):
         raise ProgramError(
-            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe it "
-            f"(obs=batch.{name}), sum it out in the likelihood of the row, or of all rows (batch.joint_normal)"
+            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe "
+            f"it "
+            f"(obs=batch.{name}), sum it out in the likelihood of the row, or of all rows "
+            f"(batch.joint_normal)"
         )
 
 
@@ -187,17 +195,21 @@ def _wrong_shape(
     clients = batch.num_clients
     if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
         return ProgramError(
-            f"site '{name}' is outside the clients plate, but its batch shape {shape} has a dimension of "
+            f"site '{name}' is outside the clients plate, but its batch shape {shape} has a "
+            f"dimension of "
             f"clients: it reads a local site; move it inside `with batch.clients():`"
         )
     if observed and plates == [CLIENTS] and shape == (clients, batch.num_rows):
         return ProgramError(
-            f"site '{name}' has batch shape {shape}, one value a row, outside the data plate: put it inside "
+            f"site '{name}' has batch shape {shape}, one value a row, outside the data plate: put "
+            f"it inside "
             f"`with batch.data():`"
         )
     return ProgramError(
-        f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) require "
-        f"{wanted}: declare its own dimensions with .to_event({_own_dimensions(shape, wanted)}), or open a "
+        f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) "
+        f"require "
+        f"{wanted}: declare its own dimensions with .to_event({_own_dimensions(shape, wanted)}), "
+        f"or open a "
         f"plate for them"
     )
 
@@ -224,17 +236,20 @@ def check_callable(model: Any, guide: Any) -> None:
     """
     if not callable(model) or isinstance(model, type):
         raise ProgramError(
-            f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one of "
+            f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one "
+            f"of "
             f"hierfl.models"
         )
     if type(guide).__module__.startswith("pyro.infer.autoguide") or isinstance(guide, type):
         raise ProgramError(
-            f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, such as "
+            f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, "
+            f"such as "
             f"hierfl.guides.mean_field"
         )
     if not isinstance(guide, Family) and not callable(guide):
         raise ProgramError(
-            f"the guide is a {_kind(guide)}: give a family such as hierfl.guides.mean_field, or a function "
+            f"the guide is a {_kind(guide)}: give a family such as hierfl.guides.mean_field, or a "
+            f"function "
             f"of a batch"
         )
 
@@ -254,14 +269,15 @@ def check_cover(latents: Latents, guide: Any) -> None:
         guide: trace of the guide.
 
     Raises:
-        ProgramError: the guide lacks a site, has an additional one that is not auxiliary, or has one of
-            another shape or on the other side of the clients plate.
+        ProgramError: the guide lacks a site, has an additional one that is not auxiliary, or has
+            one of another shape or on the other side of the clients plate.
     """
     drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
     for site in latents.sites:
         if site.name not in drawn:
             raise ProgramError(
-                f"site '{site.name}' is in the model but not in the guide: add it there, or use an automatic "
+                f"site '{site.name}' is in the model but not in the guide: add it there, or use an "
+                f"automatic "
                 f"guide"
             )
         found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
@@ -272,7 +288,8 @@ def check_cover(latents: Latents, guide: Any) -> None:
         if in_clients(drawn[site.name]) != site.is_local:
             inside, outside = ("model", "guide") if site.is_local else ("guide", "model")
             raise ProgramError(
-                f"site '{site.name}' is inside the clients plate in the {inside}, outside it in the {outside}"
+                f"site '{site.name}' is inside the clients plate in the {inside}, outside it in "
+                f"the {outside}"
             )
     known = {site.name for site in latents.sites}
     for name, drawn_site in drawn.items():
@@ -304,7 +321,8 @@ def check_start(program: Program, batch: ClientBatch) -> None:
     for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
         if not bool(value.isfinite().all()):
             raise ProgramError(
-                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts"
+                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide "
+                f"starts"
                 f"{_at_site(program, params, batch)}: check the scales there"
             )
 

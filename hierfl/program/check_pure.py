@@ -22,7 +22,8 @@ from hierfl.program.traces import Site, samples
 
 PYTHON = "Python's global generator (random)"
 TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
-UNUSUAL = 1_618_033_988  # a seed that no model sets itself: a generator seeded and drawn from has moved too
+# a seed that no model sets itself: a generator seeded and drawn from has moved too
+UNUSUAL = 1_618_033_988
 
 
 def _seed_numpy(seed: int) -> None:
@@ -81,7 +82,8 @@ def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
 
     Args:
         what: "model" or "guide".
-        starts: whether the starting values of params are drawn here, for which torch's generator is seeded.
+        starts: whether the starting values of params are drawn here, for which torch's generator is
+            seeded.
 
     Raises:
         ProgramError: a generator has moved; the message names it.
@@ -100,7 +102,8 @@ def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
         moved = []
     if moved:
         raise ProgramError(
-            f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws differ between "
+            f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws "
+            f"differ between "
             f"engines: draw with pyro.sample; the start of a param is drawn by a function, "
             f"pyro.param(name, lambda: torch.randn(3))"
         )
@@ -114,8 +117,8 @@ def check_pure(program: Program, batch: ClientBatch) -> None:
         batch: a few rows.
 
     Raises:
-        ProgramError: model or guide draws from a global generator; a site differs between two runs with the
-            same keys; or a tensor that requires a gradient reaches a site and is no param.
+        ProgramError: model or guide draws from a global generator; a site differs between two runs
+            with the same keys; or a tensor that requires a gradient reaches a site and is no param.
     """
     shared, own = program.start()
     params = {**shared, **own}
@@ -156,8 +159,10 @@ def _check_same(name: str, what: str, site: Site, again: Site | None) -> None:
     if len(both[0]) == len(both[1]) and all(map(_equal, *both)):
         return
     raise ProgramError(
-        f"site '{name}' of the {what} differs between two runs with the same params, rows and noise, so the "
-        f"{what} has a generator (np.random.default_rng, torch.Generator) or another state of its own: draw "
+        f"site '{name}' of the {what} differs between two runs with the same params, rows and "
+        f"noise, so the "
+        f"{what} has a generator (np.random.default_rng, torch.Generator) or another state of its "
+        f"own: draw "
         f"with pyro.sample, and compute the site from rows, params and other sites alone"
     )
 
@@ -179,7 +184,9 @@ def _check_learned(name: str, what: str, site: Site, program: Program) -> None:
     if leaf is None:
         return
     raise ProgramError(
-        f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, which requires "
-        f"a gradient and is no param, so that no method learns it: register it (pyro.module('net', net), "
+        f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, "
+        f"which requires "
+        f"a gradient and is no param, so that no method learns it: register it (pyro.module('net', "
+        f"net), "
         f"pyro.param), or freeze it on purpose with requires_grad_(False)"
     )

@@ -21,8 +21,8 @@ class Differences(NamedTuple):
 def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
     """Compare two descriptions.
 
-    Functions are compared by their fingerprints, and not by their names where both have one: a script's model
-    is the same when the script is imported.
+    Functions are compared by their fingerprints, and not by their names where both have one: a
+    script's model is the same when the script is imported.
 
     Args:
         found: of a record; it need not be well formed.
@@ -83,7 +83,8 @@ def _compared_by_code(
     if one.get(PYTHON) != two.get(PYTHON):
         yield (
             False,
-            f"{what}: its code was compiled by {_short(one.get(PYTHON))} there, by {_short(two.get(PYTHON))} here",
+            f"{what}: its code was compiled by {_short(one.get(PYTHON))} there, by "
+            f"{_short(two.get(PYTHON))} here",
         )
 
 

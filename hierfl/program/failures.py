@@ -16,7 +16,8 @@ _SHAPES = (
     "align them from the right: a field is [clients, rows, ...], a local site [clients, 1, ...]"
 )
 
-# Pattern in the first line of the cause -> what is wrong, and the mend. `{0}` is the pattern's first group.
+# Pattern in the first line of the cause -> what is wrong, and the mend. `{0}` is the pattern's
+# first group.
 _KNOWN = (
     (
         r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",
@@ -24,11 +25,13 @@ _KNOWN = (
     ),
     (
         r"shapes cannot be multiplied \((\S+) and (\S+)\)",
-        "a matrix product of {0} by {1} does not fit: make the layer's inputs as many as the field's columns",
+        "a matrix product of {0} by {1} does not fit: make the layer's inputs as many as the "
+        "field's columns",
     ),
     (
         r"Shape mismatch inside plate\('(\w+)'\) at site (\S+) dim -\d+, (\d+) vs (\d+)",
-        "site '{1}' has {3} values where the plate '{0}' has {2}: declare its own dimensions with .to_event(1), "
+        "site '{1}' has {3} values where the plate '{0}' has {2}: declare its own dimensions with "
+        ".to_event(1), "
         "sum over them, or read rows from the batch",
     ),
     (
@@ -48,7 +51,8 @@ _KNOWN = (
     ),
     (
         r"call numpy\(\)|__array__|can't convert .* to numpy|\.item\(\)|tolist",
-        "values are taken out of their tensor: use functions of torch in place of numpy, .item() and .tolist()",
+        "values are taken out of their tensor: use functions of torch in place of numpy, .item() "
+        "and .tolist()",
     ),
     (
         r"Multiple (?:sample|param) sites named '(\S+)'",
@@ -56,7 +60,8 @@ _KNOWN = (
     ),
     (
         r"Expected parameter (\w+) \(.*\) of distribution (\w+)",
-        "parameter '{0}' of {1} is out of its range: scales and rates must be positive (softplus or exp), "
+        "parameter '{0}' of {1} is out of its range: scales and rates must be positive (softplus "
+        "or exp), "
         "probabilities within 0 and 1 (logits)",
     ),
     (
@@ -75,7 +80,8 @@ _KNOWN = (
     ),
     (
         r"linalg|cholesky|singular|positive.definite",
-        "a matrix is not positive definite: scale the columns (hierfl.standardize), or add to its diagonal",
+        "a matrix is not positive definite: scale the columns (hierfl.standardize), or add to its "
+        "diagonal",
     ),
     (
         r"used as indices",

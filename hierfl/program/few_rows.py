@@ -1,7 +1,7 @@
 """A few rows on which a program is compared with itself: alone and padded, in another order, with other labels.
 
-Programs are compared at random values of the params and the latent sites: at their starting values, which are
-often 0, a dependence may not show.
+Programs are compared at random values of the params and the latent sites: at their starting values,
+which are often 0, a dependence may not show.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
 FEW = 4  # rows
-# relative differences that are rounding; the second where the program cannot be run in double precision
+# relative differences that are rounding; the second where the program cannot be run in double
+# precision
 ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3
 LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
 # how far params and sites are put from their starting values, tried in turn
@@ -83,8 +84,8 @@ def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]
 def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
     """Return the first site that differs between two batches by more than rounding.
 
-    A difference found in single precision is looked at again in double; where the program cannot be run in
-    double, a larger difference counts. Warn where the program cannot be evaluated at all.
+    A difference found in single precision is looked at again in double; where the program cannot be
+    run in double, a larger difference counts. Warn where the program cannot be evaluated at all.
 
     Args:
         evaluate: (how far from the starting values, batch) -> a value of each site.
@@ -99,7 +100,8 @@ def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -
             found = again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
     if found == "":
         warnings.warn(
-            "the program cannot be evaluated on a few rows near its starting values, so whether it depends "
+            "the program cannot be evaluated on a few rows near its starting values, so whether it "
+            "depends "
             "on padding or on other rows is not known: compare it with engine='sequential'",
             stacklevel=5,
         )

@@ -1,12 +1,12 @@
 """What tells one function, module or object of a user's from another, where a record can only name it.
 
-A fingerprint is a dict from a part, in words, to a hash: the code of a function with its constants, the
-values of its closure, its defaults and the globals that it reads, and the functions among all these in turn;
-of an `nn.Module` its layers, its shapes, and the values of what is not learned. Two runs can be compared by
-it, and the parts that differ can be named. It holds no value, only hashes.
+A fingerprint is a dict from a part, in words, to a hash: the code of a function with its constants,
+the values of its closure, its defaults and the globals that it reads, and the functions among all
+these in turn; of an `nn.Module` its layers, its shapes, and the values of what is not learned. Two
+runs can be compared by it, and the parts that differ can be named. It holds no value, only hashes.
 
-The bytes of code are those of one Python version. The version is stored: under another one the code is not
-compared, but everything else is.
+The bytes of code are those of one Python version. The version is stored: under another one the code
+is not compared, but everything else is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ PLAIN = (
     torch.Size,
     np.generic,
 )
-# Functions of these packages are told apart by their names: they change with releases, not with a user's program.
+# Functions of these packages are told apart by their names: they change with releases, not with a
+# user's program.
 RELEASED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
 INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
 TRAINED_OTHERWISE = (_DropoutNd, _NormBase, torch.nn.RNNBase, torch.nn.MultiheadAttention)
@@ -59,8 +60,8 @@ def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
 
     Args:
         thing: to tell from others.
-        fixed: the weights of modules are constants, so that their values count; else only those count that
-            require no gradient.
+        fixed: the weights of modules are constants, so that their values count; else only those
+            count that require no gradient.
     """
     found = _Parts(_package(thing)).of(thing, "", fixed=fixed)
     return {PYTHON: sys.implementation.cache_tag or sys.version, **dict(found)}
@@ -77,7 +78,8 @@ class _Parts:
     """One walk through an object.
 
     Args:
-        package: of the object: functions of it are compared by their code, wherever it is installed.
+        package: of the object: functions of it are compared by their code, wherever it is
+            installed.
     """
 
     def __init__(self, package: str) -> None:

@@ -25,7 +25,8 @@ from hierfl.program.traces import Site, in_clients
 class ModuleWeights(TorchFunctionMode):
     """A mode in which torch's functions take a registered weight's param in place of the weight.
 
-    It is entered at the first registered weight, so that programs without modules do not pay for it.
+    It is entered at the first registered weight, so that programs without modules do not pay for
+    it.
     """
 
     def __init__(self) -> None:
@@ -71,8 +72,8 @@ class Noise:
 
     Args:
         key: (2,) int32 for a site outside the clients plate, (C, 2) inside it.
-        axis: dimension of the clients in the shape of the draw, counted from the left; unused outside the
-            plate.
+        axis: dimension of the clients in the shape of the draw, counted from the left; unused
+            outside the plate.
     """
 
     def __init__(self, key: Tensor, axis: int) -> None:
@@ -105,8 +106,8 @@ def draw(fn: Any, source: Noise) -> Tensor:
         source: of the noise.
 
     Raises:
-        NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is not a known transform of normals or
-            uniforms.
+        NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is not a known transform of
+            normals or uniforms.
     """
     # fn.shape() is Pyro's alone: torch's own distributions, as inside a HalfNormal, lack it
     shape = torch.Size((*fn.batch_shape, *fn.event_shape))
@@ -148,11 +149,12 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
     Args:
         fn: a distribution with reparameterized draws (Gamma, Beta, Dirichlet, StudentT, ...).
         key: (2,) or (1, 2) int32.
-        reparameterized: whether the draw must have a gradient, as a guide's must; a prior's need not.
+        reparameterized: whether the draw must have a gradient, as a guide's must; a prior's need
+            not.
 
     Raises:
-        NoKeyedDraw: the distribution has no reparameterized draw, or there are several clients, stacked or
-            under vmap.
+        NoKeyedDraw: the distribution has no reparameterized draw, or there are several clients,
+            stacked or under vmap.
         NoSampler: the distribution has no draw at all.
     """
     if reparameterized and not fn.has_rsample:
@@ -180,9 +182,10 @@ class Answer(Messenger):
 
     Args:
         params: unconstrained values by name; a param that is not in it is left to Pyro.
-        batch: the clients and rows that the program runs on; None: draws are left to other handlers.
-        reparameterized: refuse a distribution whose draws have no gradient; False: such draws are fine, as
-            those of a prior.
+        batch: the clients and rows that the program runs on; None: draws are left to other
+            handlers.
+        reparameterized: refuse a distribution whose draws have no gradient; False: such draws are
+            fine, as those of a prior.
     """
 
     def __init__(

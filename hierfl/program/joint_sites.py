@@ -1,7 +1,7 @@
 """Observed sites with one density for all rows of a client, which lie outside the data plate.
 
-The data plate masks padded rows; outside it a model must leave them out itself. That it asks for the mask of
-its rows is taken to say that it does, and `hierfl.program.check_padding` tests it.
+The data plate masks padded rows; outside it a model must leave them out itself. That it asks for
+the mask of its rows is taken to say that it does, and `hierfl.program.check_padding` tests it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ def joint_sites(
     if found and not _asks_for_mask(model, batch):
         name = next(name for name in outside if name in found)
         raise ProgramError(
-            f"site '{name}' is observed inside batch.clients() but outside batch.data(), and reads the "
-            f"client's rows, so that padded rows would count as data: open batch.data() around it, or leave "
-            f"them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() (one value a client "
+            f"site '{name}' is observed inside batch.clients() but outside batch.data(), and reads "
+            f"the "
+            f"client's rows, so that padded rows would count as data: open batch.data() around it, "
+            f"or leave "
+            f"them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() (one value a "
+            f"client "
             f"belongs in client_fields=)"
         )
     return {
@@ -70,10 +73,12 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
     Args:
         model: the generative program.
         trace: of the model on the batch.
-        batch: a few rows. Only where a site has as many values is the model traced again, on one row less.
+        batch: a few rows. Only where a site has as many values is the model traced again, on one
+            row less.
 
     Raises:
-        ProgramError: the shape of a latent site depends on the number of rows; the message names the site.
+        ProgramError: the shape of a latent site depends on the number of rows; the message names
+            the site.
     """
     latent = {name: site["fn"].event_shape for name, site in samples(trace) if is_latent(site)}
     if not any(batch.num_rows in shape for shape in latent.values()):
@@ -112,7 +117,8 @@ def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
         fields={name: v.index_select(1, few) for name, v in batch.fields.items()},
         rows=batch.mask().index_select(1, few),
     )
-    # gradients find what other rows do not change, such as the mean of equal ones; other rows find integers
+    # gradients find what other rows do not change, such as the mean of equal ones; other rows find
+    # integers
     marked = replace(batch, fields={name: _marked(v) for name, v in batch.fields.items()})
     with untouched_store(), torch.enable_grad():
         densities = [_densities(model, b) for b in (marked, other)]

@@ -3,8 +3,8 @@
     @hierfl.model
     def radon(batch): ...
 
-No code is stored in a file. A record holds the name of a marked function, and `load` looks it up here and
-nowhere else: never in a module that happens to be imported.
+No code is stored in a file. A record holds the name of a marked function, and `load` looks it up
+here and nowhere else: never in a module that happens to be imported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def model(*, name: str | None = None) -> Callable[[F], F]: ...
 def model(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
     """Mark a model, so that `hierfl.load` finds it by its name: `@hierfl.model`, or `@hierfl.model(name="radon")`.
 
-    The program that loads a fit marks the same model. `load` compares it with the one that was fitted, and
-    refuses another one of the same name.
+    The program that loads a fit marks the same model. `load` compares it with the one that was
+    fitted, and refuses another one of the same name.
 
     Args:
         function: the model, a function of a `ClientBatch`.
@@ -89,7 +89,8 @@ def _mark(kind: Kind, function: F, name: str | None) -> F:
     before = _MARKED.get((kind, name))
     if before is not None and not _is_redefinition(before, function):
         raise ValueError(
-            f"{place_of(before)} is marked as the {kind} '{name}' already: give {place_of(function)} a name "
+            f"{place_of(before)} is marked as the {kind} '{name}' already: give "
+            f"{place_of(function)} a name "
             f"of its own, hierfl.{kind}(name=...)"
         )
     _MARKED[kind, name] = function
@@ -121,8 +122,8 @@ def marked(kind: Kind, name: str) -> Any:
 
     Args:
         kind: "model" or "guide".
-        name: the name it is marked under; or "module:qualname" of a marked guide family, which a record names
-            so where options of the family are set.
+        name: the name it is marked under; or "module:qualname" of a marked guide family, which a
+            record names so where options of the family are set.
 
     Returns:
         The function, or None where the running program has marked none.

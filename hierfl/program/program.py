@@ -1,8 +1,8 @@
 """A Pyro model and guide as pure functions of named tensors.
 
-The clients plate divides local from global: a site or param whose `cond_indep_stack` holds the plate is
-local, every other one is global. Params come from a dict and draws from the batch's keys, so nothing is read
-from, or left in, Pyro's param store or torch's generator.
+The clients plate divides local from global: a site or param whose `cond_indep_stack` holds the
+plate is local, every other one is global. Params come from a dict and draws from the batch's keys,
+so nothing is read from, or left in, Pyro's param store or torch's generator.
 """
 
 from __future__ import annotations
@@ -97,24 +97,29 @@ class Program:
         guide: the posterior family, covering every latent site of the model.
         latents: the model's latent sites.
         params: every param of model and guide.
-        closed: sites whose KL may be taken in closed form: model and guide draw them in the same order.
-        derived: `pyro.deterministic` site -> number of its plates left of the clients; None for a global
-            site.
+        closed: sites whose KL may be taken in closed form: model and guide draw them in the same
+            order.
+        derived: `pyro.deterministic` site -> number of its plates left of the clients; None for a
+            global site.
         labels: observed site -> the field of the data that it observes, as it is or transformed.
-        factors: `pyro.factor` that is a term of the likelihood -> whether it has one value a row; else it
-            has one a client.
+        factors: `pyro.factor` that is a term of the likelihood -> whether it has one value a row;
+            else it has one a client.
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
         num_clients: N.
-        seed: of the run, for what a method draws: of two runs with different seeds, nothing random is equal.
+        seed: of the run, for what a method draws: of two runs with different seeds, nothing random
+            is equal.
         client_keys: (N, 2) int32, a noise key of each client, by its name.
         prototype: a few rows of one client, used wherever a value does not depend on rows.
-        keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at a time.
-        mapped: model and guide can be computed under `torch.vmap`; otherwise clients run one at a time.
-        codes: field of integers, one or a few a row -> its least and its largest value over all rows.
+        keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at
+            a time.
+        mapped: model and guide can be computed under `torch.vmap`; otherwise clients run one at a
+            time.
+        codes: field of integers, one or a few a row -> its least and its largest value over all
+            rows.
         reads_all_rows: the guide needs every row of a client at each step.
-        joint: observed sites with one density for all rows of a client -> whether their event is the rows
-            (`hierfl.program.joint_sites`).
+        joint: observed sites with one density for all rows of a client -> whether their event is
+            the rows (`hierfl.program.joint_sites`).
     """
 
     model: Model
@@ -164,7 +169,8 @@ class Program:
         Args:
             params: unconstrained, of model and guide.
             batch: the rows that the model scores.
-            support: other rows of the same clients, which the guide reads; None: the rows of `batch`.
+            support: other rows of the same clients, which the guide reads; None: the rows of
+                `batch`.
         """
         support = batch if support is None else support
         guided, modeled = traces_of(self.model, self.guide, params, batch, support)
@@ -173,7 +179,8 @@ class Program:
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site once, with the terms at that draw, none in closed form.
 
-        Minus the sum of the terms is log p(draw, rows) - log q(draw), the draw's log importance weight.
+        Minus the sum of the terms is log p(draw, rows) - log q(draw), the draw's log importance
+        weight.
 
         Args:
             params: unconstrained, of model and guide.
@@ -206,7 +213,8 @@ class Program:
         Args:
             params: unconstrained, of the model.
             given: values of global sites; any other is at the center of its prior.
-            batch: rows of the clients, where a prior depends on their fields; None: a few rows of one client.
+            batch: rows of the clients, where a prior depends on their fields; None: a few rows of
+                one client.
 
         Returns:
             Site -> distribution.
@@ -253,8 +261,8 @@ class Program:
             params: unconstrained, of the model.
 
         Returns:
-            Observed site or factor -> (..., C, B), or (..., C, 1) where it has one value a client; 0 where
-            the model masks it.
+            Observed site or factor -> (..., C, B), or (..., C, 1) where it has one value a client;
+            0 where the model masks it.
         """
         nodes = self._conditioned(values, params, batch)
         return {
@@ -290,8 +298,8 @@ class Program:
 
         Raises:
             KeyError: the model observes no site of that name.
-            ValueError: `name` is None, and the model does not observe exactly one site a row; or it is that
-                of a factor.
+            ValueError: `name` is None, and the model does not observe exactly one site a row; or it
+                is that of a factor.
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"site is {shown(name)}: it must be the name of an observed site")
@@ -299,13 +307,17 @@ class Program:
         joint = next((site for site in self.joint if name in (None, site)), None)
         if joint is not None and (name is not None or not of_rows):
             raise ValueError(
-                f"site '{joint}' has one density for all rows of a client, and none of each row: take "
-                f"fit.posterior_predictive or loo(fit, 'client'), or give the model a density of each row"
+                f"site '{joint}' has one density for all rows of a client, and none of each row: "
+                f"take "
+                f"fit.posterior_predictive or loo(fit, 'client'), or give the model a density of "
+                f"each row"
             )
         if name in self.factors or (name is None and not of_rows and self.factors):
             raise ValueError(
-                f"'{name or next(iter(self.factors))}' is a pyro.factor, a density without a distribution to "
-                f"predict or draw labels from: observe them by pyro.sample(name, distribution, obs=batch.y)"
+                f"'{name or next(iter(self.factors))}' is a pyro.factor, a density without a "
+                f"distribution to "
+                f"predict or draw labels from: observe them by pyro.sample(name, distribution, "
+                f"obs=batch.y)"
             )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:

@@ -4,9 +4,9 @@ A recipe records a public name, such as "hierfl.models.regression" or "pyro.dist
 never the module that happens to define it: modules may move, and runs saved before can still be
 loaded.
 
-The list is explicit: `NAMES`, and the builders that rooms export. What it names makes a value and does nothing
-else, whatever the arguments are: it reads and writes no file, starts no process and runs no code that it is given.
-A user's own function has no public name (`hierfl.program.marked`).
+The list is explicit: `NAMES`, and the builders that rooms export. What it names makes a value and
+does nothing else, whatever the arguments are: it reads and writes no file, starts no process and
+runs no code that it is given. A user's own function has no public name (`hierfl.program.marked`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from hierfl.program.sites import Family
 
-# Public module -> what a recipe may hold of it. Of a module in `EXPORTING` also every exported builder: what
-# `recorded`, `family` or a decorator made of them has decorated.
+# Public module -> what a recipe may hold of it. Of a module in `EXPORTING` also every exported
+# builder: what `recorded`, `family` or a decorator made of them has decorated.
 NAMES = {
     "hierfl": ("Formula", "Method", "Schema"),
     # not ResponseFamily: its likelihood is a text that is run

@@ -1,7 +1,7 @@
 """Reading a user's program from eager, validated traces.
 
-The traces show which sites and params are global and which local. A mistake is raised as one error, which
-names it and its mend.
+The traces show which sites and params are global and which local. A mistake is raised as one error,
+which names it and its mend.
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ def read(
         model: the generative program.
         guide: a guide function, or a family to make one of.
         data: the federation it will run on.
-        seed: of the run: of starting values that the program draws for its params, and of what its method draws.
-        learn: whether gradients will be taken as the clients' steps take them; False: the program is only
-            read.
+        seed: of the run: of starting values that the program draws for its params, and of what its
+            method draws.
+        learn: whether gradients will be taken as the clients' steps take them; False: the program
+            is only read.
 
     Raises:
         TypeError: `data` is no `ClientData`.
-        ValueError: NaN or infinity in a field that the model does not deal with, or labels outside the
-            support of their site; the message names client and field.
+        ValueError: NaN or infinity in a field that the model does not deal with, or labels outside
+            the support of their site; the message names client and field.
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
     check_callable(model, guide)
@@ -209,7 +210,8 @@ class ModelRead:
 def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
-        # two clients first: only with two does the shape of a local site read outside its plate give it away
+        # two clients first: only with two does the shape of a local site read outside its plate
+        # give it away
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         with untouched_store():
             labels = label_fields(model, pair, two)
@@ -337,7 +339,8 @@ def _factors(
         factors = likelihood_factors(model, trace, batch)
     if not labels and not factors:
         raise ProgramError(
-            "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., "
+            "the model observes no field inside the clients plate: give a likelihood, "
+            "pyro.sample(..., "
             "obs=batch.y)"
         )
     return factors

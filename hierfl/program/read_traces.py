@@ -92,8 +92,8 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
 def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str, bool]:
     """Return the factors that are likelihood terms: those inside the data plate, and those that read rows.
 
-    A factor inside the clients plate that reads no field with one value a row belongs to the prior of the
-    client's local sites.
+    A factor inside the clients plate that reads no field with one value a row belongs to the prior
+    of the client's local sites.
 
     Args:
         model: the generative program.
@@ -155,7 +155,8 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     )
     if any(dim >= -2 for _, _, dim in plates) and in_clients(site):
         raise ProgramError(
-            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 and below"
+            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 "
+            f"and below"
         )
     if in_clients(site) != in_clients(pair):
         raise ProgramError(
@@ -175,8 +176,10 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     back, _ = latent.constrain(latent.free_start)
     if not torch.allclose(back, latent.start, rtol=1e-2, atol=1e-3):
         raise ProgramError(
-            f"site '{site['name']}' ({kind_of(fn)}) starts at {latent.start.flatten()[0].item():.3g}, which "
-            f"the map from real numbers onto its support does not reach: use a distribution whose support "
+            f"site '{site['name']}' ({kind_of(fn)}) starts at "
+            f"{latent.start.flatten()[0].item():.3g}, which "
+            f"the map from real numbers onto its support does not reach: use a distribution whose "
+            f"support "
             f"has finite bounds, or none"
         )
     return latent
@@ -205,7 +208,8 @@ def params_of(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
             spec = _param(site, pair.nodes[name])
             if name in specs and specs[name].is_local != spec.is_local:
                 raise ProgramError(
-                    f"param '{name}' is declared both inside and outside the clients plate: give them two "
+                    f"param '{name}' is declared both inside and outside the clients plate: give "
+                    f"them two "
                     f"names"
                 )
             specs[name] = spec
@@ -226,7 +230,8 @@ def _param(site: Site, pair: Site) -> ParamSpec:
         if local:
             where, mend = "inside", "give it one entry a client, (num_clients, 1, ...)"
         raise ProgramError(
-            f"param '{site['name']}' is {where} the clients plate, but its shape is {tuple(before)} for one "
+            f"param '{site['name']}' is {where} the clients plate, but its shape is "
+            f"{tuple(before)} for one "
             f"client and {tuple(after)} for two: {mend}"
         )
     axis = differ[0] - len(before) if local else 0
@@ -264,14 +269,16 @@ def is_keyed(guide: Any) -> bool:
         except NoKeyedDraw as error:
             if not site["fn"].has_rsample:
                 raise ProgramError(
-                    f"site '{name}' of the guide is drawn from {error}, which has no reparameterized draw: "
+                    f"site '{name}' of the guide is drawn from {error}, which has no "
+                    f"reparameterized draw: "
                     f"no gradient passes through it"
                 ) from error
             unkeyed.append(name)
     if unkeyed:
         kind = type(guide.nodes[unkeyed[0]]["fn"]).__name__
         warnings.warn(
-            f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or uniforms: clients "
+            f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or uniforms: "
+            f"clients "
             f"run one at a time",
             stacklevel=5,
         )

@@ -1,9 +1,10 @@
 """Recipes: how a method, model, guide or optimizer was made, as JSON.
 
-A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is stored, and
-none that a file names is run: public functions are recorded by name (`hierfl.program.public_names`), a user's
-models and guides by the name that they are marked under (`hierfl.program.marked`). What is not hierfl's own is
-recorded with a fingerprint besides, so that another one is not taken for it.
+A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is
+stored, and none that a file names is run: public functions are recorded by name
+(`hierfl.program.public_names`), a user's models and guides by the name that they are marked under
+(`hierfl.program.marked`). What is not hierfl's own is recorded with a fingerprint besides, so that
+another one is not taken for it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ FORMS = (
     {"sequence"},
 )
 VALUES = {"tensor", "mapping", "sequence"}
-# A distribution has each of these parameters, but takes only one of a kind: the right-hand one is kept.
+# A distribution has each of these parameters, but takes only one of a kind: the right-hand one is
+# kept.
 SAME_PARAMETER = {
     "probs": "logits",
     "covariance_matrix": "scale_tril",
@@ -159,17 +161,21 @@ def _code_of(thing: Any) -> dict[str, Any]:
     return {"code": fingerprint(thing)}
 
 
-# ---------------------------------------------------------------------------------------------- remaking
+# ----------------------------------------------------------------------------------------------
+# remaking
 def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:
     """Make again what `describe` has described.
 
     Args:
-        description: JSON, from a file that need not be trusted: what is called are public factories alone.
-        handed: "model" or "guide" -> what to take for that option of a method. It must be what is described.
+        description: JSON, from a file that need not be trusted: what is called are public factories
+            alone.
+        handed: "model" or "guide" -> what to take for that option of a method. It must be what is
+            described.
 
     Raises:
-        CannotRemake: the description is malformed, holds what no file can store, names something that is
-            neither public nor marked, or describes something else than what is marked or handed in.
+        CannotRemake: the description is malformed, holds what no file can store, names something
+            that is neither public nor marked, or describes something else than what is marked or
+            handed in.
     """
     handed = dict(handed or {})
     made = _remade(description, "", handed)
@@ -250,7 +256,8 @@ def _factory(name: str, form: str, place: str) -> Any:
         raise CannotRemake(f"{_short(name)} is not a guide family: {_mend(place)}")
     if form == "made_by" and not _is_factory(found):
         raise CannotRemake(
-            f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: {HAND_IN}"
+            f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: "
+            f"{HAND_IN}"
         )
     return found
 

@@ -21,7 +21,8 @@ from hierfl.program.traces import Site, is_likelihood, per_client, samples, scor
 class Terms(NamedTuple):
     """The parts of one estimate of the negative ELBO, in nats.
 
-    Summed over all clients, with `global_kl` counted once, they are the negative ELBO of the pooled program.
+    Summed over all clients, with `global_kl` counted once, they are the negative ELBO of the pooled
+    program.
 
     nll: (C,) negative log-likelihood of each client's rows, a mini-batch scaled up to all of them.
     local_kl: (C,) KL(q || p) of each client's local sites.
@@ -47,8 +48,8 @@ _POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", defau
 def posterior_of(site: str) -> Any:
     """Return the guide's distribution of a site while the ELBO is estimated; None at all other times.
 
-    With it a model may estimate the expectation of its likelihood, without bias, in another way than at the
-    draw it is given.
+    With it a model may estimate the expectation of its likelihood, without bias, in another way
+    than at the draw it is given.
     """
     return (_POSTERIOR.get() or {}).get(site)
 
@@ -149,8 +150,8 @@ def log_joint(
         params: its params, unconstrained.
 
     Returns:
-        The log density of each client's local sites and rows given the global sites, (C,), and that of the
-        global sites, ().
+        The log density of each client's local sites and rows given the global sites, (C,), and that
+        of the global sites, ().
     """
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
@@ -162,8 +163,8 @@ def log_joint(
 def divergence(q: Any, p: Any) -> Tensor:
     """Return KL(q || p) in closed form, of the distributions' batch shape.
 
-    For two Normals, the KL of every weight of a mean-field network, it takes one division where torch's takes
-    ten.
+    For two Normals, the KL of every weight of a mean-field network, it takes one division where
+    torch's takes ten.
 
     Raises:
         NotImplementedError: torch knows no closed form for the two.

@@ -120,8 +120,9 @@ class Center(Messenger):
     """Sets every latent site to its prior's center given the sites before it, or to `start` in its `infer`.
 
     Args:
-        by_mean: site -> whether to take the mean as center. Of a site that is not in it the mean is taken if
-            it lies inside the support; that check reads values, which a compiled graph cannot do.
+        by_mean: site -> whether to take the mean as center. Of a site that is not in it the mean is
+            taken if it lies inside the support; that check reads values, which a compiled graph
+            cannot do.
     """
 
     def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:

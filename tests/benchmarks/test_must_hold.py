@@ -146,7 +146,8 @@ def test_an_arrival_needs_small_errors_and_a_small_k_hat() -> None:
     assert not bad_starts.arrived({"stops": "no mode"})
 
 
-# ---------------------------------------------------------------------------------- SBC and many clients
+# ---------------------------------------------------------------------------------- SBC and many
+# clients
 def test_replications_are_drawn_from_the_prior() -> None:
     truths = [sbc_of_methods.replication(seed)[0] for seed in range(400)]
     mu, tau = (np.array([one[site] for one in truths]) for site in ("mu", "tau"))

@@ -160,7 +160,8 @@ def test_odd_numbers_of_normals() -> None:
         assert stats.kstest(z[:, -1].numpy(), "norm").pvalue > 1e-3
 
 
-# ------------------------------------------------------------------ clients, orders of rows, cohorts
+# ------------------------------------------------------------------ clients, orders of rows,
+# cohorts
 def test_client_keys_depend_on_the_name_alone() -> None:
     names = ["", "a", "A", "Zürich", "0", "00", "a" * 500]
     keys = noise.client_keys(names)

@@ -97,7 +97,8 @@ def test_another_dimension_than_that_of_the_rows_is_refused(verb: str) -> None:
             getattr(batch, verb)(x, dim=dim)
 
 
-# ---------------------------------------------------------------------------------------- joint Normals
+# ---------------------------------------------------------------------------------------- joint
+# Normals
 def covariance(x: Tensor) -> Tensor:
     """A kernel over rows with features (..., B, D)."""
     apart = (x[..., :, None, :] - x[..., None, :, :]).square().sum(-1)

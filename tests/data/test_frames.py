@@ -86,7 +86,8 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "missing string": (
         lambda: read(F.assign(sex=[None, *"fmmf"]), "who", sex="sex"),
-        "column 'sex' has 1 missing values, the first in row 0: drop these rows, or give them a level of their own",
+        "column 'sex' has 1 missing values, the first in row 0: drop these rows, or give them a "
+        "level of their own",
     ),
     "missing category": (
         lambda: read(F.assign(size=F["size"].cat.remove_categories("m")), "who", s="size"),

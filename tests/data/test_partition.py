@@ -118,8 +118,8 @@ def test_clients_with_mixes_of_their_own_have_equally_many_rows(alpha: float) ->
 
 
 def test_a_client_s_mix_is_a_draw_of_the_dirichlet_distribution() -> None:
-    # The first 500 clients take a quarter of the rows and use no class up. Of L = 10 classes, the expected sum of
-    # squared shares is (1 + alpha) / (1 + L alpha).
+    # The first 500 clients take a quarter of the rows and use no class up. Of L = 10 classes, the
+    # expected sum of squared shares is (1 + alpha) / (1 + L alpha).
     labels = np.repeat(np.arange(10), 40_000)
     table = partition.label_table(
         labels, partition.class_mixes(labels, num_clients=2000, alpha=0.5, seed=0)

@@ -31,7 +31,8 @@ def test_pooled_moments_are_those_of_all_rows(offset: float) -> None:
     ids, x = rows(offset)
     scaling = fit_scaling(ClientData.from_arrays(ids, x=x))
     np.testing.assert_allclose(scaling.mean, np.nanmean(x, 0), rtol=1e-13, atol=1e-13)
-    # At 1e8 a client's mean is rounded to 1e-8; from raw squares the variance, 1e-4, would be off by 1.
+    # At 1e8 a client's mean is rounded to 1e-8; from raw squares the variance, 1e-4, would be off
+    # by 1.
     np.testing.assert_allclose(scaling.sd, np.nanstd(x - offset, 0), rtol=1e-12 + 1e-15 * offset)
 
 

@@ -86,7 +86,8 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "another index": (
         rows(pd.Series([0, 1, 1], index=[2, 1, 0]), y=pd.Series(Y)),
-        "field 'y' and client_id are pandas columns with different indices: take both from one frame",
+        "field 'y' and client_id are pandas columns with different indices: take both from one "
+        "frame",
     ),
     # fields
     "masked": (rows([0, 1, 1], y=MASKED), "field 'y' has 1 masked values: fill them"),

@@ -37,20 +37,23 @@ RAW = re.compile(
 BOTH, ALL = ("global", "local"), ("observed", "global", "local")
 IN_PLATES = ("observed", "local")
 
-# What is refused: words of the sentence -> in which roles -> distributions. Everything else must work.
+# What is refused: words of the sentence -> in which roles -> distributions. Everything else must
+# work.
 REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     (
         "is discrete",
         BOTH,
         "Bernoulli BetaBinomial Binomial Categorical DirichletMultinomial ExtendedBetaBinomial "
-        "ExtendedBinomial GammaPoisson Geometric LogNormalNegativeBinomial Multinomial NegativeBinomial "
+        "ExtendedBinomial GammaPoisson Geometric LogNormalNegativeBinomial Multinomial "
+        "NegativeBinomial "
         "OneHotCategorical OneHotCategoricalStraightThrough OrderedLogistic Poisson SpanningTree "
         "ZeroInflatedDistribution ZeroInflatedNegativeBinomial ZeroInflatedPoisson",
     ),
     (
         "no map from real numbers onto its support",
         BOTH,
-        "CoalescentTimes CoalescentTimesWithRate OneOneMatching OneTwoMatching ProjectedNormal VonMises3D "
+        "CoalescentTimes CoalescentTimesWithRate OneOneMatching OneTwoMatching ProjectedNormal "
+        "VonMises3D "
         "Wishart",
     ),
     (

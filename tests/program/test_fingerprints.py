@@ -277,7 +277,8 @@ def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
     )
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport mine\n"
-        "from hierfl.program.fingerprints import fingerprint\nprint(sorted(fingerprint(mine.model).items()))"
+        "from hierfl.program.fingerprints import "
+        "fingerprint\nprint(sorted(fingerprint(mine.model).items()))"
     )
     told = {
         subprocess.run(

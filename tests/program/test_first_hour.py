@@ -154,7 +154,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # the model
     "no to_event on a local site": (
         run(model_of(lambda b, w: normal((b.x * w).sum(-1)), event=0)),
-        r"site 'w' has batch shape \(2, 2\); its plates \(clients\) require \(2, 1\): .*\.to_event\(1\)",
+        r"site 'w' has batch shape \(2, 2\); its plates \(clients\) require \(2, 1\): "
+        r".*\.to_event\(1\)",
     ),
     "no to_event on a wide local site": (
         run(model_of(lambda b, w: normal((b.x * w).sum(-1)), event=0, width=7)),
@@ -205,7 +206,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "numpy in a model": (
         run(model_of(lambda b, w: normal(torch.as_tensor(np.exp(w.numpy()))[..., 0]))),
-        r"site 'y' \(Normal\) of the model has no gradient .*: use .*torch functions in place of NumPy's",
+        r"site 'y' \(Normal\) of the model has no gradient .*: use .*torch functions in place of "
+        r"NumPy's",
     ),
     "no model": (run(3), "the model is a int: give a function of a batch"),
     "a network for a model": (
@@ -242,7 +244,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "labels 1..C": (
         run(model_of(classes), data=with_y(lambda y: torch.arange(len(y)) % 3 + 1)),
-        r"field 'y' of client '\w+' has the value 3, outside the support 0\.\.2 .*: code the classes from 0, .* - 1\)",
+        r"field 'y' of client '\w+' has the value 3, outside the support 0\.\.2 .*: code the "
+        r"classes from 0, .* - 1\)",
     ),
     "one-hot labels": (
         run(model_of(classes), data=with_y(lambda y: torch.eye(3)[torch.arange(len(y)) % 3])),
@@ -291,7 +294,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),
-        r"method is the guide family 'structured': hand it to a method, .*guide=hierfl\.guides\.structured",
+        r"method is the guide family 'structured': hand it to a method, "
+        r".*guide=hierfl\.guides\.structured",
     ),
     "a method's name": (
         lambda: FIT("fedavg", federation(), rounds=1),

@@ -37,7 +37,8 @@ def data() -> ClientData:
     )
 
 
-# ------------------------------------------------------------------ models, and the same in plain torch
+# ------------------------------------------------------------------ models, and the same in plain
+# torch
 def kernel(x: Tensor, length: Tensor) -> Tensor:
     apart = (x[..., :, None] - x[..., None, :]) / length[..., None, None]
     return (-0.5 * apart**2).exp() + 0.1 * torch.eye(x.shape[-1])

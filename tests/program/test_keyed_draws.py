@@ -132,7 +132,8 @@ def test_gradients_pass_through_a_draw() -> None:
     assert by_scale == pytest.approx((value * noise.normals(KEY, ())).item())
 
 
-# ------------------------------------------------------------------ distributions without keyed draws
+# ------------------------------------------------------------------ distributions without keyed
+# draws
 OTHERWISE = {
     "Gamma": dist.Gamma(2.0, 1.0),
     "Beta": dist.Beta(2.0, 1.0),

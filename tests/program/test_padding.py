@@ -155,7 +155,8 @@ def test_a_latent_site_with_as_many_values_as_the_prototype_has_rows(data: Clien
     assert read(model(five), guides.delta, data).latents.local_block.size == 6
 
 
-# ------------------------------------------------------------------ densities that depend on padding
+# ------------------------------------------------------------------ densities that depend on
+# padding
 def mean_of_padded(batch: ClientBatch, w: Tensor) -> None:
     rows(batch, w * batch.x.mean(-1, keepdim=True))
 
@@ -461,7 +462,8 @@ def test_a_prior_that_reads_rows_is_refused_where_methods_look_at_one_row(data: 
         check_mini_batches(found, data, priors_alone=True)
 
 
-# ------------------------------------------------------------------ labels that a site is computed from
+# ------------------------------------------------------------------ labels that a site is computed
+# from
 def test_an_autoregression_cannot_be_predicted_without_labels(data: ClientData) -> None:
     fitted = fit(methods.fedsvi(model(previous), guides.structured), data, rounds=1)
     assert fitted.predict(data, draws=2).log_score is not None

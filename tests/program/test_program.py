@@ -295,7 +295,8 @@ def test_a_divergence_that_has_no_form_is_refused_as_torch_does() -> None:
         divergence(dist.Normal(0.0, 1.0), dist.Cauchy(0.0, 1.0))
 
 
-# ------------------------------------------------------------------ a user's own model under Pyro's tools
+# ------------------------------------------------------------------ a user's own model under Pyro's
+# tools
 def test_pyro_draws_the_graph_of_a_model_on_a_batch() -> None:
     """`pyro.render_model` needs graphviz for the picture alone."""
     relations = get_model_relations(regression, (hierfl.full_batch(federation()),))

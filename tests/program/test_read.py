@@ -176,7 +176,8 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
     ),
     "widths that do not fit": (
         wrong_width,
-        r"the model fails in line \d+ of test_read.py, `pyro.sample.*`: dimensions of 2 and 3 do not fit: align .*"
+        r"the model fails in line \d+ of test_read.py, `pyro.sample.*`: dimensions of 2 and 3 do "
+        r"not fit: align .*"
         r"x \(\d, 5, 2\) float64",
     ),
     "zero density at the start": (
