@@ -170,7 +170,7 @@ class Watch:
             whole = with_everyone(fit)
             found += self._of("P", 0, "local", self._predicted(whole, rows.test))
         if self.fine_tune:
-            adapted = whole.personalize(rows.train, rounds=1, anew=False)
+            adapted = whole.personalize(rows.train, rounds=1, from_scratch=False)
         if adapted is not None:
             found += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:

@@ -325,12 +325,12 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
         bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()
         if bool(bad.any()):
             name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
-            mend = "scale its rows (hierfl.standardize), or tighten the prior"
+            fix = "scale its rows (hierfl.standardize), or tighten the prior"
             if federation.rates:
-                mend = (
+                fix = (
                     f"lower the learning rate ({', '.join(federation.rates)}), or tighten the prior"
                 )
             raise ClientError(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "
-                f"{int(bad.sum())} of {len(task.ids)} clients): {mend} that lets its weights grow"
+                f"{int(bad.sum())} of {len(task.ids)} clients): {fix} that lets its weights grow"
             )

@@ -1,7 +1,7 @@
 """Constant factors of a traced step as inputs of its graph: steps that differ in them share it.
 
 A step size is such a factor. Inductor keeps compiled graphs on disk, by everything in them: with
-step sizes in it, each of a grid of step sizes would be compiled anew, which takes up to a minute.
+step sizes in it, each of a grid of step sizes would be compiled again, which takes up to a minute.
 """
 
 from __future__ import annotations

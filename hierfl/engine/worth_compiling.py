@@ -24,7 +24,7 @@ COMPILING_SECONDS = 20.0  # to compile a method's steps on a slow machine
 # To trace and lower one operation of an eager step; 5 to 9 ms were measured. A step of nested
 # derivatives has thousands (bfi: 15,000), that of fedavg on a small network 139.
 OPERATION_SECONDS = 0.005
-# Rounds of a method that stops by itself: FedLaplace took 5 to 9 of those allowed in
+# Rounds of a method that stops itself: FedLaplace took 5 to 9 of those allowed in
 # benchmarks/ROUNDS.md.
 LIKELY_ROUNDS = 12
 
@@ -39,7 +39,7 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
     Args:
         federation: not compiled.
         rounds: that the run may take.
-        most: the most rounds after which the method has stopped by itself (`Method.most_rounds`);
+        most: the most rounds after which the method has stopped itself (`Method.most_rounds`);
             then the rounds that it is likely to take count.
     """
     if most is not None:

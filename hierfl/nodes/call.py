@@ -108,7 +108,7 @@ def fit(
     Args:
         model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
             rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
-            on one. Or a method. A chosen method that does not stop by itself runs for 200 rounds,
+            on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
             and whether that is enough is not judged.
         nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked; or
             `hierfl.nodes.in_process(...)`, to try it in this process.

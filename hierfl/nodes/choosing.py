@@ -16,9 +16,7 @@ from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Choice, choose
 
-ROUNDS = (
-    200  # of a chosen method that does not stop by itself, as the first attempt of `hierfl.fit`
-)
+ROUNDS = 200  # of a chosen method that does not stop itself, as the first attempt of `hierfl.fit`
 
 
 class ReadAlone(NamedTuple):
@@ -32,7 +30,7 @@ class Decided(NamedTuple):
     """What a server runs.
 
     method: named, or chosen.
-    rounds: None: until the method stops by itself.
+    rounds: None: until the method stops itself.
     why: it was chosen; None: it was named.
     read: the program, where choosing has read it.
     """
@@ -80,7 +78,7 @@ def made_by(recipe: Any, model: Model) -> Method:
     """Return the method that a server chose for a model.
 
     Args:
-        recipe: of the method (`hierfl.program.recipes.describe`), as the server told it; it need
+        recipe: of the method (`hierfl.program.recipes.describe`), as the server sent it; it need
             not be trusted.
         model: the node's own; it must be the one in the recipe.
 

@@ -192,7 +192,7 @@ class Nodes:
         if count < self.fewest:
             raise TooFewNodes(
                 f"round {task.round}: {count} clients answered, and {self.fewest} are needed "
-                f"({who}): mend them, and continue the run"
+                f"({who}): fix them, and continue the run"
             )
 
 
@@ -240,7 +240,7 @@ def fit_nodes(
         read: the method's program, where it has been read already. Default None: it is read.
         ask_sum: hands the messages of a round to nodes, and returns the sum of their updates alone,
             in which single ones cannot be checked: one client can spoil it. Default None: each
-            update is asked for by itself.
+            update is asked for individually.
 
     Returns:
         The fit: the history, draws of the global sites, and what nodes release of their clients.

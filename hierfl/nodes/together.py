@@ -48,12 +48,12 @@ def check_sums(method: str, up: Up) -> None:
     """Refuse an update that is not of plain sums.
 
     Raises:
-        ValueError: it has a part that the server needs by itself, a log weight, or a tensor in few
+        ValueError: it has a part that the server needs individually, a log weight, or a tensor in few
             bits.
     """
     for name, share in up.items():
         if not isinstance(share, Share):
-            kind = "by itself" if type(share).__name__ == "Each" else "with a log weight"
+            kind = "individually" if type(share).__name__ == "Each" else "with a log weight"
             raise ValueError(
                 f"{method} sends {name} {kind}, and secure aggregation gives the server sums "
                 "alone: take a method of plain sums, or run it without secure aggregation"

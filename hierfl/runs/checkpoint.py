@@ -217,7 +217,7 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
 def _write(path: Path, tree: Tree) -> str:
     """Write a tree to disk, and return the hash of the file."""
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
-    # an empty file could not be told from a truncated one
+    # an empty file looks like a truncated one
     return _write_tensors(path, leaves or {"nothing": torch.zeros(0)})
 
 

@@ -44,14 +44,14 @@ def fit(
     Args:
         model: a function of a `ClientBatch`, or a `hierfl.formula`. The rule in docs/methods.md
             chooses its method, and `Fit.chosen` says which and why. A chosen method that does not
-            stop by itself runs for 200 rounds; while `hierfl.diagnostics.convergence` asks for
+            stop itself runs for 200 rounds; while `hierfl.diagnostics.convergence` asks for
             more, it runs again from scratch for 600, then 2,000 rounds, and `Fit.posterior`
             corrects its draws by importance weights where these can be trusted. Or a method: one of
             `hierfl.methods`, or one's own `Method`.
         data: the clients' training rows; of a formula one frame with the column of clients, or
             {client: frame}.
-        rounds: exchanges between server and clients, at most: a method that stops by itself may
-            take fewer. None: until the method stops by itself, after `method.most_rounds` at the
+        rounds: exchanges between server and clients, at most: a method that stops itself may
+            take fewer. None: until the method stops itself, after `method.most_rounds` at the
             latest, which is the same run as with that number; a named method that does not stop by
             itself needs a number.
         seed: of everything random. Noise is a function of (seed, client, step, site), so no result
@@ -77,7 +77,7 @@ def fit(
     Raises:
         TypeError: an argument is of another kind, such as a frame for `data`.
         ValueError: bad data, a cohort larger than the federation, a device that is not available, a
-            checkpoint of another run, `rounds` is None and the method does not stop by itself, or
+            checkpoint of another run, `rounds` is None and the method does not stop itself, or
             the method discloses more than the settings allow.
         ProgramError: a model or guide that cannot be run as it is written.
         KeyError: `validation` has a client that `data` does not have.

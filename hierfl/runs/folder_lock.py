@@ -1,4 +1,4 @@
-"""The lock on a run's folder: one writer at a time, and the next one is told who holds it.
+"""The lock on a run's folder: one writer at a time, and the next one learns who holds it.
 
 The lock is the operating system's (`flock`), on a file in the folder. It ends with its process,
 however that ends, so that a lock of a killed process never has to be broken.

@@ -78,7 +78,7 @@ def planned_of(method: Method, rounds: int | None) -> int:
         return rounds
     if method.most_rounds is None:
         raise ValueError(
-            f"rounds is None, and method '{method.name}' does not stop by itself: say how many, "
+            f"rounds is None, and method '{method.name}' does not stop itself: say how many, "
             "rounds=100"
         )
     return method.most_rounds

@@ -19,14 +19,14 @@ from hierfl.posterior.snapshot import Snapshot, check_rows
 
 @one_at_a_time
 def personalized(
-    fit: Snapshot, data: ClientData, rounds: int, *, anew: bool = True
+    fit: Snapshot, data: ClientData, rounds: int, *, from_scratch: bool = True
 ) -> tuple[Federation, Progress]:
     """Infer the client states of new clients; no global param moves.
 
     Args:
         fit: of other clients.
         data: the new clients' rows.
-        anew: all start as new clients; False: all are clients of the fit, and go on from their
+        from_scratch: all start as new clients; False: all are clients of the fit, and go on from their
             states.
         rounds: rounds of the clients' own steps; none are taken where the method keeps no client
             state.
@@ -43,7 +43,7 @@ def personalized(
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
     federation = replace(fit.federation, data=data)
     _check_labels(fit, federation)
-    start = None if anew else subset(fit.progress.table, _places(fit, data))
+    start = None if from_scratch else subset(fit.progress.table, _places(fit, data))
     table = adapt(federation, fit.progress.server, rounds, start)
     # weights of these clients alone would correct the draws toward a posterior without the fitted
     # ones
@@ -57,7 +57,7 @@ def _places(fit: Snapshot, data: ClientData) -> torch.Tensor:
     for name in data.names:
         if name not in known:
             raise ValueError(
-                f"client '{name}' is new, and has no state to go on from: take anew=True"
+                f"client '{name}' is new, and has no state to go on from: take from_scratch=True"
             )
     return torch.tensor([known[name] for name in data.names])
 

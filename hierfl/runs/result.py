@@ -53,7 +53,7 @@ class Fit:
         method: what was fitted.
         federation: the clients, their rows and the checked program.
         progress: the server's state, the client states, the history and the rounds done.
-        rounds: how many rounds were planned; a method that stops by itself may have taken fewer.
+        rounds: how many rounds were planned; a method that stops itself may have taken fewer.
     """
 
     method: Method
@@ -230,7 +230,7 @@ class Fit:
         return replicate(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
     def personalize(
-        self, data: ClientData | Frames, *, rounds: int = 200, anew: bool = True
+        self, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
     ) -> Fit:
         """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
@@ -238,14 +238,16 @@ class Fit:
             data: the new clients' rows; unlabeled where the guide needs no labels.
             rounds: rounds of the clients' own steps; none are taken where the method keeps no
                 client state, and one by two_stage, which needs no more.
-            anew: all start as new clients; False: all are clients of this fit, and go on from their
+            from_scratch: all start as new clients; False: all are clients of this fit, and go on from their
                 states, as for `methods.fine_tuned`.
 
         Raises:
             ValueError: a field is missing or holds NaN, or labels that the guide reads are missing;
-                or `anew` is False, and a client is new.
+                or `from_scratch` is False, and a client is new.
         """
-        federation, progress = personalized(self, self._rows(data), rounds, anew=anew)
+        federation, progress = personalized(
+            self, self._rows(data), rounds, from_scratch=from_scratch
+        )
         return replace(self, federation=federation, progress=progress)
 
     def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:

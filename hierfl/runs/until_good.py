@@ -23,7 +23,7 @@ from hierfl.runs.one_run import is_over, run
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import discard
 
-# Rounds of the attempts. Each attempt begins anew, so that the fit is the one that `fit(method,
+# Rounds of the attempts. Each attempt begins from scratch, so that the fit is the one that `fit(method,
 # data, rounds=...)` gives, with its step sizes falling over all of its rounds. radon needs 550.
 ATTEMPTS = (200, 600, 2000)
 DRAWS = 64  # for the gradient at the end
@@ -33,7 +33,7 @@ WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it
 def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     """Run a chosen method, and say which it is where progress is shown.
 
-    With rounds=None it runs until the method stops by itself, or until its posterior is good.
+    With rounds=None it runs until the method stops itself, or until its posterior is good.
     Errors are those of `hierfl.fit`.
     """
     method = choice.method

@@ -274,7 +274,7 @@ def test_what_the_last_round_left_is_tuned_as_at_the_end_of_that_round(make: Any
     within = fit(
         fine_tuned(make(model, **SMALL), when="every round", **how), data, rounds=2, seed=1
     )
-    tuned = after.personalize(data, rounds=1, anew=False).predict(data, draws=1).mean
+    tuned = after.personalize(data, rounds=1, from_scratch=False).predict(data, draws=1).mean
     assert torch.allclose(tuned, within.predict(data, draws=1).mean, atol=1e-10)
     assert not torch.allclose(tuned, after.predict(data, draws=1).mean, atol=1e-6)
     assert not torch.allclose(

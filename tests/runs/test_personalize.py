@@ -82,14 +82,16 @@ def test_clients_of_the_fit_go_on_from_their_states() -> None:
     fitted = fit(fedsvi(regression, FAMILIES["mean_field"]), federation(), rounds=3)
     rows = federation()
     turned = rows.select(list(reversed(rows.names)))
-    kept = fitted.personalize(turned, rounds=0, anew=False)
+    kept = fitted.personalize(turned, rounds=0, from_scratch=False)
     for name, leaf in named_leaves(fitted.progress.table).items():
         assert torch.equal(named_leaves(kept.progress.table)[name], leaf.flip(0)), name
     before = {name: leaf.clone() for name, leaf in named_leaves(fitted.progress.table).items()}
-    fitted.personalize(rows, rounds=2, anew=False)
+    fitted.personalize(rows, rounds=2, from_scratch=False)
     assert all(torch.equal(v, before[n]) for n, v in named_leaves(fitted.progress.table).items())
-    with pytest.raises(ValueError, match=r"client 'new' is new, and has no state.*anew=True"):
-        fitted.personalize(newcomers(), rounds=1, anew=False)
+    with pytest.raises(
+        ValueError, match=r"client 'new' is new, and has no state.*from_scratch=True"
+    ):
+        fitted.personalize(newcomers(), rounds=1, from_scratch=False)
 
 
 def test_new_clients_do_not_depend_on_each_other() -> None:

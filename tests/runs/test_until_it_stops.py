@@ -1,4 +1,4 @@
-"""`fit(method, data)` without `rounds=`: runs until the method stops by itself, and refuses one that does not."""
+"""`fit(method, data)` without `rounds=`: runs until the method stops itself, and refuses one that does not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_server_decides_before_the_most_rounds() -> None:
     ],
 )
 def test_others_need_a_number(method: Method) -> None:
-    with pytest.raises(ValueError, match=r"does not stop by itself: say how many, rounds=100"):
+    with pytest.raises(ValueError, match=r"does not stop itself: say how many, rounds=100"):
         fit(method, federation())
 
 
