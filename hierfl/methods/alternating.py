@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Phase, Server, Share, Up, over_draws, slope
-from hierfl.methods.averaging_server import averaging_server
+from hierfl.method import Client, Phase, Share, Up, over_draws, slope
 from hierfl.methods.prior_params import at_prior
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -111,7 +110,3 @@ class Alternating:
             adapt=(Phase(tune, self.steps, batch_size=self.batch_size),),
             seen=lambda own: own["seen"],
         )
-
-    def server(self, program: Program) -> Server:
-        """Return the server of one program: theta <- mean_k theta_k."""
-        return averaging_server(program.start()[0])

@@ -24,9 +24,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen, scaled, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Method, Phase, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.averaging_server import plain_average
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
@@ -133,10 +133,7 @@ def apfl(
             seen=lambda own: own["seen"],
         )
 
-    def server(program: Program) -> Server:
-        return averaging_server(program.start()[0])
-
-    return Method("apfl", model, delta, client, server)
+    return Method("apfl", model, delta, client, plain_average)
 
 
 def _mixed(w: Params, v: Params, alpha: Tensor) -> Params:

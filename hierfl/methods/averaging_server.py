@@ -59,6 +59,11 @@ def averaging_server(
     )
 
 
+def plain_average(program: Program) -> Server:
+    """Return the server theta <- the weighted mean of the clients' copies, of all global params."""
+    return averaging_server(program.start()[0])
+
+
 def check_averages(
     wrapper: str, method: Method, program: Program, server: Server, mend: str
 ) -> None:

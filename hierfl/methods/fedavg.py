@@ -16,9 +16,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Server, Share, Up, half_square
+from hierfl.method import Client, Method, Share, Up, half_square
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.averaging_server import plain_average
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.optimizers import SGD, Optimizer
@@ -79,7 +79,4 @@ def fedavg(
             {}, lambda message, own: descent.begin(message), (descent.phase(loss),), finish
         )
 
-    def server(program: Program) -> Server:
-        return averaging_server(program.start()[0])
-
-    return Method("fedprox" if prox else "fedavg", model, delta, client, server)
+    return Method("fedprox" if prox else "fedavg", model, delta, client, plain_average)

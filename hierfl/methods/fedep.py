@@ -33,7 +33,6 @@ from hierfl.core.trees import Tree, chosen, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
-from hierfl.laplace.newton import LONGEST, length
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.natural_factors import (
@@ -41,6 +40,7 @@ from hierfl.methods.natural_factors import (
     factor_guide,
     factor_server,
     guess,
+    newton_step,
     no_factor,
     nowhere,
     visited,
@@ -225,12 +225,8 @@ class Moments:
         with torch.no_grad():
             loc = torch.linalg.inv_ex(at["precision"]).inverse @ at["shift"]
             found, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
-            precision = cavity["precision"] - found.hessian
-            slope = found.gradient + cavity["shift"] - cavity["precision"] @ loc
-            move = torch.linalg.inv_ex(precision).inverse @ slope
-            move = move * (LONGEST / length(move, at["precision"]).clamp(min=1e-300)).clamp(max=1.0)
-            proper = torch.linalg.eigvalsh(precision).amin() > 0.0
-            new = {"shift": precision @ (loc + move), "precision": precision}
+            precision, mean, proper = newton_step(at, loc, found.gradient, found.hessian, cavity)
+            new = {"shift": precision @ mean, "precision": precision}
         return {
             **work,
             "at": {name: torch.where(proper, new[name], at[name]) for name in PARTS},

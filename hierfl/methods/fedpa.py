@@ -217,10 +217,7 @@ def _laplace_client(program: Program, newton_steps: int) -> Client:
 
     return Client(
         own={},
-        start=lambda message, own: {
-            "moved": torch.zeros(size),
-            "loss": torch.zeros(()),
-        },
+        start=lambda message, own: {"moved": torch.zeros(size), "loss": torch.zeros(())},
         phases=(Phase(fitted, nested=True),),
         finish=finish,
         params=lambda message, own: message["theta"],

@@ -22,9 +22,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.averaging_server import plain_average
 from hierfl.methods.descent import Descent
 from hierfl.models.memory_network import MemoryNetwork, without_memory
 from hierfl.optimizers import SGD, Optimizer
@@ -96,7 +96,4 @@ def knn_per(
             most_adapting=1,
         )
 
-    def server(program: Program) -> Server:
-        return averaging_server(program.start()[0])
-
-    return Method("knn_per", model, delta, client, server)
+    return Method("knn_per", model, delta, client, plain_average)

@@ -17,7 +17,7 @@ from hierfl.core.trees import Tree, add, sub
 from hierfl.guides.conditional import conditional
 from hierfl.guides.global_sites import diagonal_normal, full_normal, normal_params
 from hierfl.laplace.marginal import Marginal
-from hierfl.laplace.newton import length, positive, tril_of
+from hierfl.laplace.newton import LONGEST, length, positive, tril_of
 from hierfl.method import Clock, Server, Share, Up
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Family
@@ -65,6 +65,25 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
     return up, kept
 
 
+def newton_step(
+    q: Tree, loc: Tensor, gradient: Tensor, hessian: Tensor, cavity: Tree
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return precision and mean of q after a Newton step on the tilted log density, and if proper.
+
+    Args:
+        q: the Gaussian before, in whose standard deviations the step is bounded.
+        loc: its mean, (K,).
+        gradient: of the client's log marginal likelihood, (K,).
+        hessian: of the same, (K, K).
+        cavity: q without the client's factor.
+    """
+    precision = cavity["precision"] - hessian
+    slope = gradient + cavity["shift"] - cavity["precision"] @ loc
+    move = torch.linalg.inv_ex(precision).inverse @ slope
+    move = move * (LONGEST / length(move, q["precision"]).clamp(min=1e-300)).clamp(max=1.0)
+    return precision, loc + move, torch.linalg.eigvalsh(precision).amin() > 0.0
+
+
 def factor_guide(*, full: bool) -> Family:
     """Return the guide of q: Normal global sites, and Laplace's Normal of local ones."""
     return conditional(shared=full_normal if full else diagonal_normal, newton_steps=10)
@@ -75,11 +94,7 @@ def _q(state: Tree, clock: Clock) -> Tree:
 
 
 def factor_server(
-    marginal: Marginal,
-    standard: Tensor,
-    *,
-    full: bool,
-    down: Callable[[Tree, Clock], Tree] = _q,
+    marginal: Marginal, standard: Tensor, *, full: bool, down: Callable[[Tree, Clock], Tree] = _q
 ) -> Server:
     """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior.
 
@@ -122,10 +137,7 @@ def factor_server(
         precision, raised = positive(begin["precision"], 1e-3 * ones, fold=True)
     # a prior that does not curve down at its center starts with the nearest precision that does
     if bool(raised > 0.0) or not bool(torch.allclose(precision, begin["precision"])):
-        begin = {
-            "shift": precision @ middle[0],
-            "precision": precision,
-        }
+        begin = {"shift": precision @ middle[0], "precision": precision}
     return Server(
         state={"q": begin, "prior": begin, "moved": torch.tensor(torch.inf)},
         update=update,

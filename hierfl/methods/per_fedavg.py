@@ -129,12 +129,7 @@ def per_fedavg(
 
     plain = Method("per_fedavg", model, delta, client, server)
     served = fine_tuned(
-        plain,
-        steps=1,
-        unit="step",
-        batch_size=None,
-        optimizer=inner_optimizer,
-        when="every round",
+        plain, steps=1, unit="step", batch_size=None, optimizer=inner_optimizer, when="every round"
     )
     return replace(served, name="per_fedavg")
 

@@ -20,6 +20,7 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.about import About
 from hierfl.methods.alternating import Alternating
+from hierfl.methods.averaging_server import plain_average
 from hierfl.methods.by_rows import by_rows
 from hierfl.methods.prior_params import at_prior
 from hierfl.optimizers import Adam, Optimizer
@@ -92,5 +93,5 @@ def pfedbayes(
         begin=begin,
     )
     guide = mean_field if init_scale is None else mean_field(init_scale=init_scale)
-    plain = Method("pfedbayes", model, guide, core.client, core.server)
+    plain = Method("pfedbayes", model, guide, core.client, plain_average)
     return replace(by_rows(plain), name="pfedbayes")

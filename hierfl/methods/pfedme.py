@@ -18,6 +18,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.about import About
 from hierfl.methods.alternating import Alternating
+from hierfl.methods.averaging_server import plain_average
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.sites import Model
 
@@ -69,4 +70,4 @@ def pfedme(
         batch_size=batch_size,
         restarts=True,
     )
-    return Method("pfedme", model, delta, core.client, core.server)
+    return Method("pfedme", model, delta, core.client, plain_average)

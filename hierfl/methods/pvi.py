@@ -28,13 +28,13 @@ from hierfl.core.trees import Tree, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
-from hierfl.laplace.newton import LONGEST, length
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
 from hierfl.methods.natural_factors import (
     factor_guide,
     factor_server,
     guess,
+    newton_step,
     no_factor,
     nowhere,
     shaped,
@@ -135,13 +135,10 @@ def _client(
                 lambda z: marginal.expand(z, guess(work["near"], z), batch, NEWTON),
                 chunk_size=AT_ONCE,
             )(at)
-            precision = cavity["precision"] - found.hessian.mean(0)
-            slope = found.gradient.mean(0) + cavity["shift"] - cavity["precision"] @ loc
-            move = torch.linalg.inv_ex(precision).inverse @ slope
-            move = move * (LONGEST / length(move, q["precision"]).clamp(min=1e-300)).clamp(max=1.0)
-            proper = torch.linalg.eigvalsh(precision).amin() > 0.0
+            gradient, hessian = found.gradient.mean(0), found.hessian.mean(0)
+            precision, mean, proper = newton_step(q, loc, gradient, hessian, cavity)
             precision = shaped(precision, full)
-            new = {"shift": precision @ (loc + move), "precision": precision}
+            new = {"shift": precision @ mean, "precision": precision}
         return {
             "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
             "near": {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)},

@@ -153,10 +153,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             state=rounds.begin(),
             update=rounds.update,
             down=rounds.down,
-            final=lambda state, clock: {
-                **rounds.belief(state),
-                "params": rounds.params(state),
-            },
+            final=lambda state, clock: {**rounds.belief(state), "params": rounds.params(state)},
             finished=finished,
             logged=logged
             if row_noise is None

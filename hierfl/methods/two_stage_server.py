@@ -11,8 +11,9 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, chosen, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
+from hierfl.methods.single_models import stored
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGHT, warn
-from hierfl.methods.two_stage_weights import apart, moments, sds, smoothed, unweighted
+from hierfl.methods.two_stage_weights import apart, moments, sds, smoothed, unweighted, with_error
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, ProgramError
@@ -133,7 +134,7 @@ class Rounds:
         state = {**state, "failed": _failed(state["failed"], reports, clock)}
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGHT:
-                state = _with_error(state, reports, means.get("inner_variance"))
+                state = with_error(state, reports, means.get("inner_variance"))
                 state = self.weighted(state, reports, clock)
             else:
                 _check_read(means["misread"])
@@ -144,13 +145,8 @@ class Rounds:
     def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
         """Return the state after clients have sent factors."""
         old = state["factors"]
-        factors = Factors(
-            **tree_map(
-                lambda kept, new: kept.index_copy(0, reports.ids, new.to(kept.dtype)),
-                old,
-                {name: reports.value[name] for name in old},
-            )
-        )
+        sent = Reports({name: reports.value[name] for name in old}, reports.ids)
+        factors = Factors(**stored(old, sent))
         seen = state["seen"].index_fill(0, reports.ids, True)
         state = {**state, "factors": factors._asdict(), "seen": seen}
         if bool(state["sampled"]):
@@ -274,11 +270,7 @@ class Rounds:
             lambda powers: self._log_p(final["draws"], raised(factors, powers)),
         )
         log_target = state["ratios"] + final["log_p"]
-        narrow = {
-            "draws": final["draws"],
-            "log_target": log_target,
-            "weighed": state["weighed"],
-        }
+        narrow = {"draws": final["draws"], "log_target": log_target, "weighed": state["weighed"]}
         return self._to_weight({**state, "powers": powers, "narrow": narrow}, clock)
 
     def _together(self, state: Tree, factors: Factors) -> Tree:
@@ -332,15 +324,6 @@ class Rounds:
         known = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
         points = resampled(known["draws"], known["log_weights"], self.draws)[:, : self.shared]
         return {"_shared.points": points.to(torch.get_default_dtype())}
-
-
-def _with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
-    """Return the state with the sd of the log weights' error; clients' errors are independent."""
-    if variance is None:
-        return state
-    new = int((~state["weighed"][reports.ids]).sum())
-    total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
-    return {**state, "inner_error": total.sqrt()}
 
 
 def _check_read(share: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.core.importance_sampling import smoothed as pareto_smoothed
 from hierfl.core.trees import Tree
+from hierfl.method import Reports
 from hierfl.summaries.wide_draws import highest
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
@@ -60,3 +61,12 @@ def apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Ten
     (mean, sd), (new_mean, new_sd) = one, other
     ratio = (new_sd / sd).log().abs().max().expm1()
     return ((new_mean - mean).abs() / new_sd).max(), ratio
+
+
+def with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
+    """Return the state with the sd of the log weights' error; clients' errors are independent."""
+    if variance is None:
+        return state
+    new = int((~state["weighed"][reports.ids]).sum())
+    total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
+    return {**state, "inner_error": total.sqrt()}

@@ -251,12 +251,7 @@ def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
         up, kept = client_round(run, run.client.phases, down, own, torch.arange(4), 0)
         moved = kept["z"] if method is pop else kept["params"]["slope.at"].view(4, 2)
         mean = {n: v.mean(0) for n, v in up["gradient"].value.items()}
-        found.append(
-            (
-                moved,
-                run.server.update(state.server, {"gradient": mean}, Clock(0, 1, 4)),
-            )
-        )
+        found.append((moved, run.server.update(state.server, {"gradient": mean}, Clock(0, 1, 4))))
     (z_pop, pop_state), (z_svi, svi_state) = found
     assert torch.allclose(z_pop, z_svi, atol=1e-10, rtol=0.0)
     for name, value in svi_state["params"].items():

@@ -167,9 +167,7 @@ def test_every_engine_and_order(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows(
-    way: str,
-) -> None:
+def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows(way: str) -> None:
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
     model = heads(merge=lambda common, own: common + 0.0 * own)
     ours = fit(

@@ -315,9 +315,7 @@ def gaussian(theta: Params, data: ClientData, k: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_precision(
-    k: int,
-) -> None:
+def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_precision(k: int) -> None:
     """m is the exact mean, jointly with the intercept's mode; s^2 = 1 / diag(X'X / v + 1 / s0^2).
 
     That s^2 is the optimum among independent Normals.

@@ -210,9 +210,7 @@ def _scaled(batch: ClientBatch) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(
-    way: str,
-) -> None:
+def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(way: str) -> None:
     """The fixed point is GLS under a fixed prior sd.
 
     The paper's target is its limit at sd = 0, which no positive sd reaches.

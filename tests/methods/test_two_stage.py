@@ -25,14 +25,7 @@ from hierfl.runs.result import Fit
 from tests.programs import exact, fit, three
 from tests.programs import means as exact_means
 from tests.summaries import programs
-from tests.summaries.programs import (
-    binary_rows,
-    gaussian_rows,
-    grid,
-    moments,
-    people,
-    posterior_on,
-)
+from tests.summaries.programs import binary_rows, gaussian_rows, grid, moments, people, posterior_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:the rounds ended")
 
