@@ -1,8 +1,8 @@
 """FedVI personalizes clients without labels, by their inputs alone.
 
-Each client's rows come from one of two groups. In one group the label increases with a feature, in the other
-it decreases. Another feature is shifted slightly, in a direction that depends on the group. A single row
-hardly reveals the group, but the rows of a client together do.
+Each client's rows come from one of two groups. In one group the label increases with a feature, in
+the other it decreases. Another feature is shifted slightly, in a direction that depends on the
+group. A single row hardly reveals the group, but the rows of a client together do.
 
 Usage: `python examples/unlabeled_clients.py [--smoke]`.
 """

@@ -1,8 +1,9 @@
 """Four hospitals on Flower, on this machine: a SuperLink and four SuperNodes, with TLS and node authentication.
 
-Certificates, keys and the hospitals' folders are made anew. The posterior of the hierarchy by two_stage, and a common
-model by fedavg, are compared with those of `hierfl.fit` on all rows together; the means of the first also with NUTS,
-where HIERFL_DATA has its reference posterior. Run it with `make demo-flower`.
+Certificates, keys and the hospitals' folders are made anew. The posterior of the hierarchy by
+two_stage, and a common model by fedavg, are compared with those of `hierfl.fit` on all rows
+together; the means of the first also with NUTS, where HIERFL_DATA has its reference posterior. Run
+it with `make demo-flower`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PRIVATE = (
 )
 
 
-# ------------------------------------------------------------------------------------------------ keys
+# --------------------------------------------------------------------------------------------- keys
 def certificates(folder: Path, name: str) -> None:
     """Make a certificate authority for this run, and the certificate of the SuperLink on localhost.
 
@@ -96,7 +97,7 @@ def node_key(folder: Path, name: str) -> None:
     (folder / f"{name}.pub").write_bytes(public)
 
 
-# ------------------------------------------------------------------------------------------------ processes
+# ---------------------------------------------------------------------------------------- processes
 @contextmanager
 def running(name: str, command: list[str], folder: Path, **environment: str) -> Iterator[None]:
     """Run a program of Flower, with its log in the folder."""
@@ -237,7 +238,7 @@ def online(folder: Path) -> list[dict[str, object]]:
     return [node for node in nodes if node.get("status") == "online"]
 
 
-# ------------------------------------------------------------------------------------------------ the run
+# ------------------------------------------------------------------------------------------ the run
 def here(method: str) -> dict[str, torch.Tensor]:
     """Return the last message of `hierfl.fit` on all rows together; it runs in a process of its own."""
     torch.set_default_dtype(torch.float64)
@@ -381,7 +382,8 @@ def main() -> None:
         for method in methods:
             difference = apart(method, folder, expected[method].result())
             print(
-                f"{method}: {seconds[method]:.0f} s, within {difference:.1e} of hierfl.fit on all rows"
+                f"{method}: {seconds[method]:.0f} s, within {difference:.1e} of hierfl.fit on all "
+                "rows"
             )
     if "two_stage" in methods:
         print(against_nuts(folder))

@@ -1,8 +1,9 @@
 """The four hospitals fitted from this process: `hierfl.nodes.fit(model, nodes)` against a running SuperLink.
 
-A SuperLink and four SuperNodes are started on this machine as by `deploy.py`, with TLS and node authentication. The
-SuperLink leaves the server of a run to this process, which has no patient's row; one hospital lets its summaries and
-scores out. Run it with `python examples/flower_hospitals/from_python.py`.
+A SuperLink and four SuperNodes are started on this machine as by `deploy.py`, with TLS and node
+authentication. The SuperLink leaves the server of a run to this process, which has no patient's
+row; one hospital lets its summaries and scores out. Run it with `python
+examples/flower_hospitals/from_python.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Survival with frailty: advanced lung cancer, right-censored, at 18 institutions (Loprinzi 1994).
 
-Usage: `python examples/recipes/frailty.py [--smoke]`. Reads `lung.csv` in the folder that HIERFL_DATA names;
-without it, patients are simulated.
+Usage: `python examples/recipes/frailty.py [--smoke]`. Reads `lung.csv` in the folder that
+HIERFL_DATA names; without it, patients are simulated.
 """
 
 from __future__ import annotations

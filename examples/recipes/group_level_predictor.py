@@ -1,6 +1,7 @@
 """A group-level predictor: does the uranium in a county's soil move its radon (Gelman and Hill 2007, chapter 12)?
 
-Usage: `python examples/recipes/group_level_predictor.py [--smoke]`. The clients are the 85 counties of Minnesota.
+Usage: `python examples/recipes/group_level_predictor.py [--smoke]`. The clients are the 85 counties
+of Minnesota.
 """
 
 from __future__ import annotations

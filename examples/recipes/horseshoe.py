@@ -1,6 +1,7 @@
 """A regularized horseshoe: which of 27 columns matter to heart disease (Piironen and Vehtari 2017)?
 
-Usage: `python examples/recipes/horseshoe.py [--smoke]`. The data ship with hierfl (UCI heart disease).
+Usage: `python examples/recipes/horseshoe.py [--smoke]`. The data ship with hierfl (UCI heart
+disease).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ TAU = EXPECTED / (COLUMNS - EXPECTED) * 2.0 / PATIENTS**0.5  # 2: the sd of a lo
 def model(batch: hierfl.ClientBatch) -> None:
     """Logistic regression; slope_j ~ Normal(0, tau l_j), l_j^2 = c^2 own_j^2 / (c^2 + tau^2 own_j^2).
 
-    Large slopes are held by a slab, a Student t of 4 degrees of freedom and scale 2: c^2 ~ InverseGamma(2, 8).
+    Large slopes are held by a slab, a Student t of 4 degrees of freedom and scale 2: c^2 ~
+    InverseGamma(2, 8).
     """
     tau = pyro.sample("tau", dist.HalfCauchy(TAU))[..., None]
     own = pyro.sample("own", dist.HalfCauchy(torch.ones(COLUMNS)).to_event(1))

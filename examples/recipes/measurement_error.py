@@ -1,8 +1,8 @@
 """Measurement error in a covariate: how much does blood pressure, read once, understate its part in heart disease?
 
-Usage: `python examples/recipes/measurement_error.py [--smoke]`. The data ship with hierfl (UCI heart disease,
-Detrano et al. 1989). One reading of systolic pressure varies about a patient's usual pressure with an sd of some
-10 mm Hg.
+Usage: `python examples/recipes/measurement_error.py [--smoke]`. The data ship with hierfl (UCI
+heart disease, Detrano et al. 1989). One reading of systolic pressure varies about a patient's usual
+pressure with an sd of some 10 mm Hg.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ READING = (
 def model(batch: hierfl.ClientBatch) -> None:
     """Probit regression on the usual pressure, of which `reading` is one noisy look.
 
-    usual ~ Normal(m, s), reading ~ Normal(usual, READING), ill = (intercept + slope usual + ... + Normal(0, 1) > 0).
-    The usual pressure is integrated out: given the reading it is Normal(m + r (reading - m), s sqrt(1 - r)) with
-    the reliability r = s^2 / (s^2 + READING^2), and a Normal number inside a probit leaves a probit.
+    usual ~ Normal(m, s), reading ~ Normal(usual, READING), ill = (intercept + slope usual + ... +
+    Normal(0, 1) > 0). The usual pressure is integrated out: given the reading it is Normal(m + r
+    (reading - m), s sqrt(1 - r)) with the reliability r = s^2 / (s^2 + READING^2), and a Normal
+    number inside a probit leaves a probit.
     """
     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
     age = pyro.sample("age", dist.Normal(0.0, 1.0))
@@ -49,7 +50,8 @@ def model(batch: hierfl.ClientBatch) -> None:
 def data() -> hierfl.ClientData:
     """Return the patients whose pressure was read.
 
-    Fields: `reading` in 20 mm Hg from 130, `age` in decades from 50, `sex` (1 = male) and `ill`, each 0/1.
+    Fields: `reading` in 20 mm Hg from 130, `age` in decades from 50, `sex` (1 = male) and `ill`,
+    each 0/1.
     """
     everybody = hierfl.datasets.heart_disease()
     x, names = everybody.fields["x"], everybody.features["x"]

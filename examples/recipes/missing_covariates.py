@@ -1,8 +1,8 @@
 """Missing covariates: does appetite go with performance in lung cancer, where the calories of 47 patients are missing?
 
-Usage: `python examples/recipes/missing_covariates.py [--smoke]`. Reads `lung.csv` in the folder that HIERFL_DATA names
-(Loprinzi 1994); without it, patients are simulated. Two programs of one posterior: `imputed` samples the missing
-values, `model` integrates them out.
+Usage: `python examples/recipes/missing_covariates.py [--smoke]`. Reads `lung.csv` in the folder
+that HIERFL_DATA names (Loprinzi 1994); without it, patients are simulated. Two programs of one
+posterior: `imputed` samples the missing values, `model` integrates them out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def model(batch: hierfl.ClientBatch) -> None:
 def imputed(batch: hierfl.ClientBatch) -> None:
     """Imputed: the missing values of a client are one local site of fixed size, and `slot` says whose is which.
 
-    A client with fewer than MOST missing values draws the others from their prior; they touch nothing else.
+    A client with fewer than MOST missing values draws the others from their prior; they touch
+    nothing else.
     """
     mu, slope, tau, sigma, m, s = priors()
     with batch.clients():

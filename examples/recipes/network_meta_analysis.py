@@ -1,7 +1,8 @@
 """Network meta-analysis: which help to stop smoking works best (Hasselblad 1998; Lu and Ades 2006)?
 
-Usage: `python examples/recipes/network_meta_analysis.py [--smoke]`. The clients are 24 trials, and a row is an arm of a
-trial. The counts are the published ones (Hasselblad 1998, Medical Decision Making 18).
+Usage: `python examples/recipes/network_meta_analysis.py [--smoke]`. The clients are 24 trials, and
+a row is an arm of a trial. The counts are the published ones (Hasselblad 1998, Medical Decision
+Making 18).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ TRIALS = """
 def model(batch: hierfl.ClientBatch) -> None:
     """Log odds of quitting: the trial's own level, the treatment's effect, and how far it deviates in this trial.
 
-    Deviations of sd tau / sqrt(2) an arm give every contrast of two arms the heterogeneity tau, and two contrasts
-    of a trial with three arms the correlation 1/2.
+    Deviations of sd tau / sqrt(2) an arm give every contrast of two arms the heterogeneity tau, and
+    two contrasts of a trial with three arms the correlation 1/2.
     """
     effect = pyro.sample(
         "effect", dist.Normal(torch.zeros(3), 2.0).to_event(1)

@@ -1,7 +1,7 @@
 """Ordinal labels with a shift of each client: how narrow are the arteries of patients of four hospitals, 0 to 4?
 
-Usage: `python examples/recipes/ordinal.py [--smoke]`. The data ship with hierfl (UCI heart disease, Detrano
-et al. 1989).
+Usage: `python examples/recipes/ordinal.py [--smoke]`. The data ship with hierfl (UCI heart disease,
+Detrano et al. 1989).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def model(batch: hierfl.ClientBatch) -> None:
 def grades(eta: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
     """Return the probabilities of grades 0 to 4.
 
-    `dist.OrderedLogistic` is the same, but writes in place, so that hierfl must run clients one at a time.
+    `dist.OrderedLogistic` is the same, but writes in place, so that hierfl must run clients one at
+    a time.
     """
     up_to = (cuts - eta[..., None]).sigmoid()
     below = torch.cat([torch.zeros_like(up_to[..., :1]), up_to], -1)

@@ -1,7 +1,8 @@
 """Three levels: voters in states in regions, of the polls before the election of 1988 (Gelman and Hill 2007).
 
-Usage: `python examples/recipes/three_levels.py [--smoke]`. Reads `election88.npz` in the folder that HIERFL_DATA names;
-without it, voters are simulated. Regions stand above the clients: their levels are global sites in a plate.
+Usage: `python examples/recipes/three_levels.py [--smoke]`. Reads `election88.npz` in the folder
+that HIERFL_DATA names; without it, voters are simulated. Regions stand above the clients: their
+levels are global sites in a plate.
 """
 
 from __future__ import annotations

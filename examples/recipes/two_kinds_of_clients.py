@@ -1,7 +1,7 @@
 """A mixture of two kinds of clients: at which of 30 clinics does a new drug work, and at which does it not?
 
-Usage: `python examples/recipes/two_kinds_of_clients.py [--smoke]`. The clinics are simulated: 12 of them store the drug
-too warm.
+Usage: `python examples/recipes/two_kinds_of_clients.py [--smoke]`. The clinics are simulated: 12 of
+them store the drug too warm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import hierfl
 def model(batch: hierfl.ClientBatch) -> None:
     """Fall of blood pressure in mm Hg. Each clinic is of one of two kinds, whose label is summed out.
 
-    A discrete site for the label would be refused. Given the label, patients are independent about the clinic's mean;
-    all of them together are one event, so that they share the label.
+    A discrete site for the label would be refused. Given the label, patients are independent about
+    the clinic's mean; all of them together are one event, so that they share the label.
     """
     share = pyro.sample("share", dist.Beta(2.0, 2.0))  # of clinics where the drug works
     none = pyro.sample("none", dist.Normal(0.0, 3.0))  # mean fall where it does not

@@ -1,6 +1,7 @@
-"""The command line: `hierfl demo`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `data`, `node`.
+"""The command line `hierfl`, a module for each group of commands.
 
-Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
+Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at
+once.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ app.add_typer(node, name="node", no_args_is_help=True)
 def main() -> None:
     """Run the command line: the entry point of the `hierfl` command.
 
-    OpenMP reads `GOMP_SPINCOUNT` when torch is first imported, which a command does later: how long a thread that
-    waits for the other threads of an operation spins before it sleeps. docs/runs.md says what it costs.
+    OpenMP reads `GOMP_SPINCOUNT` when torch is first imported, which a command does later: how long
+    a thread that waits for the other threads of an operation spins before it sleeps. docs/runs.md
+    says what it costs.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

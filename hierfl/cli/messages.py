@@ -1,4 +1,4 @@
-"""What commands print of their progress and their files, and how they end where something went wrong."""
+"""What commands print of their progress and files, and how they end on an error."""
 
 from __future__ import annotations
 

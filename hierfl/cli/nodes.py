@@ -49,7 +49,7 @@ def serve(
         Path | None, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")
     ] = None,
 ) -> None:
-    """Answer the messages of a SuperNode that was started with --isolation process, until it is stopped."""
+    """Answer the messages of a SuperNode started with --isolation process, until it stops."""
     from hierfl.flower.serving import serve as served
 
     try:

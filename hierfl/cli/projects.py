@@ -1,4 +1,4 @@
-"""`hierfl methods`, `audit`, `new` and `data get`: what is there, and what a project of one's own begins with."""
+"""`hierfl methods`, `audit`, `new` and `data get`: what there is, and a new project."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def audit(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="A method of hierfl by name, for the model of the demo; or MODULE:NAME of one of yours.",
+            help="A method of hierfl by name, on the demo's model; or MODULE:NAME of yours.",
         ),
     ] = "two_stage",
     data: Annotated[
@@ -49,7 +49,7 @@ def audit(
         typer.Option(min=1, help="At most. Default: until the method is done, or 3."),
     ] = None,
 ) -> None:
-    """List every tensor that crosses between the server and a client, and whether it depends on the client's rows."""
+    """List every tensor between server and client, and whether it depends on the client's rows."""
     import torch
     from rich import box
     from rich.console import Console
@@ -79,7 +79,7 @@ def new(
     ],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that a run waits for.")] = 4,
 ) -> None:
-    """Write a Flower project: a model, the rows of a node, and the two apps, for simulation and for SuperNodes."""
+    """Write a Flower project: a model, a node's rows, and apps for simulation and SuperNodes."""
     from rich.console import Console
 
     from hierfl.nodes.project import write_project
@@ -102,7 +102,7 @@ def data_get(
         typer.Option("--folder", metavar="DIR", help="Default: that of HIERFL_DATA."),
     ] = None,
 ) -> None:
-    """Download a data set from the Hugging Face Hub, compare its checksum, and save it for `hierfl.datasets`."""
+    """Download a data set from the Hugging Face Hub, check it, save it for `hierfl.datasets`."""
     from hierfl.datasets.download import get
 
     try:

@@ -31,14 +31,14 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Heart disease at four hospitals: four methods, held-out patients, new hospitals. One to two minutes."""
+    """Heart disease at four hospitals: four methods, new patients, new hospitals. 1 to 2 min."""
     import torch
     from rich.console import Console
 
     from hierfl.demo.run import run
 
-    # Small tensors are faster on one thread, and Newton's Hessians are safer in double precision. These settings are
-    # global, but the process is ours.
+    # Small tensors are faster on one thread, and Newton's Hessians are safer in double precision.
+    # These settings are global, but the process is ours.
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     began, progress, console = time.perf_counter(), Console(stderr=True), Console()
@@ -80,7 +80,7 @@ def compare(
         bool, typer.Option("--list", help="List the studies that ship, and end.")
     ] = False,
 ) -> None:
-    """Compare methods as a study file says. A run that was stopped resumes: what is finished is kept in --out."""
+    """Compare methods as a study file says. A stopped run resumes: --out keeps finished work."""
     if every:
         _list_studies()
         return
@@ -114,7 +114,7 @@ def compare(
 
 
 def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:
-    """Run one study, and print its table, its figures and what to see in them; return what failed."""
+    """Run one study, print its table, figures and what to see in them; return what failed."""
     from rich.console import Console
 
     from hierfl.comparisons.compare import compare as compared
@@ -156,7 +156,7 @@ def table(
         typer.Option(
             "--into",
             metavar="PAGE",
-            help="A Markdown page, in whose block <!-- DIR --> ... <!-- end of DIR --> a table is put.",
+            help="A Markdown page; block <!-- DIR --> ... <!-- end of DIR --> gets the table.",
         ),
     ] = None,
 ) -> None:
@@ -187,7 +187,7 @@ def plot(
         typer.Option("--out", metavar="FILE", help="PNG, PDF or SVG. Default: DIR/figure.png."),
     ] = None,
 ) -> None:
-    """Draw compared methods, with published numbers and curves over rounds; and what was measured besides."""
+    """Draw compared methods beside published numbers, curves, and what was measured besides."""
     from hierfl.comparisons.figures import draw
 
     try:

@@ -1,1 +1,1 @@
-"""Comparisons of methods that a study file declares: `hierfl compare STUDY.toml`, `hierfl table`, `hierfl plot`."""
+"""Comparisons of methods that a study file declares: `hierfl compare`, `table` and `plot`."""

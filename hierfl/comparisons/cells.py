@@ -1,4 +1,4 @@
-"""Cells of a study: one method and one seed, computed once and kept under a key of all that its number depends on."""
+"""Cells of a study: one method and seed, computed once and kept under a key of its dependencies."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 Options = Mapping[str, float]
 
 
-# ----------------------------------------------------------------------------------------------- what a key is of
+# --------------------------------------------------------------------------------- what a key is of
 @cache
 def code() -> str:
-    """Return a digest of the source that numbers depend on, and of the versions of what it calls."""
+    """Return a digest of the source that numbers depend on, and of its packages' versions."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -56,7 +56,7 @@ def code() -> str:
 
 
 def described(study: Study, entry: Entry) -> dict[str, Any]:
-    """Return everything that the numbers of a method depend on, but for the seed, as JSON-compatible values."""
+    """Return all that a method's numbers depend on but the seed, as JSON-compatible values."""
     parts = {"data", "net", "run", "evaluation", "tuning"}
     found = study.model_dump(mode="json", include=parts)
     seeds = found["run"].pop("seeds")
@@ -102,7 +102,7 @@ def cell_file(out: Path, study: Study, entry: Entry, seed: int) -> tuple[Path, d
     return file_of(out, "cells", f"{entry.label}-{seed}", key), key
 
 
-# -------------------------------------------------------------------------------------------------- how a cell is run
+# -------------------------------------------------------------------------------- how a cell is run
 def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequential:
     """Return the network that every method of a study starts from."""
     between = nn.ReLU if study.net.activation == "relu" else lambda: nn.LeakyReLU(0.1)
@@ -125,7 +125,7 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
 def convolutions(
     net: Net, features: int, between: Callable[[], nn.Module]
 ) -> tuple[list[nn.Module], int]:
-    """Return the layers below the dense ones, for flat square images, and how many features they give.
+    """Return the layers below the dense ones, for flat square images, and their number of features.
 
     Raises:
         ValueError: the rows are no square images of one channel or three, or too small.
@@ -200,7 +200,7 @@ def method_of(
 
 
 def plan_of(study: Study, entry: Entry, clients: int, rounds: int) -> tuple[int, int | None]:
-    """Return the rounds and the cohort of a run; fewer rounds of all clients where the method needs them."""
+    """Return the rounds and the cohort of a run; fewer rounds if the method needs all clients."""
     asked = entry.cohort or study.run.cohort
     cohort = None if study.run.everyone_trains or asked is None else min(asked, clients)
     if baseline(entry.name).everyone and cohort is not None and cohort < clients:

@@ -1,7 +1,8 @@
 """Runs a study: chooses every method's options, then computes all cells, in processes of their own.
 
-Everything is kept as soon as it is computed, each in a file that is written whole or not at all. A study that was
-killed goes on where it was, and its results are the same, bit for bit: cells do not depend on each other.
+Everything is kept as soon as it is computed, each in a file that is written whole or not at all. A
+study that was killed goes on where it was, and its results are the same, bit for bit: cells do not
+depend on each other.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
             tuned = pool.all(
                 [Job(f"{e.label}: options", partial(_choice, out, study, e)) for e in study.methods]
             )
-            # seed by seed, as a process keeps the clients of one seed: of images they take half a minute to make
+            # seed by seed: a process keeps the clients of one seed, which take up to half a minute
             runs = [
                 Job(
                     f"{e.label}, seed {seed}", partial(_cell, out, study, e, seed, found["options"])
@@ -86,7 +87,7 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
 
 
 def check_methods(study: Study) -> None:
-    """Build every method and look up its published numbers, so that a mistake is found before hours of work.
+    """Build every method and look up its published numbers, to find mistakes before hours of work.
 
     Raises:
         ValueError: a setting is refused, or there is no such number; the message names the method.
@@ -104,9 +105,9 @@ def check_methods(study: Study) -> None:
             raise ValueError(f"method '{entry.label}': {error}") from error
 
 
-# ------------------------------------------------------------------------------------------------------ the processes
+# ------------------------------------------------------------------------------------ the processes
 def begin_process() -> None:
-    """Set up a process that computes: one thread, single precision, and an end with the process that started it."""
+    """Set up a worker process: one thread, single precision, and an end with its parent."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     parent = multiprocessing.parent_process()

@@ -1,4 +1,4 @@
-"""The clients of a study: who trains, who joins later, and every client's training and test rows."""
+"""The clients of a study: who trains, who joins later, and their training and test rows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class Federation:
         train: training rows of the clients that take part.
         test: their test rows.
         joining: training and test rows of the clients that join later; None: there are none.
-        classes: of the labels; 0: they are real, in sds of the training labels from their mean, or, about drawn lines,
-            as they are.
-        foreign: images of no client's classes by name of their set, as many for each client as it has test rows.
+        classes: of the labels; 0: they are real, in sds of the training labels from their mean, or,
+            about drawn lines, as they are.
+        foreign: images of no client's classes by name of their set, as many for each client as it
+            has test rows.
         variance: of the training labels, where they are real.
     """
 
@@ -147,7 +148,7 @@ def _as_drawn(rows: ClientData) -> ClientData:
 
 
 def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:
-    """Return training rows, test rows, those of clients that join later, and the number of classes."""
+    """Return training rows, test rows, both of joining clients, and the number of classes."""
     if data.name == "femnist":
         train, test, _ = datasets.femnist()
         classes = 62
@@ -175,7 +176,8 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         return train, test, None, classes
     if new >= train.num_clients:
         raise ValueError(
-            f"evaluation.new_clients is {new}, and there are {train.num_clients} clients: leave some to train"
+            f"evaluation.new_clients is {new}, and there are {train.num_clients} clients: leave "
+            "some to train"
         )
     order = np.random.Generator(np.random.Philox(seed + 7)).permutation(train.num_clients)
     later, first = sorted(order[:new].tolist()), sorted(order[new:].tolist())
@@ -236,8 +238,9 @@ def _rows_of(
         k for k, (rows, cut) in enumerate(zip(own, cuts, strict=True)) if cut == len(rows)
     ]:
         raise ValueError(
-            f"client {short[0]} has {len(own[short[0]])} rows, none of them for tests: use a larger concentration, "
-            "fewer clients, or the partition 'class_mixes', which gives all clients as many rows"
+            f"client {short[0]} has {len(own[short[0]])} rows, none of them for tests: use a "
+            "larger concentration, fewer clients, or the partition 'class_mixes', which gives "
+            "all clients as many rows"
         )
     pairs = list(zip(own, cuts, strict=True))
     return [rows[:cut] for rows, cut in pairs], [rows[cut:] for rows, cut in pairs]

@@ -1,4 +1,4 @@
-"""The figure of a study: every method's scores with published ones, and curves over rounds where there are some."""
+"""The main figure of a study: scores beside published ones, and curves over rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def draw(out: Path, file: Path | None = None) -> list[Path]:
 
     Args:
         out: the folder.
-        file: of the main figure, whose name those of the others extend; None: figure.png in the folder.
+        file: of the main figure, whose name those of the others extend; None: figure.png in the
+            folder.
 
     Returns:
         The files.
@@ -99,7 +100,7 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
 
 
 def lines(axes: Axes, study: Study, curves: pd.DataFrame, name: str | None = None) -> None:
-    """Draw means over seeds by round: P, or G of methods that tune for a prediction; or another column by its name."""
+    """Draw means over seeds by round: a column by name, or P, or G of methods that tune for P."""
     metric = f"{study.evaluation.metric.replace('_', ' ')}, %"
     for place, entry in enumerate(study.methods):
         own = curves[curves["method"] == entry.label]

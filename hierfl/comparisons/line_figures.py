@@ -1,4 +1,4 @@
-"""The figure of a study about lines: what each client is served, over its rows or in the space of two weights."""
+"""The figure of a study about lines: what each client is served, as lines or as two weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _in_weights(study: Study, rows: ClientData, found: pd.DataFrame, labels: lis
 
 
 def _ellipses(axes: Axes, one: ClientData, color: str, *, bias: bool) -> None:
-    """Draw one and two sds of a client's posterior of two weights under a flat prior and unit noise."""
+    """Draw one and two sds of a client's posterior of two weights, flat prior and unit noise."""
     x, middle = one.fields["x"].double(), least_squares(one, bias=bias)[:2]
     angle = torch.linspace(0.0, 2.0 * torch.pi, 200, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin()])
@@ -82,7 +82,7 @@ def _ellipses(axes: Axes, one: ClientData, color: str, *, bias: bool) -> None:
 
 
 def _over_rows(study: Study, rows: ClientData, found: pd.DataFrame, labels: list[str]) -> Figure:
-    """Draw training rows with the line of all, and for each method the clients' lines and the common one."""
+    """Draw training rows with the line of all, and each method's common and clients' lines."""
     figure = Figure(figsize=(3.1 * (1 + len(labels)), 4.0), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(labels), sharex=True, sharey=True)
     x, y = rows.fields["x"][:, 0].double(), rows.fields["y"].double()

@@ -1,8 +1,9 @@
-"""What is measured of a fit: P and G, of clients that take part and of new ones, on their own rows and on all.
+"""What is measured of a fit: P and G, of participating and new clients, on own rows and on all.
 
-P scores what a client is served: by what its last round left, or after one round of `personalize` on its training
-rows where the method tunes for a prediction. G scores what a client is served that has taken no step: the same rows
-under a name that the server has never seen. Test rows are used here, and nowhere else.
+P scores what a client is served: by what its last round left, or after one round of `personalize`
+on its training rows where the method tunes for a prediction. G scores what a client is served that
+has taken no step: the same rows under a name that the server has never seen. Test rows are used
+here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Watch:
         )
 
     def _distance(self, line: Tensor, *, bias: bool) -> float:
-        """Return how far lines are from least squares on all training rows, averaged over clients."""
+        """Return the clients' mean distance of lines from least squares on all training rows."""
         target = least_squares(self.federation.train, bias=bias)
         return float((line - target).norm(dim=-1).mean())
 
@@ -207,7 +208,7 @@ class Watch:
         ]
 
     def _against_foreign(self, served: Fit) -> list[Score]:
-        """Return the AUROC of P's entropy against each foreign set; note the entropies of the first clients."""
+        """Return the AUROC of P's entropy by foreign set; note the first clients' entropies."""
         if not self.federation.foreign:
             return []
         own, found = self._predicted(served, self.federation.test), []
@@ -230,7 +231,7 @@ class Watch:
         return found
 
     def _note_classes(self, served: Fit, tests: dict[str, ClientData]) -> None:
-        """Note the first client's loss by class minus the mean over clients, on each kind of test rows."""
+        """Note the first client's loss by class minus the clients' mean, by kind of test rows."""
         for name, rows in tests.items():
             first = loss_deviations(self._predicted(served, rows)).iloc[0]
             self.classes += [
@@ -243,7 +244,7 @@ class Watch:
         return "P+FT" if self.fine_tune else "P"
 
     def _joined(self, fit: Fit, train: ClientData, test: ClientData) -> list[Score]:
-        """Return the scores of clients that join, after some rounds on their own rows and after none."""
+        """Return the scores of clients that join, after each number of rounds on their own rows."""
         found = []
         for rounds in self.evaluation.join_rounds:
             own = fit.personalize(train, rounds=rounds)

@@ -1,4 +1,4 @@
-"""Blocks of a Markdown page that a program writes: between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+"""Blocks of a Markdown page that a program writes, between `<!-- NAME -->` and its end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Figures of what a study measures besides scores: clients' curves, lines, entropies, losses by class."""
+"""Figures of what a study measures besides scores: clients, lines, entropies, losses by class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ ACROSS = 4  # panels in a row
 
 
 def figures(out: Path) -> dict[str, Figure]:
-    """Return the figures of what the study in a folder measured besides, by name: none, where it measured nothing.
+    """Return the figures of what the study in a folder measured besides, by name.
 
     Raises:
         FileNotFoundError: no study has run there.
@@ -37,7 +38,7 @@ def figures(out: Path) -> dict[str, Figure]:
 
 
 def clients(study: Study, found: pd.DataFrame) -> Figure:
-    """Draw each client's score by round, of the first seed: a panel for each method, thick for the clients' mean."""
+    """Draw each client's score by round, first seed: a panel a method, thick for the mean."""
     found = found[found["seed"] == found["seed"].min()]
     labels = [label for label in _labels(study) if (found["method"] == label).any()]
     figure, panels = _panels(len(labels), sharey=True)
@@ -55,7 +56,7 @@ def clients(study: Study, found: pd.DataFrame) -> Figure:
 
 
 def classes(study: Study, found: pd.DataFrame) -> Figure:
-    """Draw the first client's loss by class minus the mean over clients, mean over seeds: a panel for each test."""
+    """Draw the first client's loss by class minus the clients' mean: a panel for each test."""
     tests = [str(test) for test in found["test"].unique()]
     figure, panels = _panels(len(tests))
     labels = _labels(study)
@@ -76,7 +77,7 @@ def classes(study: Study, found: pd.DataFrame) -> Figure:
 
 
 def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure:
-    """Draw densities of entropy: a row for each method, a column for each foreign set, thin for single clients.
+    """Draw densities of entropy: a row a method, a column a foreign set, thin for single clients.
 
     Args:
         study: with foreign images.
@@ -105,7 +106,8 @@ def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure
             axes.tick_params(labelsize=7)
     # the panels share the axis: what one needs, all have
     steep = panels[0, 0].get_yscale() == "symlog"
-    highest = max(line.get_ydata().max() for axes in figure.axes for line in axes.lines)  # type: ignore[union-attr]
+    lines_drawn: list[Any] = [line for axes in figure.axes for line in axes.lines]
+    highest = max(line.get_ydata().max() for line in lines_drawn)
     panels[0, 0].set_ylim(0.0, 1.1 * highest)
     for axes in panels[:, 0]:
         axes.set_ylabel("density, log scale above 1" if steep else "density", fontsize=8)

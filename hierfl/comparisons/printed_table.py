@@ -34,8 +34,8 @@ def caption(study: Study) -> str:
     if seen.round_of_all:
         rounds += ", P's of one more in which all clients train"
     return (
-        f"{study.title}. {run.rounds} rounds; scores {rounds}, every {seen.weighting[:-1]} counts the same; "
-        f"mean ± sd over {seeds} seed{'s' * (seeds > 1)}. Bold: the best"
+        f"{study.title}. {run.rounds} rounds; scores {rounds}, every {seen.weighting[:-1]} counts "
+        f"the same; mean ± sd over {seeds} seed{'s' * (seeds > 1)}. Bold: the best"
         + (", and what a paired t-test does not tell from it (5 %)." if seeds >= MIN_SEEDS else ".")
     )
 
@@ -58,11 +58,12 @@ def tuned(out: Path) -> str:
 
 
 def by_chance(scores: pd.DataFrame) -> str:
-    """Return how large calibration errors would be by chance alone, in a sentence; "" where none was measured."""
+    """Return the calibration error by chance alone, in a sentence; "" where none was measured."""
     values = scores.loc[scores["metric"] == "calibration_by_chance", "value"]
     if values.empty:
         return ""
-    return f"By chance alone the calibration error would be {values.min():.1f} to {values.max():.1f} %."
+    low, high = values.min(), values.max()
+    return f"By chance alone the calibration error would be {low:.1f} to {high:.1f} %."
 
 
 def markdown(out: Path) -> str:

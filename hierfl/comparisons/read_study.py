@@ -32,7 +32,7 @@ class Listing(Table):
 
 
 def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
-    """Return the studies that a file declares by the names of its variants; one by the name "" if it has none.
+    """Return the studies of a file by the names of its variants; "" if it has none.
 
     Args:
         path: of the TOML file.

@@ -28,7 +28,7 @@ FIGURES = (
 )
 SPENT = ("kb_down", "kb_up", "kb_kept", "seconds", "round_seconds", "evaluations")
 FIRST_SEED = ("entropies", "lines")  # parts of a cell that are written for the first seed alone
-# part of a cell -> its file, and the columns behind method and seed; `OPTIONAL` stand behind them where measured
+# part of a cell -> its file, and its columns after method and seed, before any of `OPTIONAL`
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scores": (RESULTS, Score._fields),
     "curve": (CURVES, ("round", "P", "G")),

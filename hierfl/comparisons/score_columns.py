@@ -1,4 +1,4 @@
-"""Columns of a study's table: which scores there are, their numbers by method and seed, and which are best."""
+"""Columns of a study's table: their scores by method and seed, and which are best."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Column:
 
 
 def columns(scores: pd.DataFrame, metric: str) -> list[Column]:
-    """Return the columns of a table: all scores by the study's metric, the log score of P, and what has no other."""
+    """Return the columns of a table: scores by the study's metric, P's log score, and the rest."""
     keys = ["score", "clients", "test", "metric", "adapted"]
     every = dict.fromkeys(
         Column(score, clients, test, of, adapted if clients == "new" else None)
@@ -91,7 +91,7 @@ def by_seed(scores: pd.DataFrame, column: Column, weighting: str) -> pd.DataFram
 
 
 def best(values: pd.DataFrame) -> set[str]:
-    """Return the method of the largest mean, and those that a paired t-test over seeds does not tell from it."""
+    """Return the method of the largest mean, and those that a paired t-test cannot tell from it."""
     whole = values.dropna()
     if whole.empty:
         return set()

@@ -19,13 +19,15 @@ class Score(NamedTuple):
         score: "P", "P+FT", which is P after fine-tuning, or "G".
         clients: "participating" or "new".
         adapted: rounds of `personalize` on its own rows that a client has had before.
-        test: "local", a client's own test rows; "global", rows of all clients; or, of "auroc", the foreign images.
+        test: "local", a client's own test rows; "global", rows of all clients; or, of "auroc", the
+            foreign images.
         weighting: "rows" or "clients" count the same.
         rounds: how many last rounds it is a mean over.
-        metric: "accuracy", "balanced_accuracy" or "explained" in %; "log_score" in nats a row; "auroc" of the entropy
-            of foreign images against own rows, from 0 to 1; "calibration_error" and what it would be by chance alone,
-            "calibration_by_chance", in %, over all rows; or, about lines, "distance" of the weights from those of least
-            squares on all training rows.
+        metric: "accuracy", "balanced_accuracy" or "explained" in %; "log_score" in nats a row;
+            "auroc" of the entropy of foreign images against own rows, from 0 to 1;
+            "calibration_error" and what it would be by chance alone, "calibration_by_chance", in %,
+            over all rows; or, about lines, "distance" of the weights from those of least squares on
+            all training rows.
         value: the number.
     """
 
@@ -57,12 +59,12 @@ def by_client(prediction: Prediction, variance: float = 1.0) -> pd.DataFrame:
 
 
 def means(prediction: Prediction, variance: float = 1.0) -> dict[tuple[str, str], float]:
-    """Return (weighting, metric) -> mean over the rows or the clients of a prediction; `variance` as in `by_client`."""
+    """Return (weighting, metric) -> mean over rows or clients; `variance` as in `by_client`."""
     return means_of(by_client(prediction, variance), prediction.data)
 
 
 def means_of(each: pd.DataFrame, rows: ClientData) -> dict[tuple[str, str], float]:
-    """Return (weighting, metric) -> mean of the scores that `by_client` returned, for clients of these rows."""
+    """Return (weighting, metric) -> mean of the scores of `by_client` for clients of these rows."""
     counts = rows.counts.numpy()
     found = {}
     for metric, value in each.items():
@@ -72,7 +74,7 @@ def means_of(each: pd.DataFrame, rows: ClientData) -> dict[tuple[str, str], floa
 
 
 def balanced(prediction: Prediction) -> pd.Series:
-    """Return each client's balanced accuracy: the mean over the classes of its rows of the accuracy in each."""
+    """Return each client's balanced accuracy: the mean accuracy over the classes of its rows."""
     label = prediction.known()[0].long()
     binary = prediction.kind == "binary"
     chosen = (prediction.mean > 0.5).long() if binary else prediction.mean.argmax(-1)

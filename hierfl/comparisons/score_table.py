@@ -1,7 +1,8 @@
 """The table of a study's results, with published numbers beside ours.
 
-Means ± sds (ddof 1) over seeds. The best mean of a column is bold, and so is each that a paired t-test over seeds does
-not tell from it (two-sided, 5 %); with one or two seeds, where that test tells hardly anything, the best alone.
+Means ± sds (ddof 1) over seeds. The best mean of a column is bold, and so is each that a paired
+t-test over seeds does not tell from it (two-sided, 5 %); with one or two seeds, where that test
+tells hardly anything, the best alone.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def table_of(out: Path) -> pd.DataFrame:
 def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of a study: a row for each method, bold as **...**.
 
-    A mean without the seeds that diverged, or failed and so have no score, says so; a method that was not run has
-    empty cells. A score of 1e6 or more, of either sign, counts as diverged.
+    A mean without the seeds that diverged, or failed and so have no score, says so; a method that
+    was not run has empty cells. A score of 1e6 or more, of either sign, counts as diverged.
 
     Args:
         study: whose methods give the order, and whose weighting is shown.

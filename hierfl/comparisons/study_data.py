@@ -1,4 +1,4 @@
-"""The tables `[data]` and `partition` of study files: which rows, and how they are split among clients."""
+"""The tables `[data]` and `partition` of study files: the rows, and how clients share them."""
 
 from __future__ import annotations
 
@@ -52,16 +52,18 @@ class Partition(Table):
     """How rows are split among clients.
 
     Args:
-        kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (each class dealt in
-            Dirichlet shares) and "class_mixes" (each client has a Dirichlet mix, and all as many rows);
-            `hierfl.studies.image_splits` and `hierfl.data.partition` have the rules.
+        kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (each
+            class dealt in Dirichlet shares) and "class_mixes" (each client has a Dirichlet mix, and
+            all as many rows); `hierfl.studies.image_splits` and `hierfl.data.partition` have the
+            rules.
         clients: how many.
         classes: of a client; unused by "dirichlet" and "class_mixes".
         train: training rows of a client in each class; for "equal_classes".
         test: test rows of a client in each class; for "equal_classes".
         share: of all rows, in (0, 1]; for "shared_classes".
         concentration: of the Dirichlet distribution; smaller is more skewed.
-        authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows alike; for "power_law".
+        authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows alike;
+            for "power_law".
     """
 
     kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet", "class_mixes"]
@@ -86,17 +88,18 @@ class Data(Table):
     """The rows.
 
     Args:
-        name: of the data set. All but those of `TO_PARTITION` have clients of their own, and no partition;
-            "fedmap_..." are FedMAP's synthetic clients, under three skews, and both "..._lines" the papers' toy
-            problems (`hierfl.studies.lines`).
+        name: of the data set. All but those of `TO_PARTITION` have clients of their own, and no
+            partition; "fedmap_..." are FedMAP's synthetic clients, under three skews, and both
+            "..._lines" the papers' toy problems (`hierfl.studies.lines`).
         partition: of all others.
         clients: so many of the data set's own clients take part, the first ones; None: all.
-        scaling: "pixel": each column by its mean and sd over the training rows of participating clients; "one": all
-            columns by one mean and sd; "none".
+        scaling: "pixel": each column by its mean and sd over the training rows of participating
+            clients; "one": all columns by one mean and sd; "none".
         unseen_classes: so many last classes of the data set are no client's; with a partition.
-        test_share: share of each client's rows that are test rows, where neither the partition nor the data say so.
-        noise: standard deviation of real labels about what the model predicts: in standard deviations of the training
-            labels, but of "..._lines" in their own units.
+        test_share: share of each client's rows that are test rows, where neither the partition nor
+            the data say so.
+        noise: standard deviation of real labels about what the model predicts: in standard
+            deviations of the training labels, but of "..._lines" in their own units.
     """
 
     name: Source

@@ -106,7 +106,7 @@ class Run(Table):
 
 
 class Tuning(Table):
-    """How options are chosen: by grids of equal size, on rows or clients that are kept from the fit.
+    """How options are chosen: by grids of equal size, on rows or clients kept from the fit.
 
     Args:
         rounds: of a trial, if it is not ended early; 0: nothing is tuned.
@@ -225,7 +225,8 @@ class Study(Table):
         methods: what is compared, by label.
         leave_out: labels of methods that are not; for variants.
         published: numbers of a paper.
-        costs: the table has what a client receives, sends and keeps, and seconds and gradient evaluations of a round.
+        costs: the table has what a client receives, sends and keeps, and seconds and gradient
+            evaluations of a round.
         notes: sentences that stand under the table.
         see: what to see in the figures and the table, in a sentence or two.
     """
@@ -309,7 +310,7 @@ class Study(Table):
 
 
 def options_of(name: str) -> list[str]:
-    """Return the options of the method behind a key of `BASELINES`, without its model, and those of its builder."""
+    """Return the options of a key of `BASELINES`: its builder's and its method's."""
     method = inspect.signature(getattr(published_methods, SAME_METHOD.get(name, name))).parameters
     builder = inspect.signature(BASELINES[name].made).parameters.values()
     own = [p.name for p in builder if p.kind is p.KEYWORD_ONLY]

@@ -1,8 +1,9 @@
-"""The options of a method, chosen on rows or clients that are kept from the fit; test rows play no part.
+"""The options of a method, chosen on rows or clients kept from the fit, never on test rows.
 
-Every point of a method's grid is tried in the same order. A trial is ended early where it is below the better half
-of those before it at the same round (optuna's SuccessiveHalvingPruner, Li et al. 2020, arXiv:1810.05934). Trials are
-kept one by one with what the pruner notes of them, so that a search that was stopped goes on as if it had not been.
+Every point of a method's grid is tried in the same order. A trial is ended early where it is below
+the better half of those before it at the same round (optuna's SuccessiveHalvingPruner, Li et al.
+2020, arXiv:1810.05934). Trials are kept one by one with what the pruner notes of them, so that a
+search that was stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def points(study: Study, entry: Entry) -> list[Options]:
 
 
 def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
-    """Return the options of a method, all trials, and how many were computed now: those that were not kept yet.
+    """Return the options of a method, all trials, and how many were computed now.
 
     Args:
         out: the study's folder.
@@ -78,8 +79,9 @@ def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
     whole = [t for t in trials if t["score"] is not None and not t["pruned"]]
     if not whole:
         raise ValueError(
-            f"{entry.label}: every trial diverges ({', '.join(told(t['options']) for t in trials)}): add smaller step "
-            "sizes to the grid"
+            f"{entry.label}: every trial diverges "
+            f"({', '.join(told(t['options']) for t in trials)}): add smaller step sizes to the "
+            "grid"
         )
     best = max(whole, key=lambda t: t["score"])  # the first of equals
     return {"options": best["options"], "trials": trials, "computed": computed}
@@ -144,7 +146,7 @@ def split(
     draws: bool,
     variance: float = 1.0,
 ) -> tuple[ClientData, Callable[[Fit], float]]:
-    """Return the rows to fit, and the score on what is kept from them; `variance` is of real labels."""
+    """Return the rows to fit, and the score on the rows kept; `variance` is of real labels."""
     weighting, share = study.evaluation.weighting, study.tuning.share
     by_log_score = study.tuning.metric == "log_score"
     metric = "log_score" if by_log_score else study.evaluation.metric

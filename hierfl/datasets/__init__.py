@@ -1,7 +1,7 @@
 """Data sets: three ship with the package, the others are read from the folder named by HIERFL_DATA.
 
-Data sets with clients are returned as `ClientData`. Images without clients are returned as `Labeled`, to be
-partitioned with `hierfl.data.partition`.
+Data sets with clients are returned as `ClientData`. Images without clients are returned as
+`Labeled`, to be partitioned with `hierfl.data.partition`.
 """
 
 from hierfl.datasets.builtin import eight_schools, heart_disease, radon

@@ -1,4 +1,4 @@
-"""Reading NumPy archives that need not be trusted: sizes are known before memory is taken, nothing is unpickled."""
+"""Read untrusted NumPy archives: sizes are checked before allocation, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def read_arrays(path: Path, names: Iterable[str], layout: Mapping[str, str]) -> 
     Args:
         path: of the archive.
         names: of the arrays.
-        layout: name -> description of an array, whose shape in brackets it must have: "(n, 28, 28)".
+        layout: name -> description of an array, whose shape in brackets it must have: "(n, 28,
+            28)".
 
     Raises:
-        ValueError: the file is no archive, is damaged, lacks an array, or holds one of another shape or kind, or
-            larger than `LARGEST`.
+        ValueError: the file is no archive, is damaged, lacks an array, or holds one of another
+            shape or kind, or larger than `LARGEST`.
     """
     with reading(path), zipfile.ZipFile(path) as archive:
         found, left = {}, LARGEST
@@ -53,7 +54,7 @@ class NotTheFile(ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged or foreign file makes a reader raise into one error that names the file.
+    """Turn any error that a damaged or foreign file raises into one that names the file.
 
     Raises:
         ValueError: (of the block) the file is not what it should be.
@@ -66,12 +67,13 @@ def reading(path: Path) -> Iterator[None]:
         Exception
     ) as error:  # zlib's, zipfile's, NumPy's, and those of what is computed from wrong arrays
         raise NotTheFile(
-            f"'{path}' is not the file it should be ({type(error).__name__}: {str(error)[:300]}): get it again"
+            f"'{path}' is not the file it should be ({type(error).__name__}: {str(error)[:300]}): "
+            "get it again"
         ) from error
 
 
 def _checked_size(archive: zipfile.ZipFile, name: str, description: str) -> int:
-    """Return the bytes of an array, by its header; refuse one of another kind or shape than described."""
+    """Return the bytes of an array by its header; refuse another kind or shape than described."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
         version = npy.read_magic(file)

@@ -33,11 +33,11 @@ _IMPOSSIBLE_ZERO = ("trestbps", "chol")
 def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> ClientData:
     """UCI heart disease: 920 patients of 4 hospitals, with or without a narrowed coronary artery.
 
-    The hospitals cleveland, hungarian, switzerland and va are the clients. Fields: `x` (n, F), the features,
-    and `y` (n,), 1.0 for patients with the disease.
+    The hospitals cleveland, hungarian, switzerland and va are the clients. Fields: `x` (n, F), the
+    features, and `y` (n,), 1.0 for patients with the disease.
 
-    With `missing="indicator"` no patient and no feature is dropped, and `x` (F = 27) is finite. Its columns
-    are
+    With `missing="indicator"` no patient and no feature is dropped, and `x` (F = 27) is finite. Its
+    columns are
 
     * age in decades from 50; trestbps in 20 mm Hg from 130; chol in 50 mg/dl from 240; thalach in 25 beats a
       minute from 140; oldpeak in mm; ca in vessels (0-3);
@@ -45,12 +45,13 @@ def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> 
     * 0/1 columns for the nominal cp (reference: asymptomatic), restecg and thal (reference: normal);
     * a 0/1 column `<feature>_missing` for each of the ten features that is ever missing.
 
-    A missing value is 0 in these units. Zeros of trestbps (1 patient) and chol (172 patients: all of
-    switzerland, a quarter of va) in the source are not measurements and count as missing.
+    A missing value is 0 in these units. Zeros of trestbps (1 patient) and chol (172 patients: all
+    of switzerland, a quarter of va) in the source are not measurements and count as missing.
 
     Args:
-        missing: "indicator": as above. "nan": the 13 features in the source's units and codes, with NaN where
-            missing. "raw": the same as "nan", but with those zeros left in, as in the source.
+        missing: "indicator": as above. "nan": the 13 features in the source's units and codes, with
+            NaN where missing. "raw": the same as "nan", but with those zeros left in, as in the
+            source.
 
     Raises:
         ValueError: `missing` is neither 'indicator', 'nan' nor 'raw'.
@@ -80,7 +81,7 @@ def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> 
 
 
 def _clinical(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the columns in clinical units and 0/1 codes, with 0 for missing values, then the indicators."""
+    """Return columns in clinical units and 0/1 codes, 0 for missing values, then the indicators."""
     coded: dict[str, NDArray[Any]] = {}
     for name, values in columns.items():
         if name in _CODES:
@@ -99,10 +100,10 @@ def _clinical(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 def radon() -> ClientData:
     """Radon in 919 homes in the 85 counties of Minnesota; each county is a client.
 
-    Fields: `x` (n, 3), with the columns log_uranium (of the county), floor (0 basement, 1 ground floor) and
-    floor_mean (over the county's homes), in the order of the slope in `reference("radon")`; `y` (n,), log
-    radon in pCi/L; `floor` (n,). Client fields: `log_uranium` and `floor_mean`, each (85,), which are the
-    same for all homes of a county.
+    Fields: `x` (n, 3), with the columns log_uranium (of the county), floor (0 basement, 1 ground
+    floor) and floor_mean (over the county's homes), in the order of the slope in
+    `reference("radon")`; `y` (n,), log radon in pCi/L; `floor` (n,). Client fields: `log_uranium`
+    and `floor_mean`, each (85,), which are the same for all homes of a county.
 
     Reference: Gelman and Hill 2007, chapter 12, by way of posteriordb (BSD-3).
 
@@ -134,7 +135,8 @@ def radon() -> ClientData:
 def eight_schools() -> ClientData:
     """Coaching for the SAT in eight schools, "school A" to "school H", with one row each.
 
-    Fields: `y` (8,), the estimated effect in points; `sigma` (8,), its standard error, taken as known.
+    Fields: `y` (8,), the estimated effect in points; `sigma` (8,), its standard error, taken as
+    known.
 
     Reference: Rubin 1981, Journal of Educational Statistics 6, by way of posteriordb (BSD-3).
 

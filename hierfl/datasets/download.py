@@ -1,7 +1,7 @@
 """Data sets from the Hugging Face Hub, saved as the archives that `hierfl.datasets` reads.
 
-flwr-datasets downloads them. What came is compared with a checksum of the images and labels of the official files, in
-any order; nothing else is saved.
+flwr-datasets downloads them. What came is compared with a checksum of the images and labels of the
+official files, in any order; nothing else is saved.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ REMOTES = {
 
 
 def get(name: str, folder: Path | None = None, say: Callable[[str], None] = print) -> Path:
-    """Download a data set and save its archive; one that is there already is checked, and not downloaded.
+    """Download a data set and save its archive; check one that is there already instead.
 
     Args:
         name: a key of `REMOTES`.
@@ -80,8 +80,8 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
     """
     if name not in REMOTES:
         raise ValueError(
-            f"'{name}' cannot be downloaded: choose from {', '.join(REMOTES)}. docs/data.md says what the file of any "
-            "other data set holds"
+            f"'{name}' cannot be downloaded: choose from {', '.join(REMOTES)}. docs/data.md says "
+            "what the file of any other data set holds"
         )
     given = os.environ.get(VARIABLE)
     if folder is None and not given:
@@ -124,7 +124,8 @@ def downloaded(remote: Remote) -> Arrays:
     except Exception as error:  # of requests, datasets, the Hub's client or Pillow
         raise ConnectionError(
             f"'{remote.repository}' could not be downloaded from the Hugging Face Hub: {error} "
-            f"({type(error).__name__}); offline, save '{remote.file}' to the folder of {VARIABLE} yourself"
+            f"({type(error).__name__}); offline, save '{remote.file}' to the folder of {VARIABLE} "
+            "yourself"
         ) from error
     return arrays
 
@@ -150,7 +151,8 @@ def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
     found = checksum_of_rows(arrays)
     if found != remote.rows:
         raise ValueError(
-            f"{remote.file} is not the data set: its checksum is {found}, not {remote.rows}; remove it, or tell us"
+            f"{remote.file} is not the data set: its checksum is {found}, not {remote.rows}; "
+            "remove it, or tell us"
         )
     return ", with the official rows in another order: partitions differ from those of our tables"
 
@@ -165,7 +167,7 @@ def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def checksum_of_rows(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return a digest of the images and labels of both parts, whatever their order within a part."""
+    """Return a digest of the images and labels of both parts, in any order within a part."""
     found = hashlib.sha256()
     for part in PARTS:
         x, y = (arrays[f"{kind}_{part}"].astype(np.uint8) for kind in "xy")

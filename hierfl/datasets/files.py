@@ -1,4 +1,4 @@
-"""Reading data files: archives shipped with the package, and archives and tables in the folder of HIERFL_DATA."""
+"""Read data files: archives that ship, and archives and tables in the folder HIERFL_DATA."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class Source:
     """A data set that is not shipped, but read from a file.
 
     Args:
-        file: path of the archive (.npz) or the table (.csv), relative to the folder named by HIERFL_DATA.
+        file: path of the archive (.npz) or the table (.csv), relative to the folder named by
+            HIERFL_DATA.
         origin: public name, authors and license of the data set, to find it by.
-        arrays: name -> description of the array or the column that the file must hold under that name.
+        arrays: name -> description of the array or the column that the file must hold under that
+            name.
     """
 
     file: str
@@ -47,8 +49,8 @@ def located(source: Source) -> Path:
     """Return the path of a source's file.
 
     Raises:
-        FileNotFoundError: HIERFL_DATA is not set, or its folder lacks the file. The message says how to get
-            the set.
+        FileNotFoundError: HIERFL_DATA is not set, or its folder lacks the file. The message says
+            how to get the set.
     """
     folder = os.environ.get(VARIABLE)
     path = Path(folder or ".") / source.file
@@ -76,8 +78,8 @@ def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
 
     Raises:
         FileNotFoundError: as `located`.
-        ValueError: the archive is damaged, lacks an array, or holds one of another shape or kind, or larger
-            than `archives.LARGEST`.
+        ValueError: the archive is damaged, lacks an array, or holds one of another shape or kind,
+            or larger than `archives.LARGEST`.
     """
     return read_arrays(
         located(source), list(source.arrays if names is None else names), source.arrays
@@ -96,7 +98,8 @@ def columns(source: Source) -> pd.DataFrame:
         frame = pd.read_csv(path)
         if absent := [name for name in source.arrays if name not in frame]:
             raise ValueError(
-                f"it has no column '{absent[0]}' ({source.arrays[absent[0]]}): its columns are {list(frame)}"
+                f"it has no column '{absent[0]}' ({source.arrays[absent[0]]}): its columns are "
+                f"{list(frame)}"
             )
         return frame[list(source.arrays)].astype("float64")
 

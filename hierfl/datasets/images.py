@@ -1,4 +1,4 @@
-"""Image data sets from the folder named by HIERFL_DATA; users import them from `hierfl.datasets`."""
+"""Image data sets from the folder HIERFL_DATA; import them from `hierfl.datasets`."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def mnist() -> tuple[Labeled, Labeled]:
     """MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28).
 
     Raises:
-        FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
-            module raises this error.
+        FileNotFoundError: the file is missing; the message says how to get it. Every data set of
+            this module raises this error.
         ValueError: the file is damaged, or another one. So does every data set of this module.
     """
     return _train_test(_MNIST, _DIGITS)
@@ -146,7 +146,7 @@ def mnist() -> tuple[Labeled, Labeled]:
 
 @read_from(_FASHION)
 def fashion_mnist() -> tuple[Labeled, Labeled]:
-    """Fashion-MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28)."""
+    """Fashion-MNIST's official split: (60,000 training, 10,000 test images), x (n, 1, 28, 28)."""
     return _train_test(_FASHION, _CLOTHES)
 
 
@@ -167,7 +167,7 @@ def notmnist() -> Labeled:
 
 @read_from(_EMNIST)
 def emnist_byclass_test() -> Labeled:
-    """The test split of EMNIST ByClass: 116,323 digits and letters in 62 classes, x (n, 1, 28, 28)."""
+    """EMNIST ByClass's test split: 116,323 digits and letters in 62 classes, x (n, 1, 28, 28)."""
     arrays = load(_EMNIST)
     return _part(arrays, "test", tuple(str(c) for c in arrays["mapping"]))
 
@@ -176,9 +176,9 @@ def emnist_byclass_test() -> Labeled:
 def femnist() -> tuple[ClientData, ClientData, ClientData]:
     """LEAF's FEMNIST by writer: (training rows, test rows, rows of writers without training rows).
 
-    Each writer is a client. Fields: `x` (n, 1, 28, 28) in [0, 1]; `y` (n,) int64, 62 classes: digits, capital
-    letters, small letters. The first two parts hold the same 105 writers. The third holds 79 others, whose
-    mix of labels differs.
+    Each writer is a client. Fields: `x` (n, 1, 28, 28) in [0, 1]; `y` (n,) int64, 62 classes:
+    digits, capital letters, small letters. The first two parts hold the same 105 writers. The third
+    holds 79 others, whose mix of labels differs.
     """
     arrays = load(_FEMNIST)
     return (
@@ -199,8 +199,8 @@ def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
 def cifar10() -> tuple[Labeled, Labeled]:
     """CIFAR-10: (50,000 training images, 10,000 test images), x (n, 3, 32, 32), from JPEG (lossy).
 
-    The file stores the images class by class. They are shuffled here, always in the same order, so that any
-    slice has all classes. Decoding takes a few seconds.
+    The file stores the images class by class. They are shuffled here, always in the same order, so
+    that any slice has all classes. Decoding takes a few seconds.
 
     Raises:
         ImportError: Pillow is not installed.

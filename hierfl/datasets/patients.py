@@ -1,4 +1,4 @@
-"""Tables of patients, from the folder named by HIERFL_DATA; users import them from `hierfl.datasets`."""
+"""Tables of patients from the folder HIERFL_DATA; import them from `hierfl.datasets`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hierfl.datasets.files import Source, columns, read_from
 
 _TRAUMA = Source(
     "trauma.csv",
-    "the trauma patients of the R package BFI 3.1.0 (MIT; Draaisma et al. 1989, Jonker et al. 2024)",
+    "the trauma patients of the R package BFI 3.1.0 (MIT; Draaisma et al. 1989, Jonker et al. "
+    "2024)",
     {
         "hospital": "1..3",
         "sex": "1 female, 0 male",
@@ -43,11 +44,12 @@ DAYS = 365.0  # that a patient of `lung_cancer` survives, or not
 def trauma() -> ClientData:
     """Survival of 371 trauma patients at three hospitals, "hospital 1" to "hospital 3".
 
-    Fields: `x` (n, 4) = sex (1: female), age in years, injury severity score, Glasgow coma scale; `y` (n,), 1.0 for a
-    patient who died.
+    Fields: `x` (n, 4) = sex (1: female), age in years, injury severity score, Glasgow coma scale;
+    `y` (n,), 1.0 for a patient who died.
 
     Raises:
-        FileNotFoundError: the file is missing; the message says how to get it. So does `lung_cancer`.
+        FileNotFoundError: the file is missing; the message says how to get it. So does
+            `lung_cancer`.
         ValueError: the file is damaged, or another one. So does `lung_cancer`.
     """
     frame = columns(_TRAUMA)
@@ -58,12 +60,14 @@ def trauma() -> ClientData:
 def lung_cancer() -> ClientData:
     """One-year survival of 184 patients with advanced lung cancer at 17 institutions.
 
-    Left out: 42 patients who were censored within the year, one without an institution, and one who is the only one of
-    hers. With their times, censored ones included, the table is a survival model: see `examples/recipes/frailty.py`.
+    Left out: 42 patients who were censored within the year, one without an institution, and one who
+    is the only one of hers. With their times, censored ones included, the table is a survival
+    model: see `examples/recipes/frailty.py`.
 
-    Fields: `x` (n, 7) = age in years, sex (1 male, 2 female), ECOG and Karnofsky scores by the physician, Karnofsky
-    score by the patient, calories at meals, pounds lost in six months, with NaN where a value is missing (see
-    `hierfl.data.preprocess.fill_missing`); `y` (n,), 1.0 for a patient who died within 365 days.
+    Fields: `x` (n, 7) = age in years, sex (1 male, 2 female), ECOG and Karnofsky scores by the
+    physician, Karnofsky score by the patient, calories at meals, pounds lost in six months, with
+    NaN where a value is missing (see `hierfl.data.preprocess.fill_missing`); `y` (n,), 1.0 for a
+    patient who died within 365 days.
     """
     frame = columns(_LUNG).dropna(subset=["inst"])
     died = (frame["status"] == 1.0) & (frame["time"] < DAYS)

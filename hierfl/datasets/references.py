@@ -19,7 +19,8 @@ class Summary:
     Args:
         mean: posterior mean, of the site's shape; for a local site the clients come first.
         sd: posterior standard deviation, of the same shape.
-        mcse: Monte Carlo standard error of `mean`, of the same shape; None where the source does not give it.
+        mcse: Monte Carlo standard error of `mean`, of the same shape; None where the source does
+            not give it.
     """
 
     mean: NDArray[np.float64]
@@ -149,6 +150,6 @@ def _gym_summary(arrays: Arrays, theirs: str) -> Summary:
 
 
 def _of_draws(draws: NDArray[np.float64]) -> Summary:
-    """Return the moments over (..., chains, draws) of draws that posteriordb thinned to near independence."""
+    """Return the moments over (..., chains, draws) of draws that posteriordb has thinned."""
     sd = draws.std(axis=(-2, -1), ddof=1)
     return Summary(draws.mean(axis=(-2, -1)), sd, sd / np.sqrt(draws.shape[-2] * draws.shape[-1]))

@@ -1,4 +1,4 @@
-"""Tables with clients, from the folder named by HIERFL_DATA; users import them from `hierfl.datasets`."""
+"""Tables with clients from the folder HIERFL_DATA; import them from `hierfl.datasets`."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ _OFFICE = Source(
     {"x": "(2533, 800)", "y": "(2533,), 1..10", "client_id": "(2533,), 0..3", "domains": "(4,)"},
 )
 
-# The 50 states and the District of Columbia in alphabetical order of their names, as numbered in the polls.
+# the 50 states and the District of Columbia in alphabetical order, as numbered in the polls
 _STATES = (
-    "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ "
-    "NM NY NC ND OH OK OR PA RI SC "
-    "SD TN TX UT VT VA WA WV WI WY"
+    "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH "
+    "NJ NM NY NC ND OH OK OR PA RI SC SD TN TX UT VT VA WA WV WI WY"
 ).split()
 
 
@@ -62,12 +61,12 @@ _STATES = (
 def school_ilea() -> ClientData:
     """Exam scores of 15,362 pupils at 139 London schools, "school 1" to "school 139".
 
-    Fields: `x` (n, 28): 25 of the columns are 0/1, columns 3 and 4 are per cent, the last is an intercept;
-    `y` (n,), the score, 1-70.
+    Fields: `x` (n, 28): 25 of the columns are 0/1, columns 3 and 4 are per cent, the last is an
+    intercept; `y` (n,), the score, 1-70.
 
     Raises:
-        FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
-            module raises this error.
+        FileNotFoundError: the file is missing; the message says how to get it. Every data set of
+            this module raises this error.
         ValueError: the file is damaged, or another one. So does every data set of this module.
     """
     arrays = load(_SCHOOLS)
@@ -77,11 +76,11 @@ def school_ilea() -> ClientData:
 
 @read_from(_WISDM)
 def wisdm() -> ClientData:
-    """Activities of 36 people, from the accelerometer in the phone in their pocket: "user 1" to "user 36".
+    """Activities of 36 people by their phones' accelerometers: "user 1" to "user 36".
 
     Fields: `x` (n, 42), with NaN in the columns XPEAK, YPEAK and ZPEAK where no peak was found (see
-    `hierfl.data.preprocess.fill_missing`); `y` (n,) int64: Downstairs, Jogging, Sitting, Standing, Upstairs,
-    Walking.
+    `hierfl.data.preprocess.fill_missing`); `y` (n,) int64: Downstairs, Jogging, Sitting, Standing,
+    Upstairs, Walking.
     """
     arrays = load(_WISDM)
     names = [f"user {k}" for k in arrays["users"].tolist()]
@@ -95,8 +94,8 @@ def wisdm() -> ClientData:
 def rats() -> ClientData:
     """Thirty young rats weighed five times each, "rat 1" to "rat 30".
 
-    Fields: `x` (n, 1), age in days (8, 15, 22, 29, 36; the classic model subtracts their mean, 22); `y` (n,),
-    weight in grams.
+    Fields: `x` (n, 1), age in days (8, 15, 22, 29, 36; the classic model subtracts their mean, 22);
+    `y` (n,), weight in grams.
     """
     arrays = load(_RATS)
     names = [f"rat {k}" for k in range(1, 31)]
@@ -114,9 +113,10 @@ def rats() -> ClientData:
 def election88() -> ClientData:
     """CBS polls of 1988: 11,566 voters in 48 states and the District of Columbia, by postal code.
 
-    AK and HI were not polled. Fields: `x` (n, 2) = female, black, each 0/1; `age`, `edu` (n,) int64, 0..3;
-    `age_edu` = 4 age + edu; `y` (n,), 1.0 for Bush. Client fields: `region` (49,) int64: Northeast, Midwest,
-    South, West, DC; `v_prev` (49,), the Republican share of earlier votes.
+    AK and HI were not polled. Fields: `x` (n, 2) = female, black, each 0/1; `age`, `edu` (n,)
+    int64, 0..3; `age_edu` = 4 age + edu; `y` (n,), 1.0 for Bush. Client fields: `region` (49,)
+    int64: Northeast, Midwest, South, West, DC; `v_prev` (49,), the Republican share of earlier
+    votes.
     """
     arrays = load(_ELECTION)
     states, first = np.unique(arrays["state"], return_index=True)
@@ -136,7 +136,7 @@ def election88() -> ClientData:
 
 @read_from(_OFFICE)
 def office_caltech10() -> ClientData:
-    """Objects of 10 classes in 4 image domains (amazon, caltech10, dslr, webcam); each domain is a client.
+    """Objects of 10 classes in 4 image domains (amazon, caltech10, dslr, webcam), the clients.
 
     Fields: `x` (n, 800), counts of SURF words in an image, as floats; `y` (n,) int64, 0..9.
     """

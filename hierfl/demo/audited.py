@@ -1,4 +1,4 @@
-"""What `hierfl audit` runs: a method by its name for the demo's hierarchy, or a user's own method and data."""
+"""What `hierfl audit` runs: a method by name on the demo's hierarchy, or a user's own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def method_of(text: str) -> Method:
     """Return the method that a name stands for.
 
     Args:
-        text: a name of `hierfl.methods`, which is built with its defaults for the demo's hierarchy; or
-            "MODULE:NAME" of a method, with a module that Python finds from the current folder.
+        text: a name of `hierfl.methods`, which is built with its defaults for the demo's hierarchy;
+            or "MODULE:NAME" of a method, with a module that Python finds from the current folder.
 
     Raises:
         ValueError: there is no such method, or the module cannot be imported.
@@ -31,14 +31,15 @@ def method_of(text: str) -> Method:
         return found
     if text not in names():
         raise ValueError(
-            f"there is no method '{text}': choose from {', '.join(sorted(names()))}, or name your own, "
-            f"MODULE:NAME"
+            f"there is no method '{text}': choose from {', '.join(sorted(names()))}, or name your "
+            "own, MODULE:NAME"
         )
     try:
         built: Method = getattr(methods, text)(hierarchy(centered=True))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"'{text}' cannot be built for the demo's hierarchy ({error}): name a method of yours, MODULE:NAME"
+            f"'{text}' cannot be built for the demo's hierarchy ({error}): name a method of "
+            "yours, MODULE:NAME"
         ) from error
     return built
 

@@ -1,28 +1,28 @@
-"""The demo: heart disease at four hospitals that do not share their patients' rows, `hierfl demo --out DIR`.
+"""The demo `hierfl demo`: heart disease at four hospitals that do not share rows.
 
-Four methods predict who is ill. All of them are logistic regressions on the same 27 columns. Missing values
-are 0 and have an indicator column; no patient is dropped; units are fixed, so nothing is computed from
-held-out rows.
+Four methods predict who is ill. All of them are logistic regressions on the same 27 columns.
+Missing values are 0 and have an indicator column; no patient is dropped; units are fixed, so
+nothing is computed from held-out rows.
 
 * local-only: each hospital alone. Coefficients ~ Normal(0, 2.5^2); posterior by Laplace's method.
 * pooled: the same model and prior for the rows of all hospitals, as if they were one hospital.
-* hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), with one mean and one scale for each
-  coefficient. Priors are Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)). The estimate is a
-  point, in non-centered coordinates. No row leaves its hospital.
-* hierarchical posterior: the same model by the method that `fit` chooses for it, two_stage, whose draws are
-  weighed until they are those of the posterior; it stops by itself, after about four rounds. Each hospital sends
-  a summary of its own, and no row. Predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by
-  the ELBO of training rows alone.
+* hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), with one mean and one scale
+  for each coefficient. Priors are Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)).
+  The estimate is a point, in non-centered coordinates. No row leaves its hospital.
+* hierarchical posterior: the same model by two_stage, the method that `fit` chooses. Its weighted
+  draws are those of the posterior, and it stops after about four rounds. Hospitals send summaries,
+  and no row. Predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by the ELBO
+  of training rows alone.
 
 Each method is scored in three settings:
 
 * "trained": on held-out patients of hospitals that were in the fit.
-* "unseen": on each hospital in turn, left out of the fit, with none of its rows used. A hierarchical method
-  draws the hospital's coefficients from p(own | global). Local-only uses the model of another hospital; its
-  scores are averaged over those hospitals.
-* "joined": on the same hospital after it inferred its own coefficients from its own training rows, with the
-  global level fixed. For local-only this is the hospital's own model. Pooled has nothing to infer, so its
-  scores are those of "unseen".
+* "unseen": on each hospital in turn, left out of the fit. A hierarchical method draws the hospital's
+  coefficients from p(own | global). Local-only uses another hospital's model, and its scores are
+  averaged over those hospitals.
+* "joined": on the same hospital after it inferred its own coefficients from its training rows, with
+  the global level fixed. For local-only this is the hospital's own model. Pooled has nothing to
+  infer, so its scores are those of "unseen".
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from rich.table import Table
 from hierfl.core.outputs import claim
 from hierfl.data.clients import ClientData
 from hierfl.datasets import heart_disease
-from hierfl.demo import scores as report
-from hierfl.demo.scores import JOINED, LOCAL, MAP, POOLED, POSTERIOR, TRAINED, UNSEEN
+from hierfl.demo import patient_scores as report
+from hierfl.demo.patient_scores import JOINED, LOCAL, MAP, POOLED, POSTERIOR, TRAINED, UNSEEN
 from hierfl.demo.workers import beside
 from hierfl.engine.settings import Settings
 from hierfl.guides import conditional, delta
@@ -123,24 +123,25 @@ def run(
     Args:
         out: folder to write to; created if missing.
         seed: seed of the split into training and held-out patients, and of every fit and draw.
-        quick: take few features, rounds and draws, to check that the demo runs. The numbers are then
-            meaningless.
-        workers: processes that run the fits without one hospital, beside this process; with 1, this process
-            runs all fits. The numbers do not depend on it.
+        quick: take few features, rounds and draws, to check that the demo runs. The numbers are
+            then meaningless.
+        workers: processes that run the fits without one hospital, beside this process; with 1, this
+            process runs all fits. The numbers do not depend on it.
         say: called with one line of text for each step of progress.
 
     Returns:
         The scores, the table to print and the files written.
 
     Raises:
-        OSError: `out` cannot be created or written to, or holds other files of the names of the demo's. This
-            is checked before any fit.
+        OSError: `out` cannot be created or written to, or holds other files of the names of the
+            demo's. This is checked before any fit.
     """
     folder = writable(Path(out))
     effort = QUICK if quick else Effort()
     train, test = hospitals(effort.columns).split(0.7, seed=seed)
     say(
-        f"{train.num_clients} hospitals, {train.num_rows} patients to train on, {test.num_rows} held out"
+        f"{train.num_clients} hospitals, {train.num_rows} patients to train on, {test.num_rows} "
+        "held out"
     )
     fits, patients = _fits_and_patients(train, test, effort, seed, workers, say)
     scores = report.summary(patients)
@@ -165,7 +166,7 @@ def run(
 def _fits_and_patients(
     train: ClientData, test: ClientData, effort: Effort, seed: int, workers: int, say: Say
 ) -> tuple[dict[str, Fit], pd.DataFrame]:
-    """Fit the four methods to all hospitals and without each; return the former and all scored patients."""
+    """Fit the four methods with all hospitals and without each; return the fits and all scores."""
     with beside(workers) as spread:
         others = spread(
             partial(left_out, rows=(train, test), effort=effort, seed=seed), train.names
@@ -200,8 +201,8 @@ def writable(folder: Path) -> Path:
         The same folder.
 
     Raises:
-        OSError: the folder cannot be created or written to, or holds files of these names that the demo did
-            not write.
+        OSError: the folder cannot be created or written to, or holds files of these names that the
+            demo did not write.
     """
     claim(folder, FILES)
     return folder
@@ -217,14 +218,14 @@ def write(
     forest, curve = report.pictures(posterior["posterior"], patients, folder)
     return {
         folder
-        / "posterior.nc": "draws of all coefficients, by hospital and global; read it with arviz.from_netcdf",
+        / "posterior.nc": "draws of all coefficients, by hospital and global, for arviz.from_netcdf",
         folder / "scores.csv": "scores by setting, method, hospital and metric",
-        forest: "coefficients by hospital, over the interval that the global level predicts for a hospital",
+        forest: "coefficients by hospital, over the interval that the global level predicts",
         curve: "calibration of predicted probabilities, local-only and hierarchical",
     }
 
 
-# ---------------------------------------------------------------------------------- methods
+# ------------------------------------------------------------------------------------------ methods
 def alone() -> Method:
     """Return logistic regression with a fixed prior.
 
@@ -266,7 +267,7 @@ def as_one(data: ClientData) -> ClientData:
 
 
 def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
-    """Fit the four methods to the same rows; not compiled, since runs of a minute are too short to gain."""
+    """Fit the four methods to the same rows, not compiled: short runs do not gain by it."""
     go = partial(fit, seed=seed, progress=False, settings=Settings(compile=False))
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
@@ -280,7 +281,7 @@ def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     }
 
 
-# ---------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 def predictions(
     fits: dict[str, Fit], test: ClientData, effort: Effort, seed: int
 ) -> dict[str, Prediction]:
@@ -301,7 +302,7 @@ def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Predicti
 def left_out(
     name: str, *, rows: tuple[ClientData, ClientData], effort: Effort, seed: int
 ) -> list[pd.DataFrame]:
-    """Score one hospital's held-out patients by fits to the training rows of the other three hospitals.
+    """Score one hospital's held-out patients by fits to the training rows of the other three.
 
     Args:
         name: name of the hospital.
@@ -310,9 +311,8 @@ def left_out(
         seed: seed of fits and draws.
 
     Returns:
-        Scored patients, one frame for each method and setting ("unseen", and "joined" but for local-only).
-        Local-only has one
-        frame for each hospital whose model is used.
+        Scored patients, one frame for each method and setting ("unseen", and "joined" but for
+        local-only). Local-only has one frame for each hospital whose model is used.
     """
     train, test = rows
     own, new = train.select([name]), test.select([name])

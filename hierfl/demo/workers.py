@@ -15,7 +15,7 @@ import torch
 
 @contextmanager
 def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a `map` that runs in `workers` processes, or lazily in this process if `workers` is 1."""
+    """Yield a `map` over `workers` processes, or a lazy one in this process if `workers` is 1."""
     if workers <= 1:
         yield map
         return
@@ -29,14 +29,14 @@ def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 def _set_up_worker(dtype: torch.dtype) -> None:
-    """Give a worker process its parent's default dtype and one thread, and end it with its parent."""
+    """Give a worker its parent's default dtype and one thread, and end it with its parent."""
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
     Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent process ends: a worker whose parent was killed would wait for work for ever."""
+    """Exit when the parent ends: a worker whose parent was killed would wait forever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,1 +1,1 @@
-"""The study files that ship, in `shipped/`, and what they name: methods at a budget, splits, toy problems."""
+"""The study files that ship, in `shipped/`, and what they name: methods, splits, toy problems."""

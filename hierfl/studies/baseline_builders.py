@@ -1,4 +1,4 @@
-"""Builders of the methods of `baseline_methods`, but for those of hierarchies, which `hierarchy_builders` has.
+"""Builders of the methods of `baseline_methods`; those of hierarchies are in `hierarchy_builders`.
 
 Each is (network, step size, budget, **settings) -> method. Settings are options of the method by
 name; they stand in the place of what the builder would give.
@@ -131,7 +131,7 @@ def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
-    """Return a method whose clients tune by the budget's `tune_steps`; `own_steps` as in `fine_tuned`."""
+    """Return a method with the budget's `tune_steps` of fine-tuning; `own_steps` as there."""
     steps = b.tune_steps or b.evaluations
     return fine_tuned(method, **local(b, optimizer=SGD(lr)) | {"steps": steps}, own_steps=own_steps)
 
@@ -215,7 +215,7 @@ def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method
     return fedpa(network(net, likelihood=b.likelihood), **given | settings)
 
 
-# ------------------------------------------------------------------------------------------------ a body and a head
+# -------------------------------------------------------------------------------- a body and a head
 def in_two(b: Budget, head: int, body: int) -> dict[str, Any]:
     """Return the options of a round whose steps are shared by head and body in this proportion."""
     on_head, on_body = shares(b.evaluations, head, body)

@@ -1,17 +1,18 @@
-"""The methods that `baselines` compares: how each is built for a classifier, at a step size and a budget.
+"""The methods that study files name, each built at a step size and a budget.
 
-The budget of a round is a number of gradient evaluations: gradients of the likelihood of one model on one
-mini-batch. Gradients in which the likelihood is constant (those of a client's copy of a prior) are not counted,
-nor are evaluations without a gradient.
+The budget of a round is a number of gradient evaluations: gradients of the likelihood of one model
+on one mini-batch. Gradients in which the likelihood is constant (those of a client's copy of a
+prior) are not counted, nor are evaluations without a gradient.
 
-All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is divided: between
-head and body, and between the step size of one and of the other; between a common and a personal model; between
-the models of a mixture. Exceptions: FedABML takes one draw, K = 5, and 0.05 as the weight of its KL, which was chosen
-on validation rows of Fashion-MNIST; FedProx' weight is that of FedABML's paper; FedPA takes the number of passes over a
-client's rows that is nearest to the budget; FedPop's server takes Adam, with a tenth of the step size; learned prior
-scales start at the study's value; sigma of FedAMP is the number of clients, as models that start alike would else
-weigh more than 1 together; clustered_fl halves no cluster before round 20, or before half of the rounds where these
-are fewer than 40.
+All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is
+divided: between head and body, and between the step size of one and of the other; between a common
+and a personal model; between the models of a mixture. Exceptions: FedABML takes one draw, K = 5,
+and 0.05 as the weight of its KL, which was chosen on validation rows of Fashion-MNIST; FedProx'
+weight is that of FedABML's paper; FedPA takes the number of passes over a client's rows that is
+nearest to the budget; FedPop's server takes Adam, with a tenth of the step size; learned prior
+scales start at the study's value; sigma of FedAMP is the number of clients, as models that start
+alike would else weigh more than 1 together; clustered_fl halves no cluster before round 20, or
+before half of the rounds where these are fewer than 40.
 
 A method is one entry of `BASELINES`. Builders are in `baseline_builders` and `hierarchy_builders`.
 """
@@ -39,16 +40,17 @@ class Baseline:
     """One method of the comparison.
 
     Args:
-        made: (network, step size, budget, **settings) -> method. Networks are an `nn.Sequential` whose last layer
-            is dense. Settings are options of the method by name.
+        made: (network, step size, budget, **settings) -> method. Networks are an `nn.Sequential`
+            whose last layer is dense. Settings are options of the method by name.
         spent: gradient evaluations that a round may take -> those that it takes.
-        tunes: whether a client's predictions come from one round of `personalize` on its own training rows;
-            else they come from what the last round left.
-        draws: whether predictions are averaged over draws of a posterior; else they come from a point.
+        tunes: whether a client's predictions come from one round of `personalize` on its own
+            training rows; else they come from what the last round left.
+        draws: whether predictions are averaged over draws of a posterior; else they come from a
+            point.
         adaptive: whether the step size is Adam's; else it is that of gradient descent.
         body: whether the method needs a layer below the last one.
-        everyone: whether the method needs all clients in each round. It takes so few rounds that clients are in as
-            many of them as those of the others.
+        everyone: whether the method needs all clients in each round. It takes so few rounds that
+            clients are in as many of them as those of the others.
     """
 
     made: build.Made

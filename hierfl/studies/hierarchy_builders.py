@@ -1,4 +1,4 @@
-"""Builders of the methods of hierarchies in `baseline_methods`: of a prior, and each client's own weights.
+"""Builders of the hierarchical methods of `baseline_methods`: a prior, and clients' own weights.
 
 Each is (network, step size, budget, **settings) -> method, as those of `baseline_builders`.
 """
@@ -144,7 +144,7 @@ def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Me
 def a_fedabml(
     net: nn.Sequential, lr: float, b: Budget, *, by_rows: bool = False, **settings: Any
 ) -> Method:
-    """Return FedABML, with K = 5, one draw, and a weight of the KL that was chosen on validation rows.
+    """Return FedABML with K = 5, one draw, and a KL weight that was chosen on validation rows.
 
     Args:
         net: the network.
@@ -161,7 +161,7 @@ def a_fedabml(
 def a_fedvi(
     net: nn.Sequential, lr: float, b: Budget, *, own_heads: bool = True, **settings: Any
 ) -> Method:
-    """Return FedVI; a client's own head reads as large a share of the features as the paper's, 26 of 128.
+    """Return FedVI; a client's own head reads 26 of 128 of the features, as in the paper.
 
     Args:
         net: the network.

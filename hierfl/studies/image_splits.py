@@ -21,13 +21,14 @@ FIRST = 10  # rows of each of its classes that a client gets first, by the power
 
 
 def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labeled:
-    """Concatenate the training and test rows of an image set, since each client splits its own rows.
+    """Concatenate the training and test rows of an image set: each client splits its own rows.
 
     Args:
         name: name of the image set.
 
     Returns:
-        Images x (n, pixels) with labels y (n,): 70,000 of 784 pixels; of CIFAR-10, 60,000 of 3 x 1,024.
+        Images x (n, pixels) with labels y (n,): 70,000 of 784 pixels; of CIFAR-10, 60,000 of 3 x
+        1,024.
 
     Raises:
         FileNotFoundError: the image set is missing; the message says how to get it.
@@ -40,7 +41,7 @@ def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labeled:
 
 @lru_cache(maxsize=1)
 def labeled(name: str) -> Labeled:
-    """Return all rows of an image set, flat: "digits", "emnist" (ByClass's test split), or one to be `merged`."""
+    """Return all rows, flat: "digits", "emnist" (ByClass's test split) or a set to be `merged`."""
     if name == "digits":
         return digits()
     if name == "emnist":
@@ -88,7 +89,7 @@ def dealt(images: Labeled, train: list[Ids], test: list[Ids]) -> tuple[ClientDat
 
 
 def scaling_of(train: ClientData, kind: Literal["pixel", "one", "none"]) -> Scaling:
-    """Return how columns are scaled: "pixel" each by its own mean and sd, "one" all by one mean and sd, "none"."""
+    """Return the scaling: "pixel" by each column's mean and sd, "one" by those of all, "none"."""
     found = fit_scaling(train)
     if kind == "none":
         return Scaling("x", torch.zeros_like(found.mean), torch.ones_like(found.sd))
@@ -102,10 +103,10 @@ def scaling_of(train: ClientData, kind: Literal["pixel", "one", "none"]) -> Scal
 def equal_classes(
     labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int
 ) -> tuple[list[Ids], list[Ids]]:
-    """Split rows at random among clients with `classes` classes each, each class at equally many clients.
+    """Split rows at random among clients, each class at equally many of them.
 
-    FedABML's split of Fashion-MNIST has 200 clients with 2 classes each, and of each class 150 training and
-    25 test rows: all 70,000.
+    FedABML's split of Fashion-MNIST has 200 clients with 2 classes each, and of each class 150
+    training and 25 test rows: all 70,000.
 
     Args:
         labels: class of each row, (n,).
@@ -128,8 +129,8 @@ def equal_classes(
     need = int(np.bincount(client_classes.flatten()).max()) * (train + test)
     if need > min(len(r) for r in rows):
         raise ValueError(
-            f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} clients: "
-            "use fewer clients, or fewer rows of a class"
+            f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} "
+            "clients: use fewer clients, or fewer rows of a class"
         )
     taken = [0] * every
     found: tuple[list[Ids], list[Ids]] = [], []
@@ -148,8 +149,8 @@ def shared_classes(
 ) -> tuple[list[Ids], list[Ids]]:
     """Split a share of each class's rows equally among the clients that have the class.
 
-    Clients of rare classes get fewer rows than others. A seventh of a client's rows of a class are for tests, as in
-    `equal_classes` for Fashion-MNIST.
+    Clients of rare classes get fewer rows than others. A seventh of a client's rows of a class are
+    for tests, as in `equal_classes` for Fashion-MNIST.
 
     Args:
         labels: class of each row, (n,).
@@ -174,8 +175,8 @@ def shared_classes(
         each = int(share * len(rows) / max(1, holders[c]))
         if holders[c] and each < 7:
             raise ValueError(
-                f"class {c} has {len(rows)} rows, and {holders[c]} clients share {share:g} of them: 7 are needed for "
-                "each, so use fewer clients, or more of the rows"
+                f"class {c} has {len(rows)} rows, and {holders[c]} clients share {share:g} of "
+                "them: 7 are needed for each, so use fewer clients, or more of the rows"
             )
         left.append([rows[k * each : (k + 1) * each] for k in range(holders[c])])
     found: tuple[list[Ids], list[Ids]] = [], []
@@ -192,8 +193,8 @@ def _classes_of_clients(
 ) -> Ids:
     """Draw the classes of each client, (clients, classes), without repeating a class for a client.
 
-    Classes are dealt in equal numbers from a shuffled deck. While a client has a class twice, a random one of
-    its classes is swapped with a random one of a random client.
+    Classes are dealt in equal numbers from a shuffled deck. While a client has a class twice, a
+    random one of its classes is swapped with a random one of a random client.
     """
     deck = generator.permutation(np.resize(np.arange(every), clients * classes))
     found = deck.reshape(clients, classes)
@@ -212,13 +213,14 @@ def power_law(
 ) -> tuple[list[Ids], list[Ids]]:
     """Split rows among clients by PRIOR's power law, which is also pFedMe's.
 
-    Client u has the classes (u + j) mod 10 for j = 0, 1, ..., `classes` - 1. It gets 10 rows of each class,
-    and then a quota of `share * a / 10 + b` rows, with a uniform on 1..9 and b uniform on 10..199. `share` is
-    this client's part of the class's remaining rows by log-normal(0, 2) weights. A quota that exceeds the
-    rows left in the class is skipped. 75 % of a client's rows are for training.
+    Client u has the classes (u + j) mod 10 for j = 0, 1, ..., `classes` - 1. It gets 10 rows of
+    each class, and then a quota of `share * a / 10 + b` rows, with a uniform on 1..9 and b uniform
+    on 10..199. `share` is this client's part of the class's remaining rows by log-normal(0, 2)
+    weights. A quota that exceeds the rows left in the class is skipped. 75 % of a client's rows are
+    for training.
 
-    The split follows the authors' description and generator, with random numbers of our own. Their MNIST
-    script mislabels each client's first rows; this one does not, but `authors_labels` does.
+    The split follows the authors' description and generator, with random numbers of our own. Their
+    MNIST script mislabels each client's first rows; this one does not, but `authors_labels` does.
 
     Args:
         labels: class of each row, (n,).
@@ -264,7 +266,8 @@ def power_law(
 def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> Tensor:
     """Return the labels that PRIOR's MNIST script gives the rows of `power_law`: some are wrong.
 
-    The first 10 rows of a client's class number j, (u + j) mod 10, get the label j, among training and test rows.
+    The first 10 rows of a client's class number j, (u + j) mod 10, get the label j, among training
+    and test rows.
 
     Args:
         labels: class of each row, (n,).
@@ -292,7 +295,7 @@ def _by_class(labels: Tensor, generator: np.random.Generator) -> list[Ids]:
 
 
 def started(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a module whose initial weights depend on `seed` alone; torch's generator is left unchanged."""
+    """Build a module whose weights depend on `seed` alone; leave torch's generator unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()

@@ -17,9 +17,10 @@ TEST_SEEDS = 10_000  # apart from those of training rows
 
 
 def fedabml_lines(seed: int) -> Both:
-    """Draw FedABML's two clients (section 5.1): each sees one of two directions well and the other hardly at all.
+    """Draw FedABML's two clients (section 5.1): each sees one of two directions well.
 
-        y ~ Normal(x . (1, -1), 1),    x = R z,    R a rotation,  z ~ Normal(0, diag(3, 0.5)^2) or the reverse
+        y ~ Normal(x . (1, -1), 1),    x = R z,    R a rotation,
+        z ~ Normal(0, diag(3, 0.5)^2) or the reverse
 
     The paper states no sizes; these are ours.
 
@@ -49,7 +50,7 @@ def fedmap_lines(seed: int) -> Both:
 
 
 def least_squares(rows: ClientData, *, bias: bool) -> Tensor:
-    """Return the weights of the line through all clients' rows, (columns,), with the intercept last if there is one."""
+    """Return the least-squares weights of all clients' rows, (columns,), any intercept last."""
     x, y = rows.fields["x"].double(), rows.fields["y"].double()
     design = torch.cat([x, torch.ones_like(x[:, :1])], 1) if bias else x
     return torch.linalg.lstsq(design, y[:, None]).solution.flatten()

@@ -1,12 +1,14 @@
-"""FedMAP's synthetic clients (appendix B.1): a blob in a shell, seen by each client through its own map.
+"""FedMAP's synthetic clients (appendix B.1): a blob in a shell, seen through each client's own map.
 
-    class 0: z ~ Normal(0, 2 I_4);    class 1: z in 4 dimensions on a sphere whose radius ~ Normal(8, 2)
+    class 0: z ~ Normal(0, 2 I_4)
+    class 1: z in 4 dimensions on a sphere whose radius ~ Normal(8, 2)
     x = A_k Q [z, nuisance] + b_k,    26 nuisance dimensions of variance 9,    k = 1..10
-    Q a rotation common to all,  A_k a 30 x 30 matrix of standard normals,  b_k ~ Normal(0, (5 k)^2 I)
+    Q a rotation common to all,  A_k a 30 x 30 matrix of standard normals,
+    b_k ~ Normal(0, (5 k)^2 I)
 
 As in the authors' generator, all three skews use these maps. "feature": 2000 rows for every client.
-"quantity": 5 clients with 2000 rows and 5 with 500. "label": 5 clients with 85 % of their rows in class 0.
-Each client standardizes its features by its own training rows.
+"quantity": 5 clients with 2000 rows and 5 with 500. "label": 5 clients with 85 % of their rows in
+class 0. Each client standardizes its features by its own training rows.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ FEATURES, INSIDE, CLIENTS = 30, 4, 10
 
 
 def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[ClientData, ClientData]:
-    """Draw the rows of all ten clients, and split each client's rows 70 : 30 into training and test rows.
+    """Draw the rows of all ten clients; 70 % of each client's rows are for training.
 
     Args:
-        skew: how clients differ beyond their maps: "feature" (not at all), "quantity" (of rows) or "label"
-            (shares of classes).
+        skew: how clients differ beyond their maps: "feature" (not at all), "quantity" (of rows) or
+            "label" (shares of classes).
         seed: seed of everything that is drawn.
         rows: rows of a large client.
 

@@ -22,7 +22,7 @@ GIVEN: dict[str, Any] = {
 
 
 def study(methods: Sequence[Mapping[str, Any]] = (), **changes: Any) -> Study:
-    """Return the small study with some tables' keys changed, and other methods where there are some."""
+    """Return the small study with some keys changed, and other methods where there are some."""
     given = changed(GIVEN, changes)
     if methods:
         given["methods"] = {m.get("label", m["name"]): m for m in methods}

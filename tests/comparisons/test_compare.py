@@ -1,4 +1,4 @@
-"""Comparisons that are killed, changed, or fail in a part: what is kept, and what is computed again."""
+"""Comparisons that are killed, changed, or fail in part: what is kept, what is computed again."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
         compare(own, tmp_path, processes=1, say=print)
 
 
-# ------------------------------------------------------------------------------------------------------------- tuning
+# ------------------------------------------------------------------------------------------- tuning
 def test_a_search_that_is_resumed_chooses_as_one_that_was_not(tmp_path: Path) -> None:
     own = study(tuning={"rounds": 8, "lr": [0.3, 0.1, 0.01, 0.001]})
     entry = own.methods[0]
@@ -179,7 +179,7 @@ def test_nothing_is_tuned_without_rounds(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# --------------------------------------------------------------------------------------------------- the command line
+# --------------------------------------------------------------------------------- the command line
 def test_the_three_commands(tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "out"
     file.write_text(TINY + "[quick]\nrun = { rounds = 2, seeds = [0] }\ntuning = { rounds = 0 }\n")

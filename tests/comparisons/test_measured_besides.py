@@ -1,4 +1,4 @@
-"""What a study measures besides P and G: foreign images, curves, losses by class, lines; and its figures."""
+"""What a study measures besides P and G: foreign images, curves, classes, lines; figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def computed(name: str, **changes: Any) -> Found:
     return cells.computed(own, own.methods[0], {}, 0)
 
 
-# ------------------------------------------------------------------------------------------------ foreign images
+# ----------------------------------------------------------------------------------- foreign images
 @pytest.fixture
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put noise of 64 pixels in the place of an image set."""
@@ -78,7 +78,7 @@ def test_of_a_method_that_tunes_foreign_images_meet_the_tuned_model(strangers: N
     assert values[0] != values[1]
 
 
-# ------------------------------------------------------------------------------------------------ curves
+# ------------------------------------------------------------------------------------------- curves
 def test_new_clients_and_coherence_stand_beside_the_curve() -> None:
     asked = {"every": 1, "new_clients": 2, "along": ["new_clients", "coherence", "clients"]}
     found = computed("ditto", evaluation=asked)
@@ -124,7 +124,7 @@ def test_curves_that_cannot_be_are_refused(evaluation: Found, told: str) -> None
         study(evaluation=evaluation)
 
 
-# ------------------------------------------------------------------------------------------------ lines
+# -------------------------------------------------------------------------------------------- lines
 LINES: Found = {
     "title": "lines",
     "data": {"name": "fedabml_lines", "scaling": "none"},
@@ -139,7 +139,7 @@ def lines(methods: Found, **changes: Any) -> Study:
 
 
 def test_fedavg_ends_at_the_fixed_point_of_its_ten_steps() -> None:
-    """In closed form, oracle O4: it is off least squares on all rows, and the distance is its bias."""
+    """In closed form, oracle O4: its distance from least squares on all rows is its bias."""
     own = lines({"fedavg": {}})
     for seed in range(2):
         rows, lr, pairs = of_study(own, seed).train, 0.1, []
@@ -229,7 +229,7 @@ def test_fedmap_learns_that_the_slopes_agree() -> None:
     assert few["learned"] > 10.0 + max(few["local_only"], few["ditto"])
 
 
-# ------------------------------------------------------------------------------------------------ data, builders
+# ----------------------------------------------------------------------------------- data, builders
 def test_the_first_clients_of_a_data_set_are_taken() -> None:
     data = {"name": "heart_disease", "scaling": "pixel", "clients": 2}
     own = Study.model_validate({"title": "two", "data": data, "methods": {"fedavg": {}}})
@@ -272,7 +272,7 @@ def test_of_fedvi_without_own_heads_all_clients_are_served_the_same() -> None:
     assert spread(own_heads=False) < 1e-5 < spread(own_heads=True)
 
 
-# ------------------------------------------------------------------------------------------------ figures
+# ------------------------------------------------------------------------------------------ figures
 def test_all_that_is_measured_is_drawn(
     strangers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +295,7 @@ def test_all_that_is_measured_is_drawn(
 
 
 def test_densities_of_entropy_are_drawn_on_one_scale(tmp_path: Path) -> None:
-    """One method is so sure of its own rows that their density needs a log scale; the other's panel has it too."""
+    """If the density of one method needs a log scale, the other's panel has it too."""
     rng = np.random.default_rng(0)
     spread = {"local_only": 0.01, "fedavg": 0.6}
     rows = [

@@ -161,7 +161,7 @@ def test_fine_tuning_is_scored_beside_and_training_does_not_depend_on_it() -> No
 
 
 def local_accuracy(own: Study) -> list[dict[str, Any]]:
-    """Return the accuracies of participating clients by their own rows, each client counting the same."""
+    """Return accuracies of participating clients on their own rows, by clients."""
     found = cells.computed(own, own.methods[0], {}, 0)["scores"]
     return [s for s in found if (s["metric"], s["weighting"]) == ("accuracy", "clients")]
 

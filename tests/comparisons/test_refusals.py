@@ -1,4 +1,4 @@
-"""Refusals of `hierfl compare`, `table` and `plot`: names that leave the folder, wrong kinds, foreign files."""
+"""What `hierfl compare`, `table` and `plot` refuse: names, values of wrong kinds, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No test row reaches training, scaling or tuning, and clients that join later are not seen before."""
+"""No test row reaches training, scaling or tuning, and clients that join are not seen before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and figures of results: what is shown, what is bold, and which published number stands beside ours."""
+"""Tables and figures of results: what is shown, what is bold, and the published numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data file that is damaged, forged or another one gives one error that names it, before memory is taken."""
+"""A damaged, forged or wrong data file gives one error that names it, before allocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data sets agree with their sources, and a missing file raises an error that says how to get it."""
+"""The data sets agree with their sources; a missing file's error says how to get it."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ needs_files = pytest.mark.skipif(
 )
 
 
-# ------------------------------------------------------------------ shipped
+# ------------------------------------------------------------------------------------------ shipped
 def test_heart_disease_keeps_every_patient_in_fixed_units() -> None:
     data, raw = datasets.heart_disease(), datasets.heart_disease("raw")
     assert data.names == ("cleveland", "hungarian", "switzerland", "va")
@@ -113,7 +113,7 @@ def test_radon_is_85_counties() -> None:
 
 @pytest.mark.parametrize("name", ["radon", "radon_uniform"])
 def test_the_radon_reference_fits_the_radon_data(name: str) -> None:
-    """Given tau and sigma the rest is Gaussian; both are integrated on a grid, under the stated priors."""
+    """Given tau and sigma the rest is Gaussian; integrate both on a grid."""
     data, known = datasets.radon(), datasets.reference(name)
     tau, sigma = torch.cartesian_prod(
         torch.linspace(0.002, 0.45, 60), torch.linspace(0.68, 0.85, 12)
@@ -190,7 +190,7 @@ def test_an_unknown_reference_raises() -> None:
         datasets.reference("rats")
 
 
-# ------------------------------------------------------------------ from files
+# --------------------------------------------------------------------------------------- from files
 READERS: dict[str, Callable[[], Any]] = {
     name: getattr(datasets, name)
     for name in datasets.__all__

@@ -33,7 +33,7 @@ def arrays() -> Arrays:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Arrays], None]:
-    """Return what puts images onto a hub of this process, as the Hugging Face Hub gives them: with PIL's images."""
+    """Return what puts images onto a local hub, as the Hugging Face Hub gives them."""
 
     def put(given: Arrays) -> None:
         parts = {}

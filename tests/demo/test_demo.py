@@ -1,4 +1,4 @@
-"""The demo: its scores are complete and agree with its predictions, its files open, its errors are clear."""
+"""The demo: scores are complete and agree with predictions, files open, errors are clear."""
 
 import json
 import os
@@ -156,11 +156,9 @@ def test_workers_end_with_their_parent() -> None:
     """A parent that is killed cannot end its workers itself; they must not be left behind."""
     code = (
         "import os, signal, torch; from tests.demo.test_demo import worker_pids; from "
-        "hierfl.demo.workers import beside\n"
-        "if __name__ == '__main__':\n"
-        "    with beside(2) as spread:\n"
-        "        print([next(spread(worker_pids, [0.0]))[0]], flush=True); os.kill(os.getpid(), "
-        "signal.SIGKILL)\n"
+        "hierfl.demo.workers import beside\nif __name__ == '__main__':\n    with beside(2) as "
+        "spread:\n        print([next(spread(worker_pids, [0.0]))[0]], flush=True); "
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).parents[2]
     ended = subprocess.run(
@@ -174,7 +172,7 @@ def test_workers_end_with_their_parent() -> None:
     pytest.fail(f"worker {pid} is still running")
 
 
-# ------------------------------------------------------------------ scores
+# ------------------------------------------------------------------------------------------- scores
 def test_scores_of_patients_agree_with_those_of_the_prediction() -> None:
     train, test = datasets.heart_disease().split(0.7, seed=0)
     prediction = fit(
@@ -193,7 +191,7 @@ def test_as_one_keeps_all_rows_as_one_hospital() -> None:
 
 
 def patients(gaps: dict[str, list[float]]) -> pd.DataFrame:
-    """Return patients with log score 0 under the posterior and the given ones under the other methods."""
+    """Return patients with log score 0 under the posterior, as given under the others."""
     rows = [
         {"setting": s, "method": m, "hospital": "h", "patient": i, "log_score": v}
         for s in demo_report.SETTINGS
@@ -243,7 +241,7 @@ def test_scores_of_one_patient_are_averaged_over_lending_hospitals() -> None:
     assert (found["rows"] == 1).all()
 
 
-# ------------------------------------------------------------------ the command line
+# --------------------------------------------------------------------------------- the command line
 def test_version_and_help() -> None:
     assert re.fullmatch(r"hierfl \d+\.\d+\.\d+\n", run("--version").stdout)
     assert "demo" in run("--help").stdout

@@ -1,4 +1,4 @@
-"""The methods that study files name: who is among them, what each spends, and which rows it sees."""
+"""The methods that study files name: which there are, what each spends, which rows it sees."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def single_precision() -> None:
     torch.set_default_dtype(torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------ who is among them
+# -------------------------------------------------------------------------------- who is among them
 def test_every_method_is_compared_or_named_with_the_reason() -> None:
     used = {
         name
@@ -134,7 +134,7 @@ def test_a_method_that_needs_all_clients_takes_fewer_rounds_of_all() -> None:
         assert rounds * (cohort or 10) == 10, name
 
 
-# ------------------------------------------------------------------------------------------------ which rows it sees
+# ------------------------------------------------------------------------------- which rows it sees
 def rows_of(data: ClientData) -> set[bytes]:
     return {row.numpy().tobytes() for row in data.fields["x"]}
 

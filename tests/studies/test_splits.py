@@ -19,7 +19,7 @@ def labels(rows: int = 700) -> torch.Tensor:
     return torch.arange(10).repeat_interleave(rows)
 
 
-# ------------------------------------------------------------------------------------------------ splits
+# ------------------------------------------------------------------------------------------- splits
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equal_classes_uses_each_row_once_and_gives_each_client_two_classes(seed: int) -> None:
     y = labels(70)
@@ -105,7 +105,7 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-# ------------------------------------------------------------------------------------------------ toy problems
+# ------------------------------------------------------------------------------------- toy problems
 def test_fedabmls_clients_see_one_direction_well_each() -> None:
     train, test = lines.fedabml_lines(0)
     assert train.counts.tolist() == [20, 30] and test.counts.tolist() == [200, 200]

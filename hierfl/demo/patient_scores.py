@@ -1,4 +1,4 @@
-"""Scores of the demo's predictions: the long table, the printed table, sentences on it, and two figures."""
+"""Scores of the demo's predictions: the long and the printed table, sentences, two figures."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ UNITS = {
 def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
     """Return one row for each held-out patient.
 
-    The columns are setting, method, hospital, patient (row number within the hospital), p (predicted
-    probability), y, and the scores.
+    The columns are setting, method, hospital, patient (row number within the hospital), p
+    (predicted probability), y, and the scores.
     """
     data, p = prediction.data, prediction.mean
     y, scores = prediction.known()
@@ -71,11 +71,11 @@ def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Average the patients' scores by setting, method and hospital, in long form.
 
-    The columns are setting, method, hospital ("all": the mean over all patients), metric, value, and rows
-    (number of patients).
+    The columns are setting, method, hospital ("all": the mean over all patients), metric, value,
+    and rows (number of patients).
     """
     keys = ["setting", "method", "hospital", "patient"]
-    # In the unseen setting, local-only has one score of a patient for each hospital whose model is used.
+    # unseen, local-only has one score of a patient for each hospital whose model is used
     each = frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()
     parts = [each, each.assign(hospital=ALL)]
     groups = pd.concat(parts).groupby(keys[:3], sort=False)[list(METRICS)]
@@ -94,7 +94,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(scores: pd.DataFrame) -> Table:
-    """Return the table to print: for each metric, rows for the hospitals, all patients and a new hospital."""
+    """Return the table to print: per metric, the hospitals, all patients and a new hospital."""
     shown = Table(box=box.SIMPLE_HEAD, caption=_CAPTION, caption_justify="left", pad_edge=False)
     shown.add_column("held-out patients of", no_wrap=True)
     for method in METHODS:
@@ -130,7 +130,7 @@ def reading(frame: pd.DataFrame) -> list[str]:
     """
     rows = len(frame[frame.setting == TRAINED].drop_duplicates(["hospital", "patient"]))
     return [
-        f"Four hospitals, {rows} held-out patients (difference in log score ± its standard error): "
+        f"Four hospitals, {rows} held-out patients (log scores' difference ± standard error): "
         f"the hierarchical posterior is {against(frame, TRAINED)}.",
         "On a hospital left out of the fit, the hierarchical posterior is "
         f"{against(frame, UNSEEN)} when unseen; {against(frame, JOINED)} when joined.",
@@ -158,7 +158,7 @@ def against(frame: pd.DataFrame, setting: str) -> str:
 
 
 def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, float]:
-    """Return the mean difference in log score, hierarchical posterior minus `other`, and its standard error.
+    """Return the mean log score of the hierarchical posterior minus `other`, with standard error.
 
     Both are over patients.
     """
@@ -169,7 +169,7 @@ def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, fl
 
 
 def pictures(posterior: Any, frame: pd.DataFrame, out: Path) -> list[Path]:
-    """Write `coefficients.png` (of ArviZ's posterior group) and `calibration.png` (of held-out patients)."""
+    """Write `coefficients.png` (the posterior) and `calibration.png` (held-out patients)."""
     drawn = {"coefficients.png": coefficients(posterior), "calibration.png": calibration(frame)}
     for name, figure in drawn.items():
         figure.savefig(out / name, dpi=200, bbox_inches="tight")
@@ -177,7 +177,7 @@ def pictures(posterior: Any, frame: pd.DataFrame, out: Path) -> list[Path]:
 
 
 def coefficients(posterior: Any) -> Figure:
-    """Draw a forest plot: intercept and clinical features left, indicators of missing values right."""
+    """Draw a forest plot: intercept and features left, indicators of missing values right."""
     noise = np.random.default_rng(0)
 
     def both(kind: str) -> xr.DataArray:
@@ -226,7 +226,7 @@ _FEATURES = {
 
 
 def calibration(frame: pd.DataFrame) -> Figure:
-    """Draw the reliability of local-only and hierarchical-posterior predictions on held-out patients."""
+    """Draw the reliability of local-only and hierarchical predictions on held-out patients."""
     figure = Figure(figsize=(3.6, 3.9), layout="constrained")
     ax = figure.subplots()
     within = frame[frame.setting == TRAINED].set_index("method")
