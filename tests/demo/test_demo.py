@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import hierfl
 from hierfl import cli, datasets, fit
+from hierfl.demo import patient_scores as demo_report
 from hierfl.demo import run as demo
-from hierfl.demo import scores as demo_report
 
 HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
 
