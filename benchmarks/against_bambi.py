@@ -1,4 +1,6 @@
-"""Formulas against bambi on simulated data: `HIERFL_BAMBI=PYTHON python -m benchmarks.against_bambi [FAMILY ...]`.
+"""Formulas against bambi on simulated data.
+
+`HIERFL_BAMBI=PYTHON python -m benchmarks.against_bambi [FAMILY ...]`.
 
 The same formula, `y ~ x + (1 | g)`, the same priors and the same rows: bambi samples all rows
 together by PyMC, `hierfl.fit` never pools them. Each data set has eight clients of fifteen rows.

@@ -16,7 +16,10 @@ from typing import Any
 
 
 def prior_of(text: Any) -> Any:
-    """Return a bambi prior of ["Normal", {"mu": 0.0, "sigma": 1.0}], whose values may be priors themselves."""
+    """Return a bambi prior of ["Normal", {"mu": 0.0, "sigma".
+
+    1.0}], whose values may be priors themselves.
+    """
     import bambi
 
     name, values = text

@@ -33,7 +33,10 @@ def demo_data() -> ClientData:
 
 
 def demo(batch: ClientBatch) -> None:
-    """Model y ~ Bernoulli(logit^-1(a_k + x . b_k)) with a mean and a scale for each of 28 coefficients."""
+    """Model y ~ Bernoulli(logit^-1(a_k + x .
+
+    B_k)) with a mean and a scale for each of 28 coefficients.
+    """
     alpha = pyro.sample("alpha", dist.Normal(0.0, 2.5))
     beta = pyro.sample("beta", dist.Normal(torch.zeros(FEATURES), 2.5).to_event(1))
     s = pyro.sample("s", dist.HalfNormal(1.0))
@@ -107,7 +110,10 @@ SCHOOLS_CENTERED = Problem(
 # -------------------------------------------------------------------------------------- simulated
 # federations
 def logistic(batch: ClientBatch, *, columns: int) -> None:
-    """Model y ~ Bernoulli(logit^-1(x . w_k)), w_k ~ Normal(mu, tau), an intercept among the columns."""
+    """Model y ~ Bernoulli(logit^-1(x .
+
+    W_k)), w_k ~ Normal(mu, tau), an intercept among the columns.
+    """
     mu = pyro.sample("mu", dist.Normal(torch.zeros(columns), 2.5).to_event(1))
     tau = pyro.sample("tau", dist.HalfNormal(torch.ones(columns)).to_event(1))
     with batch.clients():
@@ -180,7 +186,10 @@ def flipped_data() -> ClientData:
 
 
 def separable_data() -> ClientData:
-    """Return 10 clients of 40 rows; a label of the first client is 1 exactly where its second column is positive."""
+    """Return 10 clients of 40 rows.
+
+    A label of the first client is 1 exactly where its second column is positive.
+    """
     parts = rows(10, 40, LOC, SCALE, seed=8)
     parts["y"][:40] = (parts["x"][:40, 1] > 0.0).astype(float)
     return grouped(parts)

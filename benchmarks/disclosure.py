@@ -1,4 +1,6 @@
-"""What one update discloses of its client's rows: `python -m benchmarks.disclosure [--search] [method ...]`.
+"""What one update discloses of its client's rows.
+
+Run `python -m benchmarks.disclosure [--search] [method ...]`.
 
 For each method and number of rows, an attacker sees the server's message and one client's update of
 the first round, knows the method and the model, and tries to read the client's features off them.

@@ -101,7 +101,10 @@ def file_of(code: CodeType) -> str:
 
 
 def traced(name: str) -> list[tuple[str, str]]:
-    """Run one of the four in a process of its own; return (file, function) of all that it enters."""
+    """Run one of the four in a process of its own.
+
+    Return (file, function) of all that it enters.
+    """
     command = [sys.executable, "-m", "benchmarks.entered", "--one", name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [(file, function) for file, function in json.loads(done.stdout.splitlines()[-1])]

@@ -153,7 +153,10 @@ def _additions(family: ResponseFamily, clients: int, rows: int) -> dict[str, Ten
 
 
 def _seen(time: Tensor, entry: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what is seen of times: a fifth at visits half a unit apart, and none after the end of follow-up."""
+    """Return what is seen of times.
+
+    A fifth at visits half a unit apart, and none after the end of follow-up.
+    """
     visits = torch.rand(time.shape) < 0.2
     low = torch.maximum(torch.floor(2.0 * time) / 2.0, entry)
     high = torch.floor(2.0 * time) / 2.0 + 0.5

@@ -1,4 +1,6 @@
-"""A thousand clients in Flower's simulation beside `hierfl.fit`: `python -m benchmarks.flower_scale [--write]`.
+"""A thousand clients in Flower's simulation beside `hierfl.fit`.
+
+Run `python -m benchmarks.flower_scale [--write]`.
 
 A project as `hierfl new` writes it, with FedAvg of a small network and rows of its own, runs in
 Flower's simulation on Ray; `hierfl.fit` runs the same rounds of the same clients in one process.
@@ -149,7 +151,10 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def simulated(clients: int, cohort: int, rounds: int, folder: Path) -> tuple[Measured, Any]:
-    """Run the project in Flower's simulation; return what was measured, and the server's last message."""
+    """Run the project in Flower's simulation.
+
+    Return what was measured, and the server's last message.
+    """
     project = written(folder, clients, rounds, cohort)
     config = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus={CORES}"
     with superlink(folder) as settings, peak_memory() as memory:
@@ -201,7 +206,10 @@ def measured(
 
 @contextmanager
 def peak_memory() -> Iterator[list[float]]:
-    """Yield the peak memory of this process' descendants, in GB; memory that several share counts once."""
+    """Yield the peak memory of this process' descendants, in GB.
+
+    Memory that several share counts once.
+    """
     found, stop = [0.0], Event()
 
     def watch() -> None:
@@ -241,7 +249,10 @@ def _memory(pid: int) -> float:
 
 
 def here(clients: int, cohort: int, rounds: int) -> tuple[Measured, Any]:
-    """Run the same rounds by `hierfl.fit`; return what was measured, and the server's last message."""
+    """Run the same rounds by `hierfl.fit`.
+
+    Return what was measured, and the server's last message.
+    """
     import resource
 
     space: dict[str, Any] = {}

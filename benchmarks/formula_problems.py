@@ -44,7 +44,10 @@ def csv(name: str) -> pd.DataFrame:
 
 
 def lung() -> pd.DataFrame:
-    """Return patients with lung cancer of institutions with two patients or more; time is in years."""
+    """Return patients with lung cancer of institutions with two patients or more.
+
+    Time is in years.
+    """
     frame = csv("lung.csv").dropna(subset=["inst"])
     frame = frame[frame.groupby("inst")["inst"].transform("size") > 1]
     return frame.assign(time=frame["time"] / 365.25, inst=frame["inst"].astype(int))
@@ -86,7 +89,10 @@ def ilea() -> pd.DataFrame:
 
 
 def election() -> pd.DataFrame:
-    """Return voters of 1988 as counts: a row for those of one state, sex, race, age and schooling."""
+    """Return voters of 1988 as counts.
+
+    A row for those of one state, sex, race, age and schooling.
+    """
     raw = hierfl.datasets.election88()
     state = raw.row_client.numpy()
     female, black = raw.fields["x"].numpy().astype(int).T

@@ -1,4 +1,6 @@
-"""NUTS of a formula's printed program by NumPyro: `python -m benchmarks.formula_sampler PROGRAM ROWS OUT [options]`.
+"""NUTS of a formula's printed program by NumPyro.
+
+Run `python -m benchmarks.formula_sampler PROGRAM ROWS OUT [options]`.
 
 PROGRAM is the text that `Formula.program` prints, ROWS a NumPy archive of the rows, padded to
 (clients, rows). OUT gets the mean, sd and Monte Carlo standard error of each site. The text is run

@@ -1,4 +1,6 @@
-"""Formulas on real data against pooled NUTS: `HIERFL_NUMPYRO=PYTHON python -m benchmarks.formulas [NAME ...]`.
+"""Formulas on real data against pooled NUTS.
+
+`HIERFL_NUMPYRO=PYTHON python -m benchmarks.formulas [NAME ...]`.
 
 Each formula is fitted by `hierfl.fit(formula, frame)`, and compared with NUTS by NumPyro on all
 rows together, in a process of its own: two chains of 1,000 + 4,000 steps, or of 1,000 + 15,000

@@ -1,4 +1,6 @@
-"""What two_stage must reach, bar by bar: `python -m benchmarks.must_hold [PART ...] [--method NAME] [--quick]`.
+"""What two_stage must reach, bar by bar.
+
+Run `python -m benchmarks.must_hold [PART ...] [--method NAME] [--quick]`.
 
 PART is one of accuracy, starts, clients and sbc; without it, all of them.
 

@@ -1,4 +1,7 @@
-"""What `benchmarks.node_faults` fits: a small logistic hierarchy, by a method whose posterior is a sum over nodes."""
+"""What `benchmarks.node_faults` fits.
+
+A small logistic hierarchy, by a method whose posterior is a sum over nodes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def model(batch: Any) -> None:
 
 
 def method() -> Method:
-    """Return PVI with few points, for speed; the factor that a node keeps is a part of the server's posterior."""
+    """Return PVI with few points, for speed.
+
+    The factor that a node keeps is a part of the server's posterior.
+    """
     return hierfl.methods.pvi(model, draws=2, steps=1)
 
 

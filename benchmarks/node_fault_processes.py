@@ -1,4 +1,6 @@
-"""The processes of `benchmarks.node_faults`: a server and nodes that speak the bytes of `hierfl.nodes` over a socket.
+"""The processes of `benchmarks.node_faults`.
+
+A server and nodes that speak the bytes of `hierfl.nodes` over a socket.
 
 Processes are killed by SIGKILL, at named points of their work. A fault happens once: a file marks
 that it has.
@@ -126,7 +128,10 @@ def run_node(plan: Plan, name: str, agreement: Agreement) -> None:
 def _served(
     plan: Plan, mine: client_state.Node, line: Connection, content: bytes, held: bytes | None
 ) -> bytes | None:
-    """Answer one message, with what goes wrong; return an answer that is held back until the next message."""
+    """Answer one message, with what goes wrong.
+
+    Return an answer that is held back until the next message.
+    """
     round_ = from_bytes(content, most=MOST).about.get("round", -1)
 
     def now(*kinds: str) -> str | None:
@@ -177,7 +182,10 @@ class Lines:
     order: random.Random = field(default_factory=lambda: random.Random(SEED))
 
     def listen(self) -> None:
-        """Take connections for as long as the process lives; a client's new one replaces the old one."""
+        """Take connections for as long as the process lives.
+
+        A client's new one replaces the old one.
+        """
         place = self.plan.folder / "socket"
         place.unlink(missing_ok=True)
         listener = Listener(str(place), "AF_UNIX", backlog=64)
@@ -255,7 +263,10 @@ def _round_of(content: bytes) -> int | None:
 
 
 def run_server(plan: Plan, agreement: Agreement) -> None:
-    """Be the server until the run is over or the process is killed; a new one goes on from the checkpoint."""
+    """Be the server until the run is over or the process is killed.
+
+    A new one goes on from the checkpoint.
+    """
     lines = Lines(plan)
     lines.listen()
     there = set(agreement.names) - {

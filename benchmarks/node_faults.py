@@ -1,4 +1,6 @@
-"""Faults of nodes and of the server, by killing processes: `python -m benchmarks.node_faults [--faults 50] [--write]`.
+"""Faults of nodes and of the server, by killing processes.
+
+Run `python -m benchmarks.node_faults [--faults 50] [--write]`.
 
 Five nodes and a server run PVI as processes that speak the bytes of `hierfl.nodes` over a socket.
 Faults drawn by a seed fall on them: SIGKILL of a node or of the server at several points of a

@@ -136,7 +136,10 @@ def logistic(rows: Rows) -> None:
 
 
 def _intercepts(rows: Rows, prior: Any) -> Any:
-    """Sample mu, tau, two slopes and the clients' intercepts; return each row's linear predictor."""
+    """Sample mu, tau, two slopes and the clients' intercepts.
+
+    Return each row's linear predictor.
+    """
     mu = numpyro.sample("mu", prior)
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     slope = whole("slope", dist.Normal(jnp.zeros(2), 1.0))

@@ -1,4 +1,6 @@
-"""NUTS by NumPyro in a process of its own: `python -m benchmarks.numpyro_sampler NAME ROWS OUT [options]`.
+"""NUTS by NumPyro in a process of its own.
+
+Run `python -m benchmarks.numpyro_sampler NAME ROWS OUT [options]`.
 
 ROWS is a NumPy archive of the rows of all clients; OUT gets the mean, sd and Monte Carlo standard
 error of each site, and the seconds. With `--density POINTS`, OUT gets the log joint density at each

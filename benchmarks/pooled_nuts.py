@@ -1,4 +1,6 @@
-"""What a user would do who may pool: NUTS on all rows, by NumPyro: `python -m benchmarks.pooled_nuts [NAME ...]`.
+"""What a user would do who may pool: NUTS on all rows, by NumPyro.
+
+Run `python -m benchmarks.pooled_nuts [NAME ...]`.
 
 Runs two chains of 500 + 1,000 steps in a process of its own, and keeps the seconds and the mean and
 sd of each site in the user's cache folder. The reference of a problem that has no published one is

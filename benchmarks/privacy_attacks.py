@@ -1,4 +1,6 @@
-"""Rows read off a round, and rows recognized in it: `python -m benchmarks.privacy_attacks [--write]`.
+"""Rows read off a round, and rows recognized in it.
+
+Run `python -m benchmarks.privacy_attacks [--write]`.
 
 What the attacker sees of one round of FedAvg (one step of gradient descent on all rows, from
 weights that he knows) is a client's update; or the mean over all clients, as with secure

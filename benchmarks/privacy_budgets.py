@@ -1,4 +1,6 @@
-"""What client-level differential privacy costs in accuracy: `python -m benchmarks.privacy_budgets [--write]`.
+"""What client-level differential privacy costs in accuracy.
+
+Run `python -m benchmarks.privacy_budgets [--write]`.
 
 Fashion-MNIST, dealt at random to 2,000 clients of 30 rows; multinomial logistic regression by
 FedAvg (10 steps of 30 rows at step size 0.1, 40 rounds with 500 clients each); accuracy on the

@@ -1,4 +1,6 @@
-"""What rounded updates cost in accuracy, and save in bytes: `python -m benchmarks.quantized_updates`.
+"""What rounded updates cost in accuracy, and save in bytes.
+
+Run `python -m benchmarks.quantized_updates`.
 
 FedAvg of a network with one hidden layer on scikit-learn's 8 x 8 digits, twenty clients that have
 mostly a few digits each (Dirichlet 0.3), 40 rounds of 10 steps. Each line is the same runs with

@@ -1,4 +1,6 @@
-"""Errors of federated posteriors against reference ones: `python -m benchmarks.reference NAME`, or `--all`.
+"""Errors of federated posteriors against reference ones.
+
+Run `python -m benchmarks.reference NAME`, or `--all`.
 
 Prints a table, and as the last line one JSON object. Two of the references are read from
 HIERFL_DATA. Where they are missing, pooled NUTS of the same program is run once instead, and its
@@ -275,7 +277,10 @@ def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
 
 
 def truth_of(problem: Problem) -> dict[str, Summary]:
-    """Return the reference posterior: shipped, read from HIERFL_DATA, or else computed by pooled NUTS."""
+    """Return the reference posterior.
+
+    Shipped, read from HIERFL_DATA, or else computed by pooled NUTS.
+    """
     return problem.shipped() or cached_nuts(problem)
 
 

@@ -217,7 +217,10 @@ def hospital_data() -> ClientData:
 
 
 def hospitals(batch: ClientBatch) -> None:
-    """Model 920 patients of 4 hospitals: logistic regression, nine weights w_k ~ Normal(mu, exp(log_tau))."""
+    """Model 920 patients of 4 hospitals.
+
+    Logistic regression, nine weights w_k ~ Normal(mu, exp(log_tau)).
+    """
     mu = pyro.sample("mu", dist.Normal(torch.zeros(9), 1.0).to_event(1))
     log_tau = pyro.sample("log_tau", dist.Normal(-torch.ones(9), 0.7).to_event(1))
     with batch.clients():

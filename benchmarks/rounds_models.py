@@ -1,4 +1,6 @@
-"""Problems on which rounds are counted: those with a reference posterior, London's schools, a poll, and more.
+"""Problems on which rounds are counted.
+
+Those with a reference posterior, London's schools, a poll, and more.
 
 London's schools and the poll are larger and have no published reference. Theirs is pooled NUTS, run
 once and saved in the user's cache folder; so it is for the simulated problems of
@@ -38,7 +40,10 @@ def ilea_data() -> ClientData:
 
 
 def ilea(batch: ClientBatch) -> None:
-    """Model 5,000 pupils of 47 schools: y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau)."""
+    """Model 5,000 pupils of 47 schools.
+
+    Y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau).
+    """
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     slope = pyro.sample("slope", dist.Normal(torch.zeros(len(PUPILS)), 1.0).to_event(1))
@@ -55,7 +60,9 @@ REGIONS = 4  # Midwest, South, West and DC; the Northeast is the baseline
 
 
 def election_data() -> ClientData:
-    """Return election88 as counts: one row for the voters of a state of one sex, race, age and schooling.
+    """Return election88 as counts.
+
+    One row for the voters of a state of one sex, race, age and schooling.
 
     `n` is the number of those voters and `y` how many of them chose Bush. All columns are centered
     over the voters, so that the intercept is that of the average voter.

@@ -1,4 +1,6 @@
-"""Simulation-based calibration of every response family, `python -m benchmarks.sbc_of_families --families weibull`.
+"""Simulation-based calibration of every response family.
+
+Run `python -m benchmarks.sbc_of_families --families weibull`.
 
 8 clients of 12 rows and one covariate (`benchmarks.family_programs`). Each replication draws the
 parameters from the priors and rows given them, fits two_stage, and ranks the parameters among its
@@ -59,7 +61,10 @@ TRACE = surrogate._graph_of
 
 @lru_cache(maxsize=1)
 def one_graph(name: str) -> Callable[..., Traced]:
-    """Return what stands for hierfl's tracer of the server's density: one graph for all inputs of equal shapes."""
+    """Return what stands for hierfl's tracer of the server's density.
+
+    One graph for all inputs of equal shapes.
+    """
     made = dict[tuple[torch.Size, ...], Traced]()
 
     def graph_of(function: Traced, *inputs: torch.Tensor) -> Traced:

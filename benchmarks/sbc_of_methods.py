@@ -1,4 +1,6 @@
-"""Do a method's intervals cover: simulation-based calibration of a whole fit, `python -m benchmarks.sbc_of_methods`.
+"""Do a method's intervals cover: simulation-based calibration of a whole fit.
+
+Run `python -m benchmarks.sbc_of_methods`.
 
 8 clients of 1 to 8 binary rows, a_k ~ Normal(mu, tau), mu ~ Normal(0, 1.5), tau ~ HalfNormal(1):
 few rows under an unknown spread, where `guides.structured` covers 73 %. Each replication draws the

@@ -116,7 +116,10 @@ def measure(sizes: Sequence[int], turns: int) -> tuple[list[float], list[Answers
 
 
 def summary(sizes: Sequence[int], answers: Sequence[Answers]) -> tuple[Table, dict[int, Any]]:
-    """Return the medians over turns for each size: as the table to print, and as JSON-compatible values."""
+    """Return the medians over turns for each size.
+
+    As the table to print, and as JSON-compatible values.
+    """
     table = Table(
         "clients",
         "s per round",

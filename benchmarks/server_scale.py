@@ -1,4 +1,6 @@
-"""What an answer costs the server, from one client to a million: `python -m benchmarks.server_scale [--write]`.
+"""What an answer costs the server, from one client to a million.
+
+Run `python -m benchmarks.server_scale [--write]`.
 
 Measures, on answers made here, the seconds and the memory in which a server over nodes reads,
 checks and sums them, for models of several sizes; and what each node is told before the first

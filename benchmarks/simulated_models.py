@@ -97,7 +97,10 @@ def poisson(batch: ClientBatch) -> None:
 # ----------------------------------------------------------------------------------------- negative
 # binomial
 def negative_binomial_data() -> ClientData:
-    """Return 1,105 counts of 40 clients, overdispersed: their variance is m + m^2 / 1.5 at a mean of m."""
+    """Return 1,105 counts of 40 clients, overdispersed.
+
+    Their variance is m + m^2 / 1.5 at a mean of m.
+    """
     g = generator(2)
     client = np.repeat(np.arange(40), g.integers(10, 51, 40))
     x = g.normal(size=(len(client), 2))
@@ -107,7 +110,10 @@ def negative_binomial_data() -> ClientData:
 
 
 def negative_binomial(batch: ClientBatch) -> None:
-    """Model counts of mean m = exp(a_k + x . slope) and variance m + m^2 / shape, with unknown shape."""
+    """Model counts of mean m = exp(a_k + x .
+
+    Slope) and variance m + m^2 / shape, with unknown shape.
+    """
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -149,7 +155,10 @@ TRIANGLE = ((1, 0), (2, 0), (2, 1))  # below the diagonal of a 3 x 3 matrix
 
 
 def lkj_data() -> ClientData:
-    """Return 30 clients of 8 to 20 rows; their intercept and two slopes are correlated by 0.6, -0.3 and 0.2."""
+    """Return 30 clients of 8 to 20 rows.
+
+    Their intercept and two slopes are correlated by 0.6, -0.3 and 0.2.
+    """
     g = generator(4)
     client = np.repeat(np.arange(30), g.integers(8, 21, 30))
     sd = np.array([1.0, 0.6, 0.4])

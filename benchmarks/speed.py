@@ -160,7 +160,9 @@ def serve(workload: str, way: str) -> None:
 
 
 def respond(run: Iterator[None]) -> None:
-    """Print the seconds of the first round; then answer requests for more rounds, one per line of the input.
+    """Print the seconds of the first round.
+
+    Then answer requests for more rounds, one per line of the input.
 
     A line is a number of rounds to run. The answer is one line of JSON: seconds per round, and
     memory in MB.
@@ -236,7 +238,10 @@ def _line(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def peer(command: list[str], folder: Path) -> float:
-    """Run another framework's script; return the median seconds per round from its line RESULT {json}."""
+    """Run another framework's script.
+
+    Return the median seconds per round from its line RESULT {json}.
+    """
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:

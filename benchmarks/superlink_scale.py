@@ -1,4 +1,6 @@
-"""What SuperNodes that wait for work cost a SuperLink: `python -m benchmarks.superlink_scale [--nodes N]`.
+"""What SuperNodes that wait for work cost a SuperLink.
+
+Run `python -m benchmarks.superlink_scale [--nodes N]`.
 
 Starts a SuperLink on this machine with its database on disk, without TLS. Nodes join it from this
 process, and ask it for messages as a SuperNode does every three seconds. Measures the SuperLink's

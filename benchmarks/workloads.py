@@ -1,4 +1,6 @@
-"""Workloads on which frameworks are timed, and hand-written code for them: a loop, and compiled torch.vmap.
+"""Workloads on which frameworks are timed, and hand-written code for them.
+
+A loop, and compiled torch.vmap.
 
 In one round, a cohort is sampled, each of its clients gets the global weights and takes `steps` SGD
 steps on mini-batches of `batch` rows, and the results are averaged. W4 is pFedMe, which takes

@@ -1,4 +1,6 @@
-"""`import hierfl` loads few modules, every public name resolves, and ArviZ's announcement is not shown."""
+"""`import hierfl` loads few modules, every public name resolves, and ArviZ's announcement is not
+shown.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,9 @@ DEMO = "import sys; from hierfl.cli import app; app(['demo', '--quick', '--out',
 @pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
 @pytest.mark.parametrize("code", [FIT, pytest.param(DEMO, marks=pytest.mark.slow)])
 def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
-    """ArviZ writes the day of its last announcement into the user's cache folder; here that folder is empty."""
+    """ArviZ writes the day of its last announcement into the user's cache folder; here that
+    folder is empty.
+    """
     fresh = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
     done = python(code, str(tmp_path / "out"), **fresh)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -168,6 +172,8 @@ def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
 def test_arviz_announces_itself_without_hierfls_filter(tmp_path: Path) -> None:
-    """The control: without hierfl's filter, ArviZ shows its announcement when its cache folder is empty."""
+    """The control: without hierfl's filter, ArviZ shows its announcement when its cache folder
+    is empty.
+    """
     fresh = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     assert ANNOUNCED in python("import hierfl, arviz", **fresh).stderr

@@ -1,4 +1,6 @@
-"""The wheel and the sdist hold every file once, and no module can be imported under a second name."""
+"""The wheel and the sdist hold every file once, and no module can be imported under a second
+name.
+"""
 
 import importlib
 import importlib.util

@@ -1,4 +1,6 @@
-"""The packages of hierfl import in one direction, type-only imports included; each has a folder in tests/."""
+"""The packages of hierfl import in one direction, type-only imports included; each has a folder
+in tests/.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ QUICK = 10  # times fewer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run attacks and print the table; return 1 if anything came out wrong, raw or as code that ran, else 0."""
+    """Run attacks and print the table.
+
+    Return 1 if anything came out wrong, raw or as code that ran, else 0.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("attacks", nargs="*", metavar="attack", help=", ".join(ATTACKS))
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} times fewer")

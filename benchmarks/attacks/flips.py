@@ -1,4 +1,6 @@
-"""Bytes that flip in the files of runs and saved fits: what is read is what was written, or is refused.
+"""Bytes that flip in the files of runs and saved fits.
+
+What is read is what was written, or is refused.
 
 python -m benchmarks.attacks flips
 """

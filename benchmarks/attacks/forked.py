@@ -1,4 +1,7 @@
-"""Fits in copies of one warm process, which can be killed: what they answer, and the federation they run on."""
+"""Fits in copies of one warm process, which can be killed.
+
+What they answer, and the federation they run on.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,10 @@ def copied(call: Callable[[], str]) -> Copy:
 
 
 def fast_folder() -> str | None:
-    """Return a place in memory for files, where there is one: what is written survives SIGKILL there too."""
+    """Return a place in memory for files, where there is one.
+
+    What is written survives SIGKILL there too.
+    """
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -1,4 +1,6 @@
-"""Hostile bytes for the reader of messages, chosen by coverage: `python -m benchmarks.attacks.fuzzed --seconds 300`.
+"""Hostile bytes for the reader of messages, chosen by coverage.
+
+Run `python -m benchmarks.attacks.fuzzed --seconds 300`.
 
 libFuzzer changes valid messages: their bytes, and the JSON of their headers. Whatever `from_bytes`
 and `like` are given, they return what was asked for or raise `Refused`; anything else ends the run
@@ -75,7 +77,10 @@ def read(content: bytes) -> None:
 # ------------------------------------------------------------------------------------------------
 # changes
 def changed(content: bytes, how: random.Random) -> bytes:
-    """Return a message with its tree, its header or its bytes changed; what is no message has its bytes changed."""
+    """Return a message with its tree, its header or its bytes changed.
+
+    What is no message has its bytes changed.
+    """
     try:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])

@@ -1,4 +1,6 @@
-"""Kill fits and saves at random moments and resume them: `python -m benchmarks.attacks.kills 200 0`.
+"""Kill fits and saves at random moments and resume them.
+
+Run `python -m benchmarks.attacks.kills 200 0`.
 
 A third of the kills come after a random time, which may be between two rounds; the others at a
 random operation on the disk, just before it or just after it, so that every place of a save is met.
@@ -131,7 +133,10 @@ def _loaded(case: str, folder: Path, **options: Any) -> str:
 
 
 def _first(case: str, folder: Path, work: Callable[[Path], str]) -> str:
-    """Do the work of a case once, undisturbed; a save finds the fit there already when it is done again."""
+    """Do the work of a case once, undisturbed.
+
+    A save finds the fit there already when it is done again.
+    """
     done = copied(lambda: work(folder)).outcome()
     if done.kind != "done":
         raise RuntimeError(f"a {case} that nobody kills fails: {done.text}")
@@ -166,7 +171,10 @@ def _dying(work: Callable[[Path], str], folder: Path, at: int, after: bool) -> s
 
 
 def _watched(before: Callable[[], None], after: Callable[[], None]) -> list[int]:
-    """Count the operations on the disk, and call a function before and one after each; return the counter."""
+    """Count the operations on the disk, and call a function before and one after each.
+
+    Return the counter.
+    """
     met = [0]
 
     def watched(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,7 @@
-"""Damage and forgery of files: bytes that flip, JSON of another structure, and what watches for code that runs."""
+"""Damage and forgery of files.
+
+Bytes that flip, JSON of another structure, and what watches for code that runs.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def _places(value: JSON) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Note what the interpreter does meanwhile that a reader of files must not: processes, deletions, writes."""
+    """Note what the interpreter does meanwhile that a reader of files must not.
+
+    Processes, deletions, writes.
+    """
     global _seen
     if not getattr(sys, "_hierfl_watches", False):
         sys.addaudithook(_note)  # it cannot be removed again

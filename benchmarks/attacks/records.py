@@ -1,4 +1,6 @@
-"""Crafted folders of saved fits: `load` must refuse each, or return just what its record says, and run no code.
+"""Crafted folders of saved fits.
+
+`load` must refuse each, or return just what its record says, and run no code.
 
 python -m benchmarks.attacks records
 """
@@ -44,7 +46,10 @@ def canary(*args: Any, **kwargs: Any) -> None:
 
 @hierfl.model(name="attacked")
 def marked(batch: Any) -> None:
-    """A model that the program has marked: a record may have it called with a batch, and with nothing else."""
+    """A model that the program has marked.
+
+    A record may have it called with a batch, and with nothing else.
+    """
     if not isinstance(batch, hierfl.ClientBatch):
         canary(batch)
     with batch.clients():
@@ -164,7 +169,10 @@ def same(record: JSON) -> JSON:
 
 
 def forged_files(folder: Path, how: random.Random) -> None:
-    """Put something else in the place of one file: a pickle, a header that promises terabytes, a link, a pipe."""
+    """Put something else in the place of one file.
+
+    A pickle, a header that promises terabytes, a link, a pipe.
+    """
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "state.json")
     path = how.choice(files)
     kind = how.choice(
@@ -261,7 +269,10 @@ def outcome(folder: Path) -> str:
 
 
 def _is_right(folder: Path, fit: hierfl.Fit) -> bool:
-    """Return whether a fit is what the files of its folder say; an option they do not name has its default."""
+    """Return whether a fit is what the files of its folder say.
+
+    An option they do not name has its default.
+    """
     newest = sorted(folder.glob("round-*"))[-1]
     record = json.loads((newest / "state.json").read_text())
     method = record["about"]["method"]

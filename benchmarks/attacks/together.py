@@ -1,4 +1,7 @@
-"""Two processes on one folder and two threads in one process: `python -m benchmarks.attacks.together 40 0`."""
+"""Two processes on one folder and two threads in one process.
+
+Run `python -m benchmarks.attacks.together 40 0`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Foundations that import no other room: trees, keyed noise, devices, memory, importance sampling, tables."""
+"""Foundations that import no other room: trees, keyed noise, devices, memory and tables."""

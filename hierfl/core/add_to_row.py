@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def add_(rows: Tensor, vector: Tensor, at: Tensor) -> None:
-    """Add vectors (..., d) to the rows of (..., l, d) that `at` (...) numbers, in place; none below 0 or from l on."""
+    """Add vectors (..., d) in place to rows `at` (...) of (..., l, d), if 0 <= at < l."""
     flat, vectors, row = (
         rows.view(-1, rows.shape[-1]),
         vector.reshape(-1, vector.shape[-1]),
@@ -30,7 +30,7 @@ def add_(rows: Tensor, vector: Tensor, at: Tensor) -> None:
 
 @torch.library.custom_op("hierfl::add_to_row", mutates_args=())
 def add_to_row(rows: Tensor, vector: Tensor, at: Tensor) -> Tensor:
-    """Return rows (..., l, d) with vectors (..., d) added, each to the row that `at` (...) numbers, if there is one."""
+    """Return rows (..., l, d) with vectors (..., d) added to row `at` (...), if 0 <= at < l."""
     new = rows.clone(memory_format=torch.contiguous_format)
     add_(new, vector, at)
     return new

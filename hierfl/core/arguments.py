@@ -1,4 +1,4 @@
-"""Checks of the kinds of a user's arguments: counts, seeds and paths. The messages name the argument and the mend."""
+"""Checks of the types of a user's arguments: counts, seeds and paths."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _free(path: Path) -> str:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that only its owner can look into, unless it exists; its parents are made as usual."""
+    """Make a folder that only its owner can read, unless it exists."""
     with writing(path, 0):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
@@ -82,7 +82,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def write_all(file: int, content: bytes, at: int, path: Path) -> None:
-    """Write bytes at a place of an open file, all of them: the system may write a part, and report no error.
+    """Write all bytes at a place of an open file: the system may write only a part, without an error.
 
     Raises:
         CannotWrite: they cannot be written.

@@ -1,4 +1,4 @@
-"""Pareto-smoothed importance sampling (PSIS), with quasi-random points of Gaussian and Student t proposals.
+"""Pareto-smoothed importance sampling (PSIS) with quasi-random Gaussian and Student t points.
 
 Importance weights turn points of a proposal into draws from a target density that is known up to a
 constant. PSIS replaces the largest weights by the quantiles of a generalized Pareto distribution
@@ -39,7 +39,7 @@ def _uniforms(count: int, size: int, seed: int) -> Array:
 
 
 def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
-    """Return quasi-random standard normal points: a scrambled Sobol sequence and its reflection about 0.
+    """Return quasi-random standard normals: a scrambled Sobol sequence and its reflection about 0.
 
     Args:
         count: S, the number of points, even.
@@ -79,7 +79,7 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
 
 
 class Split(NamedTuple):
-    """A split Student t: a multivariate Student t whose scale differs between the two sides of each axis.
+    """A split Student t: multivariate, with a scale for each side of each axis.
 
     The axes are the columns of `tril`. Along column i the scale is multiplied by right_i on the
     positive side of the mode and by left_i on the negative side. The density is continuous.
@@ -101,7 +101,7 @@ class Split(NamedTuple):
     left: Tensor
 
     def points(self, normal: Tensor, stretch: Tensor) -> Tensor:
-        """Turn standard normals (S, K) and Student factors (S, 1) into points of the distribution, (S, K)."""
+        """Map standard normals (S, K) and Student factors (S, 1) to points (S, K)."""
         both, ndtr, ndtri_ = self.left + self.right, torch.special.ndtr, torch.special.ndtri
         low, high = ndtr(normal), ndtr(-normal)
         down = self.left * ndtri_((low * both / (2.0 * self.left)).clamp(max=0.5))
@@ -122,7 +122,7 @@ class Split(NamedTuple):
         return constant - volume - 0.5 * (freedom + size) * torch.log1p(square / freedom)
 
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
-        """Return the split distribution with the same skews and the mean (K,) and covariance (K, K) given.
+        """Return the split distribution with the same skews, a given mean (K,) and covariance (K, K).
 
         The two are matched as for a split normal: the factor freedom / (freedom - 2) by which the
         covariance of a Student t exceeds its scale matrix is left out.
@@ -136,7 +136,7 @@ class Split(NamedTuple):
 
 
 def sides(fall: Tensor, far: float) -> Tensor:
-    """Return the scales of Gaussians from the fall of their log density at one distance from the mode.
+    """Return scales of Gaussians from the drop of their log density at one distance from the mode.
 
     Args:
         fall: (...) how much lower the log density is at distance `far` than at the mode.
@@ -149,7 +149,7 @@ def sides(fall: Tensor, far: float) -> Tensor:
 
 
 class Weights(NamedTuple):
-    """Normalized log weights (S,), the Pareto shape k-hat, and the effective sample size 1 / sum w^2."""
+    """Normalized log weights (S,), Pareto shape k-hat, and effective sample size 1 / sum w^2."""
 
     log: Tensor
     k_hat: float
@@ -193,7 +193,7 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:
-    """Fit a generalized Pareto distribution to excesses over a threshold, as Zhang and Stephens 2009.
+    """Fit a generalized Pareto distribution to excesses over a threshold (Zhang and Stephens 2009).
 
     Args:
         excess: (n,) the excesses in ascending order, the largest > 0.

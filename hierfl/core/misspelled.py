@@ -32,7 +32,7 @@ def spelled(thing: T) -> T:
 
 
 def spelled_or(elsewhere: Mapping[str, str]) -> Callable[[T], T]:
-    """Return `spelled` with what to write in place of arguments that a function once had or might have."""
+    """Return `spelled` with what to write in place of arguments that do not exist."""
     return lambda function: _checked(function, function.__name__, keywords(function), elsewhere)
 
 

@@ -113,13 +113,13 @@ def root_key(seed: int) -> Tensor:
 
 
 def _words(key: Tensor, count: int, stream: int) -> Tensor:
-    """Return `count` hashed words for each key, (..., count); different streams of one key are unrelated."""
+    """Return `count` hashed words for each key, (..., count); streams of one key are unrelated."""
     counter = torch.arange(count, dtype=torch.int32, device=key.device)
     return hashed(hashed((counter * 4 + stream) ^ key[..., :1]) + key[..., 1:])
 
 
 def _units(key: Tensor, count: int, stream: int, dtype: torch.dtype) -> Tensor:
-    """Return uniforms strictly inside (0, 1), (..., count), on a grid of 2^-23, or 2^-48 in float64.
+    """Return uniforms inside (0, 1), (..., count), on a grid of 2^-23 (2^-48 in float64).
 
     The grid is as fine as arithmetic near 1 can resolve.
     """

@@ -1,4 +1,4 @@
-"""Files that users read, such as reports and tables: none that hierfl did not write is overwritten."""
+"""Files for users, such as reports and tables; only hierfl's own files are overwritten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITTEN = ".hierfl-files.json"  # the names of the files that hierfl has written
 
 
 def claim(folder: Path, names: Collection[str]) -> None:
-    """Make a folder and note which files will be written to it; refuse to overwrite files of others.
+    """Make a folder, note the files to be written, and refuse to overwrite files of others.
 
     Args:
         folder: for the files.
@@ -44,7 +44,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all: what stands there is replaced only once the new content is on disk.
+    """Write a file atomically: the old one is replaced once the new content is on disk.
 
     Raises:
         CannotWrite: it cannot be written.

@@ -1,4 +1,4 @@
-"""State of the whole process: one call at a time, the memory that it keeps, and the memory that it may use."""
+"""State of the whole process: one call at a time, and how much memory it keeps and may use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _turn: list[Any] = [RLock()]
 
 
 def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that a thread that calls it waits until no other thread is in such a function."""
+    """Wrap a function so that only one thread at a time runs any such function."""
 
     @wraps(function)
     def in_turn(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,7 +65,7 @@ def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _new_turn() -> None:
-    """Give a copy of this process a lock of its own: the thread that held the old one was not copied."""
+    """Give a fork its own lock: the thread that held the old one was not copied."""
     _turn[0] = RLock()
 
 

@@ -25,7 +25,7 @@ class Rounded(NamedTuple):
 
 
 def rounded(tree: Tree, bits: int) -> Tree:
-    """Return a tree with its floating-point tensors as `Rounded`, by one rule for all of their numbers.
+    """Return a tree with its floating-point tensors as `Rounded`, all by one rule.
 
         scale = max |v| / m,    numbers = round(v / scale),    m = 2^(bits - 1) - 1
 

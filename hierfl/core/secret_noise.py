@@ -1,4 +1,4 @@
-"""Noise that nobody else can draw again: from the operating system, or from a key that is kept secret.
+"""Noise that nobody else can reproduce: from the operating system, or from a secret key.
 
 The noise of `hierfl.core.noise` is a function of the run's seed, which every node knows. What
 protects a client must not be: it comes from SHAKE-256, a cryptographic hash, of a key.
@@ -34,7 +34,7 @@ def secret_seed(key: bytes) -> int:
 
 
 def secret_normals(key: bytes, count: int) -> Tensor:
-    """Return standard normals from a key, (count,) float64: quantiles at the middles of a grid of 2^-52."""
+    """Return standard normals from a key, (count,) float64: quantiles on a grid of 2^-52."""
     words = np.frombuffer(hashlib.shake_256(b"normals" + key).digest(8 * count), dtype="<u8")
     uniforms = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return torch.from_numpy(ndtri(uniforms))

@@ -1,4 +1,4 @@
-"""Results as tables: how they print, in a terminal and in a notebook. Tensors are never written out."""
+"""Results as tables in a terminal and in a notebook; tensors are never written out."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _html_of_frame(frame: pd.DataFrame) -> list[str]:
 
 
 def cells(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return what is printed of a frame, as strings: three significant digits, and nothing for NaN."""
+    """Return the printed cells of a frame: three significant digits, nothing for NaN."""
     import pandas as pd  # slow to import
 
     some = frame

@@ -58,7 +58,7 @@ def lerp(a: Tree, b: Tree, t: float | Tensor) -> Tree:
 
 
 def chosen(flag: Tensor, one: Tree, other: Tree) -> Tree:
-    """Return the first tree where a flag () is above 0, else the second; both have the same structure."""
+    """Return the first tree where a flag () is above 0, else the second of equal structure."""
     return tree_map(lambda a, b: torch.where(flag > 0.0, a, b), one, other)
 
 
@@ -68,7 +68,7 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> Iterator[Tensor]:
-    """Yield the leaves in the order of `tree_leaves`, much faster, for trees of dicts, tuples and lists."""
+    """Yield the leaves in the order of `tree_leaves`, faster, for dicts, tuples and lists."""
     if isinstance(tree, Tensor):
         yield tree
     else:
@@ -88,7 +88,7 @@ def nbytes(tree: Tree) -> int:
 
 
 def as_vector(tree: Tree) -> Tensor:
-    """Return all numbers of a tree of tensors in one vector, (d,), in the order of `tree_leaves`."""
+    """Return all entries of a tree of tensors as one vector (d,), in the order of `tree_leaves`."""
     return torch.cat([leaf.reshape(-1) for leaf in tree_leaves(tree)])
 
 
@@ -106,6 +106,6 @@ def named_leaves(tree: Tree) -> dict[str, Tensor]:
 
 
 def with_leaves(template: Tree, leaves: dict[str, Tensor]) -> Tree:
-    """Return a tree of `template`'s structure from leaves by path: the inverse of `named_leaves`."""
+    """Return a tree of `template`'s structure from its `named_leaves`."""
     paths, spec = tree_flatten_with_path(template)
     return tree_unflatten([leaves[keystr(path)] for path, _ in paths], spec)

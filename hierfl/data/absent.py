@@ -1,4 +1,4 @@
-"""Rows that are not there: of a fit that was saved without them, or at nodes. Their shapes are known, no more."""
+"""Rows known by shape only: of a fit saved without them, or at nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RowsNotSaved(LookupError):
 
 
 class Absent(Tensor):
-    """A field whose values are not there. All that is asked of it but its shape and dtype raises `RowsNotSaved`."""
+    """A field of known shape and dtype; any other access raises `RowsNotSaved`."""
 
     fills: tuple[float, float]
     of_shape: ClassVar[frozenset[Any]] = frozenset(

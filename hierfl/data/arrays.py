@@ -25,7 +25,7 @@ _MENDS = {
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
-    """Return `values` as a tensor: floats in torch's default dtype, integers as int64, booleans as they are.
+    """Return `values` as a tensor: floats in torch's default dtype, integers as int64, or booleans.
 
     None and pandas' NA among numbers become NaN, which a fit refuses by field and client.
 

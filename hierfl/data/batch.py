@@ -1,4 +1,4 @@
-"""`ClientBatch`: the rows of a chunk of clients, stacked and padded, as models and guides receive them."""
+"""`ClientBatch`: the stacked and padded rows of a chunk of clients, as models receive them."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ class ClientBatch:
         return self._plates[name]
 
     def clients(self) -> pyro.plate:
-        """Return the clients plate, dim -2. Sites sampled inside it are local and stay with their client."""
+        """Return the clients plate, dim -2: sites sampled inside it stay with their client."""
         return self.plate(CLIENTS, self.num_clients, -2)
 
     @contextmanager
     def data(self) -> Iterator[object]:
-        """Open the data plate, dim -1. Padded rows are masked; mini-batches are scaled up to all rows."""
+        """Open the data plate, dim -1; it masks padded rows and scales mini-batches to all rows."""
         present = self.num_rows if self.rows is None else self.rows.sum(-1, keepdim=True)
         scale = (self.counts[:, None] / present) if self.is_mini_batch else 1.0
         with self.plate(DATA, self.num_rows, -1) as index, poutine.scale(scale=scale):
@@ -190,7 +190,7 @@ class ClientBatch:
         return self.sum(x, dim=dim) / self._mask_along(x, dim).sum(dim, keepdim=True)
 
     def _mask_along(self, x: Tensor, dim: int) -> Tensor:
-        """Return the mask, with dimensions of size 1 behind it where x has dimensions behind the rows."""
+        """Return the mask with trailing dimensions of size 1, as many as x has after its rows."""
         if not -x.dim() <= dim < x.dim() or x.shape[dim] not in (1, self.num_rows):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, and its dimension {dim} must have the "

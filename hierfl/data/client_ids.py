@@ -89,7 +89,7 @@ def _kind(kind: type) -> str:
 
 
 def _checked(raw: NDArray[Any]) -> NDArray[Any]:
-    """Refuse ids that are neither integers, booleans, strings nor dates, and dates that are missing."""
+    """Refuse missing dates, and ids that are not integers, booleans, strings or dates."""
     if raw.dtype.kind in "Mm":
         if np.isnat(raw).any():
             raise TypeError(f"client_id is NaT in row {int(np.isnat(raw).argmax())}: {_RULE}")

@@ -1,4 +1,4 @@
-"""`ClientData`: the rows of all clients under named fields, in flat tensors with offsets, without padding."""
+"""`ClientData`: the rows of all clients by field, in flat tensors with offsets, unpadded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ClientData:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
+        """Return the state to pickle, without cached values that another thread may add to."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
 
     if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
@@ -225,7 +225,7 @@ class ClientData:
         return noise.client_keys(self.names)
 
     def to(self, device: torch.device) -> ClientData:
-        """Return the same clients with their rows on `device`, or `self` if all of them are there already."""
+        """Return the same clients with their rows on `device`, or `self` if they are there."""
         if all(
             values.device == device
             for values in (self.offsets, *self.fields.values(), *self.client_fields.values())
@@ -265,7 +265,7 @@ class ClientData:
         return positions_of(self.names, names)
 
     def __repr__(self) -> str:
-        """Return the numbers of clients and rows, and the shape of a row in each field, in one line."""
+        """Return the counts of clients and rows and the row shape of each field, in one line."""
         shapes = ", ".join(
             f"{n}: {tuple(v.shape[1:])}" for n, v in {**self.fields, **self.client_fields}.items()
         )

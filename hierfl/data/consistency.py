@@ -1,4 +1,4 @@
-"""The checks that every `ClientData` passes: names, offsets, fields, and what is known of them fit together."""
+"""Checks of every `ClientData`: names, offsets, fields and features fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields from the columns of a pandas frame: strings and categories coded as the numbers of their levels."""
+"""Fields from the columns of a pandas frame; strings and categories become level codes."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _column(
 
 
 def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
-    """Return codes and levels of a column of strings or categories; None for a column of numbers."""
+    """Return codes and levels of a column of strings or categories, else None."""
     values = series.to_numpy()
     if hasattr(series, "cat") and hasattr(series.cat, "categories"):
         categories = series.cat.categories

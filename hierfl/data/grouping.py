@@ -82,7 +82,7 @@ def sort_by_client(
 
 
 def _check_index(client_id: Any, values: Any, name: str) -> None:
-    """Refuse a pandas column whose index differs from that of the ids: its rows may be in another order."""
+    """Refuse a pandas column whose index differs from the ids': its order may differ too."""
     index: Any = getattr(client_id, "index", None)
     other: Any = getattr(values, "index", None)
     if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):

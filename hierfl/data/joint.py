@@ -1,4 +1,4 @@
-"""`JointNormal`: a Normal distribution of all rows of a client together, which leaves padded rows out."""
+"""`JointNormal`: a joint Normal of all rows of a client, without its padded rows."""
 
 from __future__ import annotations
 

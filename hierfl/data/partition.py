@@ -1,4 +1,4 @@
-"""Partitions of labeled rows over clients: `labels, num_clients, seed -> client ids`, one id per row.
+"""Partitions of labeled rows over clients: `labels, num_clients, seed -> ids`, one per row.
 
 The id of a row that no client gets is -1. Each function depends on its arguments alone, gives every
 client at least one row, and raises where that is impossible. `to_clients` turns the ids into
@@ -44,7 +44,7 @@ __all__ = [
 
 @spelled
 def to_clients(ids: Tensor, **fields: Array) -> ClientData:
-    """Return the `ClientData` of a partition, with clients named "0", "1", ... and without the rows left out.
+    """Return the `ClientData` of a partition: clients "0", "1", ..., without rows left out.
 
     Args:
         ids: (n,) int64, the client of each row, as returned by a function of this module.
@@ -220,7 +220,7 @@ def dirichlet(
 
 @spelled
 def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> Tensor:
-    """Give all clients equally many rows, and each its own mix of classes, drawn from Dirichlet(alpha L p).
+    """Give all clients equally many rows, and each a mix of classes from Dirichlet(alpha L p).
 
     p (L,) are the shares of the classes among all rows. Once a class is used up, its share goes to
     the classes that are left, in proportion to the client's mix. Unlike with `dirichlet`, every
@@ -320,7 +320,7 @@ def quantity_skew(
 
 @spelled
 def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> Tensor:
-    """Give a `share` of each class to the clients whose majority class it is, and the rest evenly to all.
+    """Give a `share` of each class to the clients of that majority class, the rest evenly to all.
 
     The majority class of client k is class k mod L. With share 0 the clients differ by chance
     alone. With share 1 and N >= L each client has its majority class only.

@@ -1,4 +1,4 @@
-"""What all partitions share: checks of labels, seeds and ids, and the partitioners of flwr-datasets."""
+"""Checks of partitions' labels, seeds and ids, and the partitioners of flwr-datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 
 
 def codes_of(labels: Array) -> tuple[NDArray[Any], Ids]:
-    """Return the L classes in ascending order, and the position of each row's class among them, (n,) int64.
+    """Return the L classes in ascending order, and the index of each row's class, (n,) int64.
 
     Raises:
         ValueError: the labels are not (n,), or there are none.

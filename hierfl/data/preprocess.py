@@ -1,4 +1,4 @@
-"""Standardization and filling of missing values, from statistics that each client computes on its own rows.
+"""Standardization and filling of missing values, by statistics of each client's own rows.
 
 For each feature a client sends the number of its values, their mean and their sum of squares about
 that mean. These three numbers can be merged over the clients in any order (Chan, Golub and LeVeque
@@ -23,7 +23,7 @@ BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in f
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Statistics of one field for each of N clients; merged over the clients they have no dimension N.
+    """Statistics of one field for each of N clients; merged ones have no dimension N.
 
     Args:
         count: (N, ...) float64, the number of values of each feature that are not NaN.
@@ -80,7 +80,7 @@ class Scaling:
 
 
 def client_moments(data: ClientData, field: str = "x") -> Moments:
-    """Return the statistics of a field that each client sends: count, mean and sum of squares per feature.
+    """Return each client's statistics of a field: count, mean and sum of squares per feature.
 
     Raises:
         KeyError: there is no such field.
@@ -109,7 +109,7 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
 
 
 def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return count, mean and sum of squares of each client's rows, (clients, ...); `client` (n,) owns each row."""
+    """Return count, mean and sum of squares of each client's rows, (clients, ...)."""
     values = values.double()
     seen = ~values.isnan()
     zeros = torch.zeros(clients, *values.shape[1:], dtype=torch.float64)
@@ -158,7 +158,7 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
 def standardize(
     train: ClientData, *others: ClientData, fields: Sequence[str] = ("x",)
 ) -> tuple[ClientData, ...]:
-    """Scale fields to mean 0 and sd 1 over the rows of `train`, and `others` by the same means and sds.
+    """Scale fields to mean 0 and sd 1 on `train`, and `others` by the same means and sds.
 
     To keep the scaling for later data, use `fit_scaling` and `Scaling.apply` instead.
 

@@ -21,7 +21,7 @@ def cut_ragged(
     few: int = FEW_ROWS,
     padding: int = MUCH_PADDING,
 ) -> tuple[Tensor, ...]:
-    """Cut chunks of clients anew, in the same order, if one of them would be mostly padding, and much of it.
+    """Cut chunks of clients again, in order, if one would hold much padding.
 
     Clients of similar lengths stay together, so that memory follows the rows there are: not the
     number of clients times the longest of them.
@@ -49,7 +49,7 @@ def cut_ragged(
 
 
 def _lengths(rows: list[int], most: int, few: int) -> list[int]:
-    """Return the lengths of runs of clients whose rows, padded, are `few` or at most a fifth padding."""
+    """Return the lengths of runs of clients that, padded, have `few` rows or a fifth of padding."""
     lengths, largest, there = [0], 0, 0
     for own in rows:
         wide = (lengths[-1] + 1) * max(largest, own)

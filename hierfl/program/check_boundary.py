@@ -1,4 +1,4 @@
-"""The check that the clients plate is a privacy boundary, and the tensors that autograd reaches from a site."""
+"""The check that the clients plate is a privacy boundary, by what autograd reaches from a site."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _of_function(function: Any) -> dict[str, Any]:
 
 
 class _Marked(Messenger):
-    """Marks values of local sites and params by `requires_grad`, which all that depends on them inherits."""
+    """Marks values of local sites and params by `requires_grad`, which dependents inherit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class _Marked(Messenger):
 def check_boundary(
     program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, *handlers: Messenger
 ) -> None:
-    """Refuse a program with a global site that depends on a client's rows, local sites or local params.
+    """Refuse a global site that depends on a client's rows, local sites or local params.
 
     Aggregates over clients, such as means, are refused too: each client would see another value of
     the global site, and numbers would depend on which clients are in the plate together.

@@ -1,4 +1,4 @@
-"""Checks of columns: missing values that the model ignores, and a scale far from that of the default priors."""
+"""Checks of columns: missing values, and a scale far from that of default priors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 4096
 
 
 def holes(data: ClientData) -> dict[str, Tensor]:
-    """Return the fields with NaN or infinity: name -> which rows have some, (n,), or which clients, (N,)."""
+    """Return the fields with NaN or infinity: name -> whether each row (n,) or client (N,) has any."""
     found = {}
     for name, values in {**data.fields, **data.client_fields}.items():
         # a sum tells in a tenth of the time; one of large values may be infinite itself
@@ -36,7 +36,7 @@ def holes(data: ClientData) -> dict[str, Tensor]:
 
 
 def filled(data: ClientData) -> ClientData:
-    """Return the data with every row that has missing values replaced, field by field, by one that has none."""
+    """Return the data with missing values replaced, field by field, by a complete row."""
     return replace(
         data,
         fields={name: _filled(v) for name, v in data.fields.items()},
@@ -45,7 +45,7 @@ def filled(data: ClientData) -> ClientData:
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Put a row without holes in the place of every row that has some; zeros where every row has some."""
+    """Replace rows that have holes by one without, or by zeros if there is none."""
     if not values.is_floating_point():
         return values
     whole = values.isfinite().flatten(1).all(1) if values.dim() > 1 else values.isfinite()
@@ -72,7 +72,7 @@ def not_dealt_with(data: ClientData) -> ValueError:
 
 
 def check_missing(program: Program, data: ClientData) -> None:
-    """Refuse missing values that the program does not deal with: labels, and what makes a density NaN.
+    """Refuse missing labels, and missing values that make a density NaN.
 
     The density and its gradient are taken where the guide starts, on the rows with missing values
     together, and on all rows of one client that has some.
@@ -123,7 +123,7 @@ def _is_finite(program: Program, batch: ClientBatch) -> bool:
 
 
 def _labeled(program: Program, batch: ClientBatch) -> ClientBatch:
-    """Fill in absent labels with one that is inside its support: that of a row the program was read on."""
+    """Fill in absent labels with that of a row of the prototype, inside its support."""
     known = program.prototype.fields
     absent = {
         name: known[name][:, :1].expand(-1, batch.num_rows, *known[name].shape[2:])

@@ -1,4 +1,4 @@
-"""Checks of the data against the program: names of fields, and labels inside the support of their site."""
+"""Checks of the data against the program: field names, and labels inside their support."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_names(data: ClientData) -> None:
 
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
-    """Return the field that each site observes, as it is (`obs=batch.y`) or transformed (`batch.y.float()`).
+    """Return the field that each site observes, as it is or transformed (`batch.y.float()`).
 
     Args:
         model: the generative program.
@@ -78,7 +78,7 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
 
 
 def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list[str]:
-    """Return the fields that an observed value depends on, found by changing one field at a time."""
+    """Return the fields that an observed value depends on, by changing one at a time."""
     found = []
     for name, field in batch.fields.items():
         other = ~field if field.dtype == torch.bool else field + 1
@@ -97,7 +97,7 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
 
 
 def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
-    """Return the fields that a model or guide reads, found by running it on fields that record each access.
+    """Return the fields that a model or guide reads, by recording each access.
 
     Args:
         program: model or guide.
@@ -158,12 +158,12 @@ def supports_of(
 
 
 def by_row(fn: Any) -> bool:
-    """Return whether the support of a site differs from row to row, as with a Binomial's number of trials."""
+    """Return whether the support of a site differs by row, as with a Binomial's trials."""
     return isinstance(getattr(getattr(fn, "base_dist", fn), "total_count", None), Tensor)
 
 
 def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) -> None:
-    """Refuse labels outside a support that differs from row to row, by the model's own distributions.
+    """Refuse labels outside a support that differs by row, as the model's distributions say.
 
     Args:
         model: the generative program.

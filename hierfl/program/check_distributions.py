@@ -1,4 +1,4 @@
-"""What a distribution must be able to do to serve as a site: a support, a log density, copies over plates."""
+"""What a site's distribution must have: a support, a log density, copies over plates."""
 
 from __future__ import annotations
 

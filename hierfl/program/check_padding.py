@@ -1,4 +1,4 @@
-"""The checks that neither padded rows nor the other clients of a batch change a client's log density."""
+"""Checks that neither padded rows nor other clients in a batch change a log density."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ragged(data: ClientData) -> bool:
 
 
 def check_padding(program: Program, data: ClientData) -> None:
-    """Refuse a program whose log density depends on padded rows. Clients of equal sizes are not padded.
+    """Refuse a program whose log density depends on padded rows.
 
     Args:
         program: to check.
@@ -67,7 +67,7 @@ def check_padding(program: Program, data: ClientData) -> None:
 def check_mini_batches(
     program: Program, data: ClientData, *, priors_alone: bool = False, halves: bool = False
 ) -> None:
-    """Refuse a program whose log density is not a sum over rows, each a function of its own row alone.
+    """Refuse a program whose log density is not a sum of functions of single rows.
 
     Mini-batches hold some rows of a client in random order, and stand for all of them. What is
     computed from several rows, such as the row before (an autoregression) or a mean, is another
@@ -111,7 +111,7 @@ def check_mini_batches(
 
 
 def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -> str | None:
-    """Return a site whose term of a row changes when the order is reversed and the first row left out."""
+    """Return a site whose terms change if rows are reversed and the first one left out."""
     few = alone.num_rows
     back = torch.arange(few - 1, 0, -1)
     fields = {name: v.index_select(1, back) for name, v in alone.fields.items()}
@@ -126,7 +126,7 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
 
 
 def check_labels_given(program: Program, rows: ClientData) -> None:
-    """Refuse to predict unlabeled rows where a site is computed from labels, as an autoregression is.
+    """Refuse to predict unlabeled rows if a site is computed from labels (autoregression).
 
     Args:
         program: the checked program.
@@ -146,7 +146,7 @@ def check_labels_given(program: Program, rows: ClientData) -> None:
 
 
 def computed_from(program: Program, label: str) -> str | None:
-    """Return an observed site whose distribution depends on a label of rows; None where none does."""
+    """Return an observed site whose distribution depends on a label of rows, or None."""
     prototype = program.prototype
     if label not in prototype.fields:
         return None
@@ -164,14 +164,14 @@ def computed_from(program: Program, label: str) -> str | None:
 
 
 def _is_ours(guide: Any) -> bool:
-    """Return whether a guide is of hierfl's own families, which leave padded rows out (as their tests show)."""
+    """Return whether a guide is of hierfl's own families, which leave padded rows out."""
     return str(getattr(guide, "__module__", "")).split(".")[0] == "hierfl"
 
 
 def _of_model(
     program: Program, away: float, batch: ClientBatch, keep: Tensor, *, derived: bool = True
 ) -> Values:
-    """Return the log density of each local site, by row in the data plate, and the deterministic sites."""
+    """Return log densities of local sites, by row in the data plate, and deterministic sites."""
     params, values = point(program, away)
     with Answer(params, batch):
         trace: Any = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
@@ -198,7 +198,7 @@ def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
 
 
 def check_apart(program: Program, data: ClientData) -> None:
-    """Refuse a program in which a client's log density depends on the clients it is in a batch with.
+    """Refuse a program in which a client's log density depends on others in its batch.
 
     Args:
         program: to check.
@@ -248,7 +248,7 @@ def _first(pair: ClientBatch) -> ClientBatch:
 
 
 def _of_clients(program: Program, away: float, count: int) -> tuple[Params, Values]:
-    """Return params and latent sites of some clients; those of the first are the same whatever the count."""
+    """Return params and latent sites of some clients; the first client's do not vary with `count`."""
     each = [point(program, away, seed=seed) for seed in range(count)]
     params, values = each[0]
     local = [spec.name for spec in program.params if spec.is_local]

@@ -1,4 +1,4 @@
-"""Checks of a program: its plates, sites and starting values, and that gradients of it can be taken."""
+"""Checks of a program: its plates, sites, starting values and gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Loss = Callable[[Params, ClientBatch], Tensor]
 
 
 def check_steps(program: Program, batch: ClientBatch) -> Program:
-    """Take a gradient as the clients' steps do, and say whether `torch.vmap` can carry several clients.
+    """Take a gradient as local steps do, and find whether `torch.vmap` can carry several clients.
 
     Args:
         program: to check.
@@ -328,7 +328,7 @@ def check_start(program: Program, batch: ClientBatch) -> None:
 
 
 def _at_site(program: Program, params: Params, batch: ClientBatch) -> str:
-    """Return in words the first site of the model whose log density is not finite where the guide starts."""
+    """Return in words the first model site whose log density is not finite at the start."""
     _, trace = traces_of(program.model, program.guide, params, batch, batch)
     for name, site in samples(trace):
         density = scored(site, site["fn"].log_prob(site["value"]))

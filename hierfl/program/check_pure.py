@@ -1,4 +1,4 @@
-"""The check that a program is a function of its params, its rows and its noise keys, and of nothing else."""
+"""The check that a program is a function of its params, rows and noise keys alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ GENERATORS: Mapping[str, Generator] = {
 
 @contextmanager
 def _drawn_here() -> Iterator[list[str]]:
-    """Note what this thread calls of Python's global generator: other threads, such as Flower's, draw from it too."""
+    """Note this thread's calls of Python's global generator; other threads draw too."""
     found: list[str] = []
 
     def note(frame: object, event: str, called: Any) -> None:
@@ -78,7 +78,7 @@ def _drawn_here() -> Iterator[list[str]]:
 
 @contextmanager
 def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
-    """Refuse a model or guide that moves a global generator inside this context; leave all as they were.
+    """Refuse a model or guide that moves a global generator in this context, and restore all.
 
     Args:
         what: "model" or "guide".
@@ -110,7 +110,7 @@ def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
 
 
 def check_pure(program: Program, batch: ClientBatch) -> None:
-    """Refuse a program with noise, a state or weights of its own, by running it twice where its guide starts.
+    """Refuse a program with its own noise, state or weights, by running it twice.
 
     Args:
         program: to check.
@@ -154,7 +154,7 @@ def _tensors(site: Site) -> Iterator[Tensor]:
 
 
 def _check_same(name: str, what: str, site: Site, again: Site | None) -> None:
-    """Refuse a site that two runs with the same params, rows and keys give two values or densities."""
+    """Refuse a site that differs between two runs with equal params, rows and keys."""
     both = [list(_tensors(site)), [] if again is None else list(_tensors(again))]
     if len(both[0]) == len(both[1]) and all(map(_equal, *both)):
         return
@@ -179,7 +179,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_learned(name: str, what: str, site: Site, program: Program) -> None:
-    """Refuse a site that depends on a tensor with a gradient: params have none here, so nothing learns it."""
+    """Refuse a site that depends on a tensor with a gradient that is no param."""
     leaf = next((leaf for tensor in _tensors(site) for leaf in leaves(tensor)), None)
     if leaf is None:
         return

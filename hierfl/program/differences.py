@@ -1,4 +1,4 @@
-"""In what two descriptions of methods (`hierfl.program.recipes.describe`) differ, named for the user."""
+"""How two descriptions of methods (`hierfl.program.recipes.describe`) differ, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sentence for a model or guide that fails: the line that fails, what is wrong there, and the mend."""
+"""One sentence for a model or guide that fails: its line, what is wrong, and the fix."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def why_it_fails(what: str, error: BaseException, batch: ClientBatch) -> str:
 
 
 def root_of(error: BaseException) -> BaseException:
-    """Return the error that was raised first: Pyro raises a copy with the shapes of all sites added."""
+    """Return the original error: Pyro raises a copy with the shapes of all sites added."""
     cause = error.__cause__
     while cause is not None and type(cause) is type(error) and str(error).startswith(str(cause)):
         error, cause = cause, cause.__cause__
@@ -121,7 +121,7 @@ def root_of(error: BaseException) -> BaseException:
 
 
 def _reason(cause: BaseException) -> str | None:
-    """Return what is wrong and the mend; "" where the error says so itself; None if it is not known."""
+    """Return what is wrong and the fix; "" if the error says so, None if it is not known."""
     if _is_ours(cause):
         return ""
     first = _first_line(cause)

@@ -1,4 +1,4 @@
-"""A few rows on which a program is compared with itself: alone and padded, in another order, with other labels.
+"""A few rows on which a program is compared with itself: padded, reordered, relabeled.
 
 Programs are compared at random values of the params and the latent sites: at their starting values,
 which are often 0, a dependence may not show.
@@ -32,7 +32,7 @@ Evaluate = Callable[[float, ClientBatch], Values]
 
 
 def made_up(program: Program, data: ClientData, rows: int | None = None) -> ClientBatch:
-    """Return a client made up of a few rows of all clients that differ in their labels, padded to `rows`."""
+    """Return a client of a few rows of all clients with different labels, padded to `rows`."""
     index = unlike(data, tuple(program.labels.values()))
     few = len(index)
     rows = few if rows is None else rows
@@ -111,7 +111,7 @@ def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -
 def _differing(
     evaluate: Evaluate, one: ClientBatch, other: ClientBatch, rounding: float
 ) -> str | None:
-    """Return the first site that differs between two batches, None where none does, "" where all fails."""
+    """Return the first site that differs between two batches, None if none, "" if all fails."""
     found: str | None = ""
     for away in AWAY:
         try:

@@ -1,4 +1,4 @@
-"""What tells one function, module or object of a user's from another, where a record can only name it.
+"""Fingerprints of a user's functions, modules and objects, which a record can only name.
 
 A fingerprint is a dict from a part, in words, to a hash: the code of a function with its constants,
 the values of its closure, its defaults and the globals that it reads, and the functions among all
@@ -56,7 +56,7 @@ HAS_DOCSTRING = 0x4000000  # flag of code objects from Python 3.13 on
 
 
 def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
-    """Return what tells a function, module or object from others: part -> hash, and the Python version.
+    """Return the fingerprint of a function, module or object: part -> hash, and the Python version.
 
     Args:
         thing: to tell from others.
@@ -68,7 +68,7 @@ def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
 
 
 def differing(one: Mapping[str, str], two: Mapping[str, str]) -> list[str]:
-    """Return the parts in which two fingerprints differ; not the code, where Python versions differ."""
+    """Return the parts in which two fingerprints differ; code only for equal Python versions."""
     same = one.get(PYTHON) == two.get(PYTHON)
     parts = [p for p in {**one, **two} if p != PYTHON and (same or not p.startswith(CODE))]
     return [part for part in parts if one.get(part) != two.get(part)]
@@ -165,7 +165,7 @@ class _Parts:
             yield from self.of(function.__globals__[name], _in(f"global '{name}'", where))
 
     def _of_class(self, kind: type, where: str) -> Iterator[Part]:
-        """Yield the code of a class of the user's, and of those above it; the name of another one."""
+        """Yield the code of a user's class and its bases, or the name of any other class."""
         if not self._is_ours(kind, _file_of(kind)):
             yield _in("type", where), _hash(f"{kind.__module__}:{kind.__qualname__}")
             return
@@ -223,7 +223,7 @@ def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _state_of(thing: Any, ours: bool) -> dict[str, Any]:
-    """Return what tells objects of one type apart; nothing for one of which only the type is known."""
+    """Return what tells objects of one type apart; nothing if only the type is known."""
     if is_dataclass(thing):
         return {f.name: getattr(thing, f.name) for f in fields(thing)}
     if isinstance(thing, torch.distributions.Distribution):
@@ -247,7 +247,7 @@ def _globals_of(code: CodeType) -> set[str]:
 
 
 def _text_of(code: CodeType) -> str:
-    """Return all of a code object that changes what it does; not its lines, its file or its docstring."""
+    """Return what a code object does, without its lines, file and docstring."""
     constants = list(code.co_consts)
     if constants and isinstance(constants[0], str) and _has_docstring(code):
         constants[0] = None
@@ -290,7 +290,7 @@ def _package(thing: Any) -> str:
 
 
 def _in(what: str, where: str) -> str:
-    """Return the name of a part of something, such as "code of global 'scale'"; `where` is "" for the whole."""
+    """Return the name of a part, such as "code of global 'scale'"; `where` is "" for the whole."""
     return f"{what} of {where}" if where else what
 
 

@@ -1,4 +1,4 @@
-"""Effect handlers that run a program as a function: given params and sites, and draws from keyed noise."""
+"""Effect handlers that run a program as a function of params, sites and keyed noise."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def draw(fn: Any, source: Noise) -> Tensor:
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
-    """Return one draw by torch's own sampler, its generator seeded by the key, of one client at a time.
+    """Return one client's draw by torch's own sampler, its generator seeded by the key.
 
     The same key gives the same draw.
 
@@ -242,7 +242,7 @@ class Answer(Messenger):
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Let no distribution check its arguments or values, nor those made earlier, as priors outside a program are.
+    """Let no distribution check its arguments or values, nor those made earlier.
 
     A check reads a tensor's value, which a traced function has not.
     """

@@ -68,7 +68,7 @@ def joint_sites(
 
 
 def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
-    """Refuse a latent site with one value for each row of its client: clients would have sites of other shapes.
+    """Refuse a latent site with one value per row: its shape would differ between clients.
 
     Args:
         model: the generative program.
@@ -131,7 +131,7 @@ def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
 
 
 def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
-    """Return the log densities of local sites outside the data plate; none where the model fails."""
+    """Return the log densities of local sites outside the data plate; none if the model fails."""
     try:
         with Center():
             trace = poutine.trace(model).get_trace(batch)

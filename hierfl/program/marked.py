@@ -1,4 +1,4 @@
-"""A user's own models and guides that `hierfl.load` may find by name: those that the running program marks.
+"""A user's own models and guides, marked by the program so that `hierfl.load` finds them.
 
     @hierfl.model
     def radon(batch): ...
@@ -26,7 +26,7 @@ def model(function: F, /, *, name: str | None = None) -> F: ...
 def model(*, name: str | None = None) -> Callable[[F], F]: ...
 @spelled
 def model(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
-    """Mark a model, so that `hierfl.load` finds it by its name: `@hierfl.model`, or `@hierfl.model(name="radon")`.
+    """Mark a model so that `hierfl.load` finds it: `@hierfl.model` or `(name="radon")`.
 
     The program that loads a fit marks the same model. `load` compares it with the one that was
     fitted, and refuses another one of the same name.
@@ -56,7 +56,7 @@ def guide(function: F, /, *, name: str | None = None) -> F: ...
 def guide(*, name: str | None = None) -> Callable[[F], F]: ...
 @spelled
 def guide(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
-    """Mark a guide, or a guide family, so that `hierfl.load` finds it by its name; as `hierfl.model`.
+    """Mark a guide or a guide family so that `hierfl.load` finds it, as `hierfl.model` does.
 
     Args:
         function: a guide function, or a family.
@@ -98,7 +98,7 @@ def _mark(kind: Kind, function: F, name: str | None) -> F:
 
 
 def _is_redefinition(before: object, now: object) -> bool:
-    """Return whether two functions are one, defined again: in a notebook, or by a script that is also imported."""
+    """Return whether one function is the other, defined again in a notebook or an import."""
     if before is now or place_of(before) == place_of(now):
         return True
     files = [getattr(getattr(f, "__code__", None), "co_filename", None) for f in (before, now)]
@@ -107,7 +107,7 @@ def _is_redefinition(before: object, now: object) -> bool:
 
 
 def place_of(function: object) -> str:
-    """Return where something is defined, "module:qualname", of a function or of the type of an object."""
+    """Return where a function, or the type of an object, is defined: "module:qualname"."""
     owner = function if hasattr(function, "__qualname__") else type(function)
     return f"{owner.__module__}:{owner.__qualname__}"
 

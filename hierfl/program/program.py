@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class ProgramError(ValueError):
-    """A model or guide that cannot be run federatedly as written; the message names the site and the mend."""
+    """A model or guide that cannot be run as written; the message names the site and the fix."""
 
 
 def _shown(program: Program) -> Shown:
@@ -177,7 +177,7 @@ class Program:
         return elbo_terms(guided, modeled, batch, closed=self.closed, factors=self.factors)
 
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
-        """Draw every latent and deterministic site once, with the terms at that draw, none in closed form.
+        """Draw every latent and deterministic site once, with the terms at that draw.
 
         Minus the sum of the terms is log p(draw, rows) - log q(draw), the draw's log importance
         weight.
@@ -242,7 +242,7 @@ class Program:
     def observed(
         self, values: Values, batch: ClientBatch, params: Params
     ) -> dict[str, tuple[Any, Tensor]]:
-        """Return the distribution of every observed site given the latent sites, and the value it observes.
+        """Return each observed site's distribution given the latent sites, and its value.
 
         Args:
             values: of latent sites; a latent site that is not among them is drawn from its prior.
@@ -253,7 +253,7 @@ class Program:
         return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
 
     def log_likelihoods(self, values: Values, batch: ClientBatch, params: Params) -> Values:
-        """Return the log density of every likelihood term given the latent sites, without mini-batch scales.
+        """Return each likelihood term's log density given the latent sites, unscaled.
 
         Args:
             values: of latent sites.

@@ -60,7 +60,7 @@ HAND_IN = "hand the method in: load(..., method=...)"
 
 
 class CannotRemake(ValueError):
-    """A recipe from which nothing can be made again. The message says why, and what to pass instead."""
+    """A recipe that cannot be made again; the message says why, and what to pass instead."""
 
 
 def public_name(name: str) -> str:
@@ -84,7 +84,7 @@ def public_name(name: str) -> str:
 
 
 def exported(module: str, name: str) -> Any:
-    """Return the function, class or guide family that a recipe may hold by a name; None where it may not."""
+    """Return the function, class or guide family that a recipe may name; else None."""
     return getattr(import_module(module), name, None) if name in public_names(module) else None
 
 
@@ -99,7 +99,7 @@ def public_names(module: str) -> tuple[str, ...]:
 
 
 def is_builder(thing: object) -> bool:
-    """Whether a decorator has made something a builder, which makes a value and does nothing else."""
+    """Return whether a decorator has made something a builder, which only makes a value."""
     return isinstance(thing, Family) or getattr(thing, "__recorded__", False) is True
 
 

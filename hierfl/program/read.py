@@ -108,7 +108,7 @@ def read_model(model: Model, data: ClientData, *, seed: int = 0) -> ModelRead:
 def _explain(
     error: ValueError, data: ClientData, again: Callable[[ClientData], object]
 ) -> NoReturn:
-    """Raise the error of a program that fails on data with missing values: is it because of these?"""
+    """Raise the error of a program on data with missing values, which may be the cause."""
     try:
         again(filled(data))
     except ProgramError:
@@ -151,7 +151,7 @@ class ModelRead:
 
     @one_at_a_time
     def under(self, guide: Guide | Family, *, learn: bool = True) -> Program:
-        """Return the program of the model and a guide; the arguments and errors are those of `read`."""
+        """Return the program of the model and a guide; arguments and errors are those of `read`."""
         try:
             program = self._under(guide, learn)
         except ValueError as error:
@@ -247,7 +247,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
-    """Return the range of each field of integers that may be codes: at most two dimensions, so no images."""
+    """Return the range of each integer field that may hold codes: of two dimensions at most."""
     return {
         name: (int(values.min()), int(values.max()))
         for name, values in data.fields.items()
@@ -265,7 +265,7 @@ def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
 
 
 class _Start(Center):
-    """Sets every latent site to the center of its prior, and refuses one that has no continuous support."""
+    """Sets latent sites to the centers of their priors; refuses one without continuous support."""
 
     def _pyro_sample(self, msg: Site) -> None:
         if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
@@ -293,7 +293,7 @@ def _trace(
     seed: int,
     handler: Messenger,
 ) -> Any:
-    """Return a trace of a model or guide whose plates are right; raise a `ProgramError` where it fails."""
+    """Return a trace of a model or guide, with its plates checked."""
     try:
         with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
@@ -320,7 +320,7 @@ def _trace(
 def _checked_labels(
     model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
 ) -> dict[str, tuple[str, Constraint]]:
-    """Return the supports of the labels; refuse labels outside them, or that their site cannot score."""
+    """Return the supports of the labels; refuse labels outside them or that cannot be scored."""
     supports = supports_of(trace, labels, data)
     check_labels(supports, data)
     check_scored(trace, labels)

@@ -1,4 +1,4 @@
-"""What traces of a program on one and on two clients show of its sites, params, factors and labels."""
+"""What traces on one and on two clients show of sites, params, factors and labels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Floats(Messenger):
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
-    """Return the observed sites that score integers or booleans only as floats, such as a Bernoulli's.
+    """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's.
 
     A Bernoulli with floating labels is one of them: rows to predict may have integers.
     """
@@ -90,7 +90,7 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
 
 
 def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str, bool]:
-    """Return the factors that are likelihood terms: those inside the data plate, and those that read rows.
+    """Return the factors that are likelihood terms: in the data plate, or reading rows.
 
     A factor inside the clients plate that reads no field with one value a row belongs to the prior
     of the client's local sites.
@@ -114,7 +114,7 @@ def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str
 
 
 def _reading_rows(model: Model, factors: Mapping[str, Site], batch: ClientBatch) -> set[str]:
-    """Return the factors that change with a field of rows, found by changing one field at a time."""
+    """Return the factors that change with a field of rows, by changing one at a time."""
     reading: set[str] = set()
     for name, field in batch.fields.items():
         other = ~field if field.dtype == torch.bool else field + 1
@@ -259,7 +259,7 @@ def closed_of(model: Any, guide: Any) -> frozenset[str]:
 
 
 def is_keyed(guide: Any) -> bool:
-    """Return whether keys can draw every site of a guide; where not, warn that clients run one at a time."""
+    """Return whether keys can draw every guide site; if not, warn that clients run one by one."""
     unkeyed = []
     for name, site in guide.nodes.items():
         if not is_latent(site):

@@ -100,7 +100,7 @@ def _name(thing: Any) -> str:
 
 
 def describe(value: Any, *, fixed: bool = False) -> JSON:
-    """Return a value as JSON. What has no JSON form becomes {"opaque": its type} and cannot be remade.
+    """Return a value as JSON; what has no JSON form becomes {"opaque": its type}.
 
     What is not of hierfl, Pyro or torch has its fingerprint beside its name, under "code".
 
@@ -134,7 +134,7 @@ def describe(value: Any, *, fixed: bool = False) -> JSON:
 
 
 def _call_of(value: Any) -> tuple[str, Any, Mapping[str, Any]] | None:
-    """Return the call that makes a value: its form in a description, the factory and its options."""
+    """Return the call that makes a value: its form, the factory and its options."""
     recipe = recipe_of(value)
     if recipe is not None:
         return "made_by", recipe.factory, recipe.options
@@ -222,7 +222,7 @@ def _found(description: dict[str, Any], place: str) -> Any:
 
 
 def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> Any:
-    """Call the factory of a description with its options, or set the options of its guide family."""
+    """Call the factory of a description with its options, or set its guide family's options."""
     form = "made_by" if "made_by" in description else "family"
     name, given = _checked(description, form, str), _checked(description, "with", dict)
     factory = _factory(name, form, place)
@@ -247,7 +247,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
 
 
 def _factory(name: str, form: str, place: str) -> Any:
-    """Return what a description may call: a public factory, or a marked guide family in a guide's place."""
+    """Return what a description may call: a public factory, or a marked guide family."""
     if form == "family" and not _is_public(name) and place == "guide":
         found = marked("guide", name)
     else:
@@ -268,7 +268,7 @@ def _is_public(name: str) -> bool:
 
 
 def _is_factory(found: Any) -> bool:
-    """Whether `describe` could have written it as "made_by": it makes a value and does nothing else."""
+    """Return whether `describe` could have written it as "made_by": it only makes a value."""
     if isinstance(found, type):
         return is_dataclass(found) or issubclass(found, torch.distributions.Distribution)
     return getattr(found, "__recorded__", False) is True

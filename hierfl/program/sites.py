@@ -97,7 +97,7 @@ class LatentSite:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Sites side by side in one unconstrained vector: (K,) for global sites, (C, 1, D) for local ones."""
+    """Sites in one unconstrained vector: (K,) for global sites, (C, 1, D) for local ones."""
 
     sites: tuple[LatentSite, ...]
 
@@ -171,7 +171,7 @@ class Latents:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A guide family, which can be built for any model: `guides.low_rank`, or `guides.low_rank(rank=8)`.
+    """A guide family for any model: `guides.low_rank`, or `guides.low_rank(rank=8)`.
 
     Args:
         build: (model, latents, **options) -> guide.
@@ -201,7 +201,7 @@ def family(build: Callable[..., Guide], **options: Any) -> Family:
 
 
 def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
-    """Return what a model says of its sites' dimensions, as a `hierfl.formula` does; empty for other models.
+    """Return what a model, such as a `hierfl.formula`, says of its sites' dimensions; else empty.
 
     Args:
         model: with a property `dims`, or without.

@@ -19,5 +19,5 @@ def stacked(program: Program, rows: Params) -> Params:
 
 
 def _plate_axis(value: Tensor, axis: int) -> Tensor:
-    """Move the clients from the front to their dimension in the plate, which has size 1 for one client."""
+    """Move the clients from the front to their dimension in the plate."""
     return value.squeeze(axis).movedim(0, axis)

@@ -1,4 +1,4 @@
-"""The terms of a program's log densities: the parts of its negative ELBO, and its log joint density."""
+"""Terms of a program's log densities: of its negative ELBO and its log joint density."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", defau
 
 
 def posterior_of(site: str) -> Any:
-    """Return the guide's distribution of a site while the ELBO is estimated; None at all other times.
+    """Return the guide's distribution of a site while the ELBO is estimated, else None.
 
     With it a model may estimate the expectation of its likelihood, without bias, in another way
     than at the draw it is given.

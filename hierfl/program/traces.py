@@ -33,7 +33,7 @@ def is_latent(site: Site) -> bool:
 
 
 def is_deterministic(site: Site) -> bool:
-    """Return whether a site is a `pyro.deterministic`: a computed value that is recorded under a name."""
+    """Return whether a site is a `pyro.deterministic`: a computed, named value."""
     return site["type"] == "sample" and bool(site["infer"].get("_deterministic"))
 
 
@@ -54,7 +54,7 @@ def is_likelihood(site: Site, factors: Container[str] = ()) -> bool:
 
 
 def samples(trace: Any) -> Iterator[tuple[str, Site]]:
-    """Yield name and site of every sample statement of a trace, observed or not, but not plates' indices."""
+    """Yield name and site of every sample statement of a trace but plates' indices."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
             yield name, site
@@ -117,7 +117,7 @@ def center(fn: Any, by_mean: bool) -> Tensor:
 
 
 class Center(Messenger):
-    """Sets every latent site to its prior's center given the sites before it, or to `start` in its `infer`.
+    """Sets latent sites to their priors' centers given earlier sites, or to `infer["start"]`.
 
     Args:
         by_mean: site -> whether to take the mean as center. Of a site that is not in it the mean is
@@ -141,7 +141,7 @@ class Center(Messenger):
 
 
 class Middle(Messenger):
-    """Sets every latent site to the middle of its distribution: its mean, or the image of its base's."""
+    """Sets latent sites to the middle of their distributions: the mean, or the image of the base's."""
 
     def _pyro_sample(self, msg: Site) -> None:
         if not (msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample)):
@@ -149,7 +149,7 @@ class Middle(Messenger):
 
 
 def middle(fn: Any) -> Tensor:
-    """Return the mean of a distribution, or the image of its base's where it is transformed, of shape `fn.shape()`.
+    """Return the mean of a distribution, or the image of its base's, of shape `fn.shape()`.
 
     Raises:
         NotImplementedError: neither is known.

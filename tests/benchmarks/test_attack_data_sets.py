@@ -29,7 +29,9 @@ def test_every_kind_of_data_set(kind: object) -> None:
 
 
 def test_what_is_neither_is_counted() -> None:
-    """The attack has power: rows of another client are wrong, and foreign or nameless errors are raw."""
+    """The attack has power: rows of another client are wrong, and foreign or nameless errors are
+    raw.
+    """
     rng = np.random.Generator(np.random.Philox(0))
     t = table_of(rng)
 

@@ -26,7 +26,9 @@ BAD = ("wrong", "raw", "code run")
 
 @pytest.fixture
 def method(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Return a method's description, in a folder of its own and with a module that records may name."""
+    """Return a method's description, in a folder of its own and with a module that records may
+    name.
+    """
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("somebodys_module")
     canary = {"canary": records.canary, "Canary": type("Canary", (), {"__init__": records.canary})}

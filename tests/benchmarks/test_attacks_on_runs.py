@@ -27,7 +27,9 @@ def test_two_at_once_are_right_or_refused() -> None:
 def test_an_operation_on_the_disk_is_met_before_and_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attack counts what a save does to the disk, and calls in between; so it can kill there."""
+    """The attack counts what a save does to the disk, and calls in between; so it can kill
+    there.
+    """
     for module, name in kills.OPERATIONS:
         monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
     seen: list[tuple[str, bool]] = []

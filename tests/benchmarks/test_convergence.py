@@ -11,7 +11,9 @@ from benchmarks.convergence_problems import NAMES, problem
 
 
 def test_quadrature_agrees_with_the_closed_form_given_the_spread() -> None:
-    """With Gaussian rows, given tau all is Gaussian: the means of clients are Normal(mu, tau^2 + 1 / n)."""
+    """With Gaussian rows, given tau all is Gaussian: the means of clients are Normal(mu, tau^2 +
+    1 / n).
+    """
     found = problem("spread", 3)
     data = found.data
     owner, y = data.row_client.numpy(), data.fields["y"].numpy()

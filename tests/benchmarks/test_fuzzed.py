@@ -1,4 +1,6 @@
-"""The messages that the fuzzer makes reach the reader's checks; finding what breaks it takes atheris and minutes."""
+"""The messages that the fuzzer makes reach the reader's checks; finding what breaks it takes
+atheris and minutes.
+"""
 
 from __future__ import annotations
 

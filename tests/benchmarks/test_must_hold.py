@@ -1,4 +1,6 @@
-"""The bars of two_stage: what is asked, what counts as reached, and that the harness measures it."""
+"""The bars of two_stage: what is asked, what counts as reached, and that the harness measures
+it.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Nodes and a server that are really killed: the run ends, and every answer is in the posterior exactly once."""
+"""Nodes and a server that are really killed: the run ends, and every answer is in the posterior
+exactly once.
+"""
 
 from __future__ import annotations
 

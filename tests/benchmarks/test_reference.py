@@ -1,4 +1,6 @@
-"""Errors of federated posteriors, measured by `benchmarks.reference`; full-length runs are marked `slow`."""
+"""Errors of federated posteriors, measured by `benchmarks.reference`; full-length runs are
+marked `slow`.
+"""
 
 import json
 import os
@@ -44,7 +46,9 @@ def test_radon_with_a_third_of_the_counties_a_round() -> None:
 
 
 def test_radon_non_centered_with_the_structured_guide() -> None:
-    """Means are within 0.2 sd; tau's sd is too small under local Gaussians linear in the global sites."""
+    """Means are within 0.2 sd; tau's sd is too small under local Gaussians linear in the global
+    sites.
+    """
     bars = (*RADON.ways["structured_non_centered"].bars, Bar("sd", 0.5, 0.75, sites=("tau",)))
     assert not broken(RADON, "structured_non_centered", rounds=800, draws=2000, bars=bars)
 

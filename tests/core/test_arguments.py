@@ -1,4 +1,6 @@
-"""Arguments of another kind: one sentence that names the argument and the mend, wherever a user hands them over."""
+"""Arguments of another kind: one sentence that names the argument and the mend, wherever a user
+hands them over.
+"""
 
 from __future__ import annotations
 

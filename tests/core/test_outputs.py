@@ -1,4 +1,6 @@
-"""Outputs for users: files that hierfl did not write stay, and a file is replaced whole or not at all."""
+"""Outputs for users: files that hierfl did not write stay, and a file is replaced whole or not
+at all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Everything public prints as a short table, in a terminal and in a notebook, and no tensor is written out."""
+"""Everything public prints as a short table, in a terminal and in a notebook, and no tensor is
+written out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`from_frame`: strings and categories become codes whose levels are kept; client fields are constant."""
+"""`from_frame`: strings and categories become codes whose levels are kept; client fields are
+constant.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Partitions are disjoint, complete, without empty clients, reproducible from a seed, and skewed as asked."""
+"""Partitions are disjoint, complete, without empty clients, reproducible from a seed, and skewed
+as asked.
+"""
 
 import socket
 import sys

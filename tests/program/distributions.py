@@ -1,4 +1,6 @@
-"""One valid parameterization of every distribution of Pyro, each a function of one real number a batch entry."""
+"""One valid parameterization of every distribution of Pyro, each a function of one real number a
+batch entry.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every distribution of Pyro, observed, global and local, on every engine: it works, or is refused by name."""
+"""Every distribution of Pyro, observed, global and local, on every engine: it works, or is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_the_table_is_of_every_distribution() -> None:
 
 
 def rows_of(make: Make, value: Tensor | None) -> ClientData:
-    """Return five rows of two clients whose labels are drawn from a distribution, or all of one value."""
+    """Return five rows of two clients whose labels are drawn from a distribution, or all of one
+    value.
+    """
     torch.manual_seed(0)
     x = torch.randn(5)
     with warnings.catch_warnings():
@@ -234,7 +238,9 @@ def test_it_works_or_is_refused_by_name(name: str, role: str) -> None:
 
 
 def agrees(told: str | None, words: str | None) -> bool:
-    """Return whether a program was refused in the words that are expected, or was expected to work."""
+    """Return whether a program was refused in the words that are expected, or was expected to
+    work.
+    """
     return told is None if words is None else words in str(told)
 
 
@@ -288,7 +294,9 @@ def test_a_prior_without_gradients_is_drawn_from() -> None:
 
 
 def test_a_mixture_as_prior_keeps_its_two_modes() -> None:
-    """The posterior of a client's site under a mixture, by NUTS' potential, has both modes of the prior."""
+    """The posterior of a client's site under a mixture, by NUTS' potential, has both modes of
+    the prior.
+    """
 
     def model(batch: ClientBatch) -> None:
         with batch.clients():

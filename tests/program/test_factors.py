@@ -142,7 +142,9 @@ def test_what_a_model_masks_has_no_log_likelihood() -> None:
 
 # ------------------------------------------------------------------ models that need it
 def survival() -> ClientData:
-    """Times to an event, and whether it was seen (1) or the time is where the watching ended (0)."""
+    """Times to an event, and whether it was seen (1) or the time is where the watching ended
+    (0).
+    """
     g = torch.Generator().manual_seed(0)
     time = 0.1 + torch.rand(12, generator=g)
     seen = (torch.rand(12, generator=g) < 0.6).to(time.dtype)
@@ -150,7 +152,9 @@ def survival() -> ClientData:
 
 
 def censored(batch: ClientBatch) -> None:
-    """Weibull times: the density where the event was seen, the survival function where it was not."""
+    """Weibull times: the density where the event was seen, the survival function where it was
+    not.
+    """
     shape = pyro.sample("shape", dist.LogNormal(0.0, 0.5))
     with batch.clients():
         scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))

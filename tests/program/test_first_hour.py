@@ -1,4 +1,6 @@
-"""The mistakes of a first hour: one sentence each, which names the thing and the mend, and no words of torch."""
+"""The mistakes of a first hour: one sentence each, which names the thing and the fix, and no
+words of torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""No global state: Pyro's param store and torch's generator are untouched, and two fits are independent.
+"""No global state: Pyro's param store and torch's generator are untouched, and two fits are
+independent.
 
 Params belong to where they are declared, and global sites depend on nothing local.
 """

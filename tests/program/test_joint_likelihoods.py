@@ -1,4 +1,6 @@
-"""Joint likelihoods of a client's rows, against a plain loop over clients, each with its own rows unpadded."""
+"""Joint likelihoods of a client's rows, against a plain loop over clients, each with its own
+rows unpadded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Keyed draws: each distribution's law, shapes with clients in any dimension, and unkeyed distributions."""
+"""Keyed draws: each distribution's law, shapes with clients in any dimension, and unkeyed
+distributions.
+"""
 
 from __future__ import annotations
 

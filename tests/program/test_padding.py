@@ -1,4 +1,6 @@
-"""Programs whose log density depends on padding, or on several rows at once, are refused by the site's name."""
+"""Programs whose log density depends on padding, or on several rows at once, are refused by the
+site's name.
+"""
 
 from __future__ import annotations
 
@@ -230,7 +232,9 @@ def test_clients_of_equal_sizes_are_not_padded() -> None:
 
 
 def test_other_rows_than_those_of_the_fit_are_padded_too() -> None:
-    """New clients, and rows to predict, of different numbers, after a fit to clients of equal ones."""
+    """New clients, and rows to predict, of different numbers, after a fit to clients of equal
+    ones.
+    """
     fitted = fit(methods.fedsvi(model(mean_of_padded), guides.structured), clients(6, 6), rounds=1)
     assert len(fitted.personalize(clients(3, 3), rounds=1).clients) == 2
     new = clients(5, 3)

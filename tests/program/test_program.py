@@ -1,4 +1,6 @@
-"""A program as a pure function: its ELBO against Pyro's and against plain loops, and closed-form KL."""
+"""A program as a pure function: its ELBO against Pyro's and against plain loops, and closed-form
+KL.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ def test_gradient_is_pyros() -> None:
 
 
 def factored(batch: ClientBatch) -> None:
-    """Factors inside and outside the plate, a global observation, one a client, and a deterministic site."""
+    """Factors inside and outside the plate, a global observation, one a client, and a
+    deterministic site.
+    """
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     pyro.factor("global_factor", -0.3 * loc**2)
     pyro.sample("pilot", dist.Normal(loc, 0.5), obs=torch.tensor(2.0))
@@ -213,7 +217,9 @@ def backwards(batch: ClientBatch) -> None:
 
 
 def chained(of_first: float, scale: float, slope: float, step: float, *, swap: bool = False) -> Any:
-    """Return the joint of u ~ Normal(of_first, scale^2), v ~ Normal(slope u, step^2), as (u, v) or (v, u)."""
+    """Return the joint of u ~ Normal(of_first, scale^2), v ~ Normal(slope u, step^2), as (u, v)
+    or (v, u).
+    """
     tril = torch.tensor([[scale, 0.0], [slope * scale, step]])
     order = [1, 0] if swap else [0, 1]
     cov = (tril @ tril.T)[order][:, order]

@@ -1,4 +1,6 @@
-"""A program is a function of its params, rows and noise keys: anything else is refused, on every engine alike."""
+"""A program is a function of its params, rows and noise keys: anything else is refused, on every
+engine alike.
+"""
 
 from __future__ import annotations
 

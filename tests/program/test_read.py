@@ -19,7 +19,9 @@ Fn = Callable[[ClientBatch], Any]
 
 
 def model(*, outside: Fn | None = None, inside: Fn | None = None, rows: Fn | None = None) -> Fn:
-    """Return a correct model with a mistake outside the plates, inside the clients plate or in the rows."""
+    """Return a correct model with a mistake outside the plates, inside the clients plate or in
+    the rows.
+    """
 
     def built(batch: ClientBatch) -> None:
         pyro.sample("g", dist.Normal(0.0, 1.0))
@@ -291,7 +293,9 @@ def test_a_site_named_as_a_guides_own(family: Any) -> None:
 
 
 def test_counting_rows_reads_no_field() -> None:
-    """Rows that are predicted or personalized need the fields that the model reads, not the first of all fields."""
+    """Rows that are predicted or personalized need the fields that the model reads, not the
+    first of all fields.
+    """
 
     def level(batch: ClientBatch) -> None:
         loc = pyro.sample("loc", dist.Normal(0.0, 1.0))

@@ -51,7 +51,9 @@ def test_the_public_modules_are_those_of_hierfl() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
 def test_no_default_is_private(name: str) -> None:
-    """What a public factory takes by default has a public name, so that its recipe can be made again."""
+    """What a public factory takes by default has a public name, so that its recipe can be made
+    again.
+    """
     thing = exported(*name.rsplit(".", 1))
     if not name.startswith("hierfl.m") or not getattr(thing, "__recorded__", False):
         return

@@ -116,7 +116,9 @@ def test_labels_out_of_the_range_of_their_trials_are_refused() -> None:
 def test_integer_and_boolean_labels_of_a_bernoulli_site(
     dtype: torch.dtype, data: ClientData
 ) -> None:
-    """The same numbers as with floats, from the fit to the scores: torch's Bernoulli takes only floats."""
+    """The same numbers as with floats, from the fit to the scores: torch's Bernoulli takes only
+    floats.
+    """
     method = hierfl.methods.fedsvi(logistic)
     other = data.with_fields(ill=data.fields["ill"].to(dtype))
     fits = [fit(method, d, rounds=3, validation=d, eval_every=3) for d in (data, other)]
@@ -140,7 +142,9 @@ def test_a_client_without_rows_and_two_of_one_name() -> None:
 
 @pytest.mark.parametrize("name", ["counts", "rows", "key", "data", "clients", "fields", "num_rows"])
 def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> None:
-    """batch.counts is the number of rows of a client: a model would not read a field of that name."""
+    """batch.counts is the number of rows of a client: a model would not read a field of that
+    name.
+    """
     with pytest.raises(
         ValueError,
         match=f"a field cannot be named '{name}': batch.{name} is an attribute of every batch",
