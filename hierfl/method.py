@@ -65,7 +65,7 @@ class LogShare(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A client's value that the server sees by itself, not in a sum with others'.
+    """A client's value that the server sees individually, not in a sum over clients.
 
     Only methods that declare `discloses="summaries"` may send one.
     """
@@ -113,7 +113,7 @@ class Phase:
             whose last mini-batch may be smaller.
         batch_size: rows of a mini-batch; None: all rows at each step.
         rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two
-            halves of a split that is drawn anew in each round. Of an odd number the support has one
+            halves of a split that is redrawn in each round. Of an odd number the support has one
             row more, and a single row is in both. To the phase they are the rows that the client
             has in all.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so
@@ -288,8 +288,8 @@ class Method:
         discloses: what the server has to see. "sums": only sums over clients, so that secure
             aggregation will do. "summaries": each client's own estimate and information matrix, as
             in a meta-analysis.
-        most_rounds: the most rounds it takes before it has stopped by itself (`Server.finished`), 1
-            or more: `fit(..., rounds=None)` allows so many. None: it does not stop by itself.
+        most_rounds: the most rounds it takes before it stops automatically (`Server.finished`), 1
+            or more: `fit(..., rounds=None)` allows so many. None: it never stops automatically.
         traits: what a wrapper around it must know; wrappers add their own. "gradients": clients
             send gradients, not copies. "by rows": its posterior needs a likelihood that is a
             product over rows. "leaves out": clients are left out of means by a draw that nodes
@@ -315,7 +315,7 @@ class Method:
         if self.most_rounds is not None and self.most_rounds < 1:
             raise ValueError(
                 f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method "
-                "that does not stop by itself"
+                "that never stops automatically"
             )
 
     def __repr__(self) -> str:

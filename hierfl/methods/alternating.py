@@ -28,7 +28,7 @@ class Alternating:
 
     Args:
         loss: (terms, rows of the client) -> loss (C,), of both kinds of step.
-        local: optimizer of the local params, started anew in each round.
+        local: optimizer of the local params, restarted in each round.
         shared: optimizer of the client's copy of the global params, likewise.
         inner: K, steps on local params for each mini-batch.
         steps: R, mini-batches of a round.

@@ -63,7 +63,7 @@ def apfl(
         alpha: weight of a client's own model, in [0, 1]: 0 is the common model, 1 each client
             alone; where `adaptive`, its start. Defaults: those of the authors' code.
         adaptive: learn alpha, one step a round.
-        optimizer: of both models, started anew in each round.
+        optimizer: of both models, restarted in each round.
         alpha_optimizer: of alpha, plain SGD; in the paper with the step size of the models.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".

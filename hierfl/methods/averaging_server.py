@@ -65,7 +65,7 @@ def plain_average(program: Program) -> Server:
 
 
 def check_averages(
-    wrapper: str, method: Method, program: Program, server: Server, mend: str
+    wrapper: str, method: Method, program: Program, server: Server, fix: str
 ) -> None:
     """Refuse a server whose state is anything but the program's global params.
 
@@ -74,7 +74,7 @@ def check_averages(
         method: the wrapped method.
         program: the program.
         server: the method's server of that program.
-        mend: what to do instead, the end of the message.
+        fix: what to do instead, the end of the message.
 
     Raises:
         ProgramError: the server's state is not the global params.
@@ -84,12 +84,12 @@ def check_averages(
         return
     raise ProgramError(
         f"{wrapper} needs a method whose server averages its clients' copies of the global params, "
-        f"and '{method.name}' does not: {mend}"
+        f"and '{method.name}' does not: {fix}"
     )
 
 
 def check_takes_means(
-    wrapper: str, what: str, method: Method, program: Program, server: Server, mend: str
+    wrapper: str, what: str, method: Method, program: Program, server: Server, fix: str
 ) -> None:
     """Refuse a method whose server needs more of its clients than means of their copies, or of fedsvi's gradients.
 
@@ -99,21 +99,21 @@ def check_takes_means(
         method: the wrapped method.
         program: the program.
         server: the method's server of that program.
-        mend: what to do instead, the end of the message.
+        fix: what to do instead, the end of the message.
 
     Raises:
-        ProgramError: the server sums what all clients know, uses what each sends by itself, or has
+        ProgramError: the server sums what all clients know, uses what each client sends individually, or has
             a state of its own.
     """
     if method.everyone or method.discloses != "sums":
         why = (
             "sums what all clients know"
             if method.everyone
-            else "uses what each client sends by itself"
+            else "uses what each client sends individually"
         )
         raise ProgramError(
             f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as "
             "fedsvi or fedavg"
         )
     if "gradients" not in method.traits:
-        check_averages(wrapper, method, program, server, mend)
+        check_averages(wrapper, method, program, server, fix)

@@ -1,6 +1,6 @@
 """All clients train and some are averaged, for any method that averages.
 
-    S <- each client with probability `share`, drawn anew each round
+    S <- each client with probability `share`, redrawn in each round
     theta <- the weighted mean of theta_k over k in S      (over all clients where S is empty)
 
 Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020, arXiv:2006.08848,
@@ -56,12 +56,12 @@ def averaging_some(method: Method, *, share: float) -> Method:
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        mend = "sample clients with fit(..., cohort=...)"
-        check_averages("averaging_some", method, program, plain, mend)
+        fix = "sample clients with fit(..., cohort=...)"
+        check_averages("averaging_some", method, program, plain, fix)
         return plain
 
     name = f"{method.name} averaging {share:g}"
-    # means over clients drawn anew may never settle: the method's `most_rounds` says nothing of
+    # means over redrawn clients may never settle: the method's `most_rounds` says nothing of
     # them
     return replace(
         method,

@@ -43,8 +43,8 @@ def by_rows(method: Method) -> Method:
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        mend = "its weights are part of the method; fedmap takes them as omega"
-        check_averages("by_rows", method, program, plain, mend)
+        fix = "its weights are part of the method; fedmap takes them as omega"
+        check_averages("by_rows", method, program, plain, fix)
         return plain
 
     return replace(method, name=f"{method.name} by rows", client=client, server=server)

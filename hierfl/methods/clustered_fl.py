@@ -74,7 +74,7 @@ def clustered_fl(
         client_norm: norm of a client's update above which it has not settled.
         warmup_rounds: rounds before the first halving.
         linkage: how a cluster is halved; "complete" is that of the authors' code.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -178,6 +178,6 @@ def _in_order(reports: Reports) -> tuple[Tree, Tensor]:
 
 def _means(by: Tree, rows: Tensor, cluster: Tensor) -> Tree:
     """Return, for each client, the mean of the updates of its cluster, weighted by rows."""
-    alike = (cluster[:, None] == cluster).to(rows.dtype) * rows
-    weight = alike / alike.sum(1, keepdim=True)
+    same = (cluster[:, None] == cluster).to(rows.dtype) * rows
+    weight = same / same.sum(1, keepdim=True)
     return tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), by)

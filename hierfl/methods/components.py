@@ -44,7 +44,7 @@ def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | No
         for b in range(a):
             if all(torch.equal(v[a], v[b]) for v in stacked.values()):
                 raise ProgramError(
-                    f"components {b} and {a} start alike, and would stay alike: give starts=, "
+                    f"components {b} and {a} start equal, and would stay equal: give starts=, "
                     f"{count} different sets of params"
                 )
     return stacked

@@ -23,7 +23,7 @@ class Descent:
     """How a client descends in one round.
 
     Args:
-        optimizer: started anew in each round.
+        optimizer: restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.

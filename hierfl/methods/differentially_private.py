@@ -112,9 +112,9 @@ def _check_takes_means(method: Method, program: Program) -> None:
             "differentially_private clips plain numbers, and clients of a quantized method send "
             "rounded ones: leave quantized out"
         )
-    what, mend = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
+    what, fix = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
     server = method.server(program)
-    check_takes_means("differentially_private", what, method, program, server, mend)
+    check_takes_means("differentially_private", what, method, program, server, fix)
 
 
 # ------------------------------------------------------------------------------------------------ client

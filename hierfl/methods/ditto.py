@@ -55,7 +55,7 @@ def ditto(
             likelihood of a row.
         prox: pull of the personal model to the common one, lambda in the paper; 0: each client
             alone. Defaults: the authors' for Fashion-MNIST (that of their code is 0).
-        optimizer: of both models, started anew in each round.
+        optimizer: of both models, restarted in each round.
         steps: mini-batches of a round for the common model, or passes over the rows (`unit`).
         personal_steps: the same for the personal model; None: `steps`.
         unit: "step" or "epoch".
@@ -97,7 +97,7 @@ def local_only(
 
     Args:
         model: as in `ditto`.
-        optimizer: started anew in each round.
+        optimizer: restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.

@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP: each client is pulled to a mix of all clients' models, in which alike ones weigh most.
+"""FedAMP and HeurFedAMP: each client is pulled to a mix of all clients' models, in which similar ones weigh most.
 
     server:    xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j not i,    xi_ii = 1 - sum_j xi_ij
                u_i = sum_j xi_ij w_j, and client i gets u_i
@@ -73,7 +73,7 @@ def fedamp(
             client alone. Defaults: those of PFLlib.
         alpha: step size of the mix, > 0. Fixed points do not depend on it.
         sigma: scale of squared distances, > 0.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -133,9 +133,9 @@ def heur_fedamp(
     Args:
         model: as in `fedamp`.
         prox: weight of the pull to the mix, prox / alpha of `fedamp`, 0 or more.
-        sigma: factor of the cosines, 0 or more; 0: all others weigh alike.
+        sigma: factor of the cosines, 0 or more; 0: all others weigh the same.
         self_weight: xi_ii, in [0, 1]. Default: that of PFLlib's older scripts.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.

@@ -50,7 +50,7 @@ def fedavg(
     Args:
         model: a program with global params and no latent sites; the loss is the mean negative log
             likelihood of a row.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`). 20 mini-batches of 20 rows
             with step size 0.01: PRIOR's setting.
         unit: "step" or "epoch".

@@ -54,7 +54,7 @@ def fedbabu(
 ) -> Method:
     """Return FedBABU of a program without latent sites, such as `hierfl.models.network`.
 
-    `fit.personalize(rows, rounds=1)` tunes, for clients of the fit and new ones alike. Before it,
+    `fit.personalize(rows, rounds=1)` tunes, for clients of the fit and new ones. Before it,
     predictions come from the random head.
 
     Args:
@@ -62,7 +62,7 @@ def fedbabu(
             negative log likelihood of a row.
         head: which global params are the head, as in `fedrep`; "none" is FedAvg with a uniform
             mean.
-        optimizer: of the body, started anew in each round. Defaults: the authors'.
+        optimizer: of the body, restarted in each round. Defaults: the authors'.
         steps: passes over the rows in a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.

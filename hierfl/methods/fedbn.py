@@ -55,7 +55,7 @@ def fedbn(
 
     Args:
         model: a program with global params and local ones, and no latent sites.
-        optimizer: of the client, started anew in each round. Defaults: the authors' for digits.
+        optimizer: of the client, restarted in each round. Defaults: the authors' for digits.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.

@@ -66,7 +66,7 @@ def fedem(
             mixture.
         components: M. Defaults: the authors' for CIFAR-10 and FEMNIST, without their schedule of
             step sizes.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -78,7 +78,7 @@ def fedem(
     Raises:
         ValueError: `components` or `personalize_steps` is below 1. (At fit) the model has latent
             sites, or observes another number of sites than one.
-        ProgramError: (at fit) two components start alike.
+        ProgramError: (at fit) two components start equal.
     """
     if personalize_steps < 1:
         raise ValueError(f"personalize_steps is {personalize_steps}: shares need 1 update or more")

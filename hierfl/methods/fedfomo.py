@@ -77,7 +77,7 @@ def fedfomo(
             validation loss worse. Defaults: the authors'.
         explore: eps of the first round, in [0, 1].
         explore_decay: by how much eps falls in each round.
-        optimizer: of the client, started anew in each round.
+        optimizer: of the client, restarted in each round.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.

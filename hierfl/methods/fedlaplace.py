@@ -11,7 +11,7 @@ through three stages; each round is one evaluation:
 
     climb    trust-region Newton to the mode of log p(z | y);
     settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short
-             (0.05 sd; 0.2 sd if a weighing stage follows):
+             (0.05 sd; 0.2 sd if a weighting stage follows):
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
     weigh    clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
              one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).

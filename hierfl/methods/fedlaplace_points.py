@@ -12,11 +12,11 @@ from hierfl.core.importance_sampling import Split, heavy_points, normal_points
 from hierfl.core.trees import Tree
 
 PARTS = 16  # settling rounds with different points; after them the points repeat
-# points of the first weighing round, with each of which a client sends a number: 512 make most
+# points of the first weighting round, with each of which a client sends a number: 512 make most
 # posteriors whose k-hat is small (radon: 0.04), and 4,096, as every round had before, took up to
 # half of a run's time
 FIRST = 512
-FREEDOM = 15.0  # degrees of freedom of the Student t in the weighing stage
+FREEDOM = 15.0  # degrees of freedom of the Student t in the weighting stage
 FAR = 3.0  # standard deviations of q at which its two sides are measured; beyond, the tail of the t is wide enough
 
 
@@ -26,14 +26,14 @@ class Points:
 
     Args:
         settling: (PARTS, M, K), standard normal.
-        weighing: (S, K), standard normal: the points of all weighing rounds, one after another.
-        stretch: (S, 1), factors that turn the rows of `weighing` into those of a Student t.
-        sizes: number of points of each weighing round.
+        weighting: (S, K), standard normal: the points of all weighting rounds, one after another.
+        stretch: (S, 1), factors that turn the rows of `weighting` into those of a Student t.
+        sizes: number of points of each weighting round.
         seed: of all points.
     """
 
     settling: Tensor
-    weighing: Tensor
+    weighting: Tensor
     stretch: Tensor
     sizes: tuple[int, ...]
     seed: int
@@ -47,27 +47,27 @@ class Points:
             first = self._firsts.index_select(0, message["part"][None])
             rows = first + torch.arange(message["points"].shape[0])
             return split_of(message).points(
-                self.weighing.index_select(0, rows), self.stretch.index_select(0, rows)
+                self.weighting.index_select(0, rows), self.stretch.index_select(0, rows)
             )
         return loc + self.settling.index_select(0, message["part"][None])[0] @ message["tril"].T
 
-    def weighed(self, part: int) -> tuple[Tensor, Tensor]:
-        """Return the rows of `weighing` and `stretch` of one weighing round."""
+    def weighted(self, part: int) -> tuple[Tensor, Tensor]:
+        """Return the rows of `weighting` and `stretch` of one weighting round."""
         first = int(self._firsts[part])
         rows = slice(first, first + self.sizes[part])
-        return self.weighing[rows], self.stretch[rows]
+        return self.weighting[rows], self.stretch[rows]
 
     @cached_property
     def _firsts(self) -> Tensor:
-        """The row of `weighing` at which each weighing round begins, (rounds,)."""
+        """The row of `weighting` at which each weighting round begins, (rounds,)."""
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
         """Return the center of q and points on both sides of it along the columns of `tril`, (1 + 2 K, K).
 
-        Without a weighing stage there are none, (0, K).
+        Without a weighting stage there are none, (0, K).
         """
-        loc, size = message["loc"], self.weighing.shape[-1]
+        loc, size = message["loc"], self.weighting.shape[-1]
         if not self.sizes:
             return torch.zeros(0, size, dtype=loc.dtype)
         columns = FAR * message["tril"].T
@@ -80,9 +80,9 @@ def standard_points(size: int, *, settle: int, weigh: int, rounds: int, seed: in
     Args:
         size: K, the number of global unknowns.
         settle: points of a settling round.
-        weigh: most points of a weighing round: the first has at most `FIRST`, each one after it
+        weigh: most points of a weighting round: the first has at most `FIRST`, each one after it
             twice as many.
-        rounds: number of weighing rounds.
+        rounds: number of weighting rounds.
         seed: of all points.
     """
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
@@ -91,13 +91,13 @@ def standard_points(size: int, *, settle: int, weigh: int, rounds: int, seed: in
         heavy_points(count, size, freedom=FREEDOM, seed=seed + 1 + a)
         for a, count in enumerate(sizes)
     ]
-    weighing, stretch = (
+    weighting, stretch = (
         (torch.cat(v) for v in zip(*heavy, strict=True))
         if heavy
         else (torch.zeros(0, d) for d in (size, 1))
     )
     settling = halves.transpose(0, 1).reshape(PARTS, settle, size)
-    return Points(settling, weighing, stretch, sizes, seed)
+    return Points(settling, weighting, stretch, sizes, seed)
 
 
 def split_of(message: Tree) -> Split:

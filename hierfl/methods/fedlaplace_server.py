@@ -28,11 +28,11 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 
 CLIMB, SETTLE, WEIGH, DONE = range(4)
-STAGES = ("climbing to the mode", "settling", "weighing", "done")
+STAGES = ("climbing to the mode", "settling", "weighting", "done")
 # standard deviations that q may move when it has settled: as the answer, and as a proposal to weigh
 STILL, STILL_ENOUGH = 0.05, 0.2
 LOST = 0.01  # fraction of points without a mode above which the server warns
-RESERVED = 3  # rounds that are kept for weighing where the number of rounds is small, at most
+RESERVED = 3  # rounds that are kept for weighting where the number of rounds is small, at most
 FEW = 10  # effective points per global unknown, too few for a covariance: the proposal is not refitted
 
 
@@ -43,8 +43,8 @@ class Rounds:
     Args:
         marginal: of the program; the server uses only its prior of the global sites.
         points: shared with the clients.
-        target_ess: number of effective points at which the weighing stage ends.
-        count: S, number of draws of the posterior; no weighing round has more points.
+        target_ess: number of effective points at which the weighting stage ends.
+        count: S, number of draws of the posterior; no weighting round has more points.
         start: where to climb from, site -> value.
         radius: largest length of the first step, in standard deviations of the prior.
     """
@@ -111,7 +111,7 @@ class Rounds:
         _warn_of_lost(int(state["stage"]), float(means["lost"]))
         with torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGH:
-                state = self.weighed(state, means, left)
+                state = self.weighted(state, means, left)
             else:
                 state = self.moved(state, means, left)
         _warn(state, left)
@@ -149,13 +149,13 @@ class Rounds:
             part, seen = (int(state["part"]) + 1) % PARTS, self.sides(state, means)
             state = {**settled(state, found, self.unit), **_at(SETTLE, part), **seen}
             if bool(state["moved"] < (STILL_ENOUGH if corrections else STILL)):
-                state = {**state, **(self.weighing(left) if corrections else _at(DONE, 0))}
+                state = {**state, **(self.weighting(left) if corrections else _at(DONE, 0))}
         if corrections and left <= min(corrections, RESERVED):
-            state = {**state, **self.weighing(left)}
+            state = {**state, **self.weighting(left)}
         return state
 
-    def weighing(self, left: int) -> Tree:
-        """Return the stage and part of the first weighing round, from which a round of the most points is reached."""
+    def weighting(self, left: int) -> Tree:
+        """Return the stage and part of the first weighting round, from which a round of the most points is reached."""
         largest = self.points.sizes.index(max(self.points.sizes))
         return _at(WEIGH, min(max(0, largest + 1 - left), largest))
 
@@ -171,8 +171,8 @@ class Rounds:
         right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
         return {"right": right, "left": left}
 
-    def weighed(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
-        """Return the state after a weighing round.
+    def weighted(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
+        """Return the state after a weighting round.
 
         All points so far are weighted by the posterior over the mixture of the proposals that they
         were drawn from.
@@ -185,7 +185,7 @@ class Rounds:
         # the first parts are left out where few rounds were left
         used = [a for a in range(part + 1) if bool(proposals["tril"][a].any())]
         so_far = [split_of({name: v[a] for name, v in proposals.items()}) for a in used]
-        points = [q.points(*self.points.weighed(a)) for a, q in zip(used, so_far, strict=True)]
+        points = [q.points(*self.points.weighted(a)) for a, q in zip(used, so_far, strict=True)]
         prior = torch.vmap(self.marginal.log_prior)(points[-1])
         log_p[part, : sizes[part]] = (
             prior + means["log_marginals"] * self.marginal.program.num_clients
@@ -223,7 +223,7 @@ class Rounds:
         }
 
     def params(self, state: Tree) -> Params:
-        """Return the guide's params: the draws, or q if there is no weighing stage."""
+        """Return the guide's params: the draws, or q if there is no weighting stage."""
         if not self.points.sizes:
             return normal_params(state["loc"], state["precision"])
         if bool(state["effective"].isnan()):

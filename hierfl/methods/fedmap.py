@@ -65,7 +65,7 @@ def fedmap(
         model: `hierfl.models.learned_prior_network(module, prior=...)`, or any program of local
             sites whose prior's mean is a global param. The `best` of a prior needs a param
             `theta.<name>` for each site `w.<name>`.
-        optimizer: of the client, started anew in each round. Step size and batch_size: as in the
+        optimizer: of the client, restarted in each round. Step size and batch_size: as in the
             authors' code.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".

@@ -208,7 +208,7 @@ def _found(description: dict[str, Any], place: str) -> Any:
     """Return what a description names: something public, or something marked where it may stand."""
     if "opaque" in description:
         what = _short(_checked(description, "opaque", str))
-        raise CannotRemake(f"a {what} is not stored in a file; {_mend(place)}")
+        raise CannotRemake(f"a {what} is not stored in a file; {_fix(place)}")
     name = _checked(description, "named" if "named" in description else "marked", str)
     if "named" in description and _is_public(name):
         return find(name)
@@ -216,7 +216,7 @@ def _found(description: dict[str, Any], place: str) -> Any:
     found = None if kind is None else marked(kind, name)
     if found is None:
         what = f"marked in this program as a {kind}" if kind else "a public name of hierfl"
-        raise CannotRemake(f"{_short(name)} is not {what}: {_mend(place)}")
+        raise CannotRemake(f"{_short(name)} is not {what}: {_fix(place)}")
     _check_same(description, found, place, f"the {place} marked as {_short(name)}")
     return found
 
@@ -253,7 +253,7 @@ def _factory(name: str, form: str, place: str) -> Any:
     else:
         found = find(name)
     if form == "family" and not isinstance(found, Family):
-        raise CannotRemake(f"{_short(name)} is not a guide family: {_mend(place)}")
+        raise CannotRemake(f"{_short(name)} is not a guide family: {_fix(place)}")
     if form == "made_by" and not _is_factory(found):
         raise CannotRemake(
             f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: "
@@ -284,7 +284,7 @@ def _check_same(description: JSON, found: object, place: str, what: str) -> None
         )
 
 
-def _mend(place: str) -> str:
+def _fix(place: str) -> str:
     """Return what to do about something that cannot be found."""
     if place in KINDS:
         return f"mark it in this program, @hierfl.{place}, or hand it in: load(..., {place}=...)"

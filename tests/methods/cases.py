@@ -15,7 +15,7 @@ import torch
 from hierfl import methods, models
 from hierfl.method import Method
 from hierfl.optimizers import SGD, Adam
-from tests.programs import FAMILIES, regression
+from tests.programs import FAMILIES, logistic, regression
 
 Shapes = dict[str, tuple[int, ...]]
 SEED = 3  # of the networks' weights
@@ -123,7 +123,7 @@ CROSSES: dict[str, Shapes] = {
 MODEL: dict[str, Any] = {"theta": THETA, "loss": ()}
 BODY: dict[str, Any] = {"theta": FIRST, "loss": ()}
 PRIOR: dict[str, Any] = {"theta": {**THETA, **SCALE}, "loss": ()}
-FACTOR: dict[str, Any] = {"shift": (4,), "precision": (4, 4)}
+FACTOR: dict[str, Any] = {"shift": (2,), "precision": (2, 2)}  # of `logistic`, K = 2
 
 # ------------------------------------------------------------------------------------------------ the cases
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "batch_size": 2}
@@ -204,7 +204,7 @@ CASES: dict[str, Case] = {
         ),
         MODEL,
     ),
-    "bfi": Case(lambda: methods.bfi(regression, steps=1), FACTOR),
+    "bfi": Case(lambda: methods.bfi(logistic, steps=1), FACTOR),
     "clustered_fl": Case(
         lambda: methods.clustered_fl(shared(), **CLUSTERS, optimizer=SGD(0.05, 0.9)),
         {"away": {**THETA, "rows": ()}, "loss": ()},
@@ -226,11 +226,11 @@ CASES: dict[str, Case] = {
         lambda: methods.fedem(shared(), components=2, **SMALL), {"theta": TWO, "loss": ()}
     ),
     "fedep": Case(
-        lambda: methods.fedep(regression, draws=2, steps=1),
+        lambda: methods.fedep(logistic, draws=2, steps=1),
         {**FACTOR, "improper": (), "effective": ()},
     ),
     "fedep shared": Case(
-        lambda: methods.fedep(regression, draws=2, steps=1, shared_factor=True),
+        lambda: methods.fedep(logistic, draws=2, steps=1, shared_factor=True),
         {**FACTOR, "improper": (), "effective": ()},
     ),
     "fedfomo": Case(
@@ -239,9 +239,9 @@ CASES: dict[str, Case] = {
     ),
     "fedlaplace": Case(
         lambda: methods.fedlaplace(
-            regression, settle_draws=8, draws=64, target_ess=8, weighting_rounds=1
+            logistic, settle_draws=8, draws=64, target_ess=8, weighting_rounds=1
         ),
-        {"log_marginal": (), "gradient": (4,), "hessian": (4, 4), "lost": ()},
+        {"log_marginal": (), "gradient": (2,), "hessian": (2, 2), "lost": ()},
     ),
     "fedmap": Case(lambda: methods.fedmap(mapped(), batch_size=2), {"clients": THETA, "loss": ()}),
     "fedpa": Case(
@@ -318,7 +318,7 @@ CASES: dict[str, Case] = {
         {"away": THETA, "loss": ()},
     ),
     "pfedme": Case(_pfedme, MODEL),
-    "pvi": Case(lambda: methods.pvi(regression, draws=2, steps=1), {**FACTOR, "improper": ()}),
+    "pvi": Case(lambda: methods.pvi(logistic, draws=2, steps=1), {**FACTOR, "improper": ()}),
     **{
         f"scaffold {option}": Case(
             lambda option=option: methods.scaffold(  # type: ignore[misc]

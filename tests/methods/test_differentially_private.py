@@ -244,7 +244,7 @@ def test_the_history_states_the_budget() -> None:
             lambda: scaffold(_shared(), optimizer=SGD(0.1)),
             "differentially_private needs a method whose server",
         ),
-        (lambda: two_stage(regression), "uses what each client sends by itself"),
+        (lambda: two_stage(regression), "uses what each client sends individually"),
         (lambda: quantized(plain()), "leave quantized out"),
         (
             lambda: fedmap(

@@ -87,7 +87,7 @@ def test_one_component_is_fedavg() -> None:
 
 
 def test_components_that_start_alike_are_refused() -> None:
-    with pytest.raises(ProgramError, match="components 0 and 1 start alike"):
+    with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
         fit(fedem(center, components=2), planted(), rounds=1)
 
 

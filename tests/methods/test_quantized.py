@@ -255,9 +255,9 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     )
     for method, why in (
         (bfi(regression), "bfi sums what all clients know"),
-        (two_stage(regression), "two_stage uses what each client sends by itself"),
-        (fedamp(_shared(), sigma=9.0), "fedamp uses what each client sends by itself"),
-        (robust(plain), "uses what each client sends by itself"),
+        (two_stage(regression), "two_stage uses what each client sends individually"),
+        (fedamp(_shared(), sigma=9.0), "fedamp uses what each client sends individually"),
+        (robust(plain), "uses what each client sends individually"),
         (scaffold(_shared(), optimizer=SGD(0.01)), "'scaffold' does not"),
         (fedpa(_shared()), "'fedpa' does not"),
         (server_optimized(plain, SGD(1.0)), "server_optimized goes around quantized"),

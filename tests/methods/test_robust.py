@@ -195,8 +195,8 @@ def test_what_it_refuses() -> None:
     data = federation((5, 3, 7))
     for method, why in (
         (bfi(regression), "bfi sums what all clients know"),
-        (two_stage(regression), "two_stage uses what each client sends by itself"),
-        (fedamp(_shared(), sigma=1.0), "fedamp uses what each client sends by itself"),
+        (two_stage(regression), "two_stage uses what each client sends individually"),
+        (fedamp(_shared(), sigma=1.0), "fedamp uses what each client sends individually"),
     ):
         with pytest.raises(ProgramError, match=why):
             fit(robust(method), data, rounds=1)

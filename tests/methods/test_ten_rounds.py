@@ -180,8 +180,8 @@ def test_an_empirical_posterior_draws_its_points() -> None:
     close(points.std(0), [0.46153846**0.5], 0.05)
 
 
-def weighing_rounds(fitted: hierfl.Fit) -> list[int]:
-    """Return the number of points of each weighing round, by the bytes of its update."""
+def weighting_rounds(fitted: hierfl.Fit) -> list[int]:
+    """Return the number of points of each weighting round, by the bytes of its update."""
     rows, clients = fitted.progress.history, len(fitted.clients)
     stages = [0.0, *(row["stage"] for row in rows)]
     return [
@@ -203,7 +203,7 @@ def weighing_rounds(fitted: hierfl.Fit) -> list[int]:
 def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) -> None:
     """All points of all rounds count, and there are always `weighed` draws."""
     fitted = fit(fedlaplace(means, settle_draws=4, **options), three())
-    assert weighing_rounds(fitted) == sizes
+    assert weighting_rounds(fitted) == sizes
     state = fitted.progress.server
     assert 0.75 * sum(sizes) < float(state["effective"]) <= sum(sizes)
     assert fitted.message["params"]["_shared.points"].shape == (options.get("draws", 4096), 1)
@@ -221,10 +221,10 @@ def test_a_high_k_hat_asks_for_more_points() -> None:
 
 
 def test_few_rounds_weigh_more_points_at_once() -> None:
-    """The first weighing round is the one from which a round of 4,096 points is still reached."""
+    """The first weighting round is the one from which a round of 4,096 points is still reached."""
     program = hierfl.read(means, guides.conditional, three())
     update: Any = fedlaplace(means).server(program).update
-    begins = [int(update.__self__.weighing(left)["part"]) for left in (99, 4, 3, 2, 1, 0)]
+    begins = [int(update.__self__.weighting(left)["part"]) for left in (99, 4, 3, 2, 1, 0)]
     assert begins == [0, 0, 1, 2, 3, 3]
 
 
