@@ -46,11 +46,6 @@ def expect_count(value: Any, what: str, *, least: int = 1) -> int:
 def expect_integer(value: Any, what: str, which: str = "") -> int:
     """Return `value`, which must be an integer, such as a seed.
 
-    Args:
-        value: as a user passes it.
-        what: name of the argument.
-        which: which integers are accepted, for the message; "": all.
-
     Raises:
         TypeError: it is no integer.
     """
@@ -62,11 +57,6 @@ def expect_integer(value: Any, what: str, which: str = "") -> int:
 
 def expect_path(value: Any, what: str, like: str) -> Path:
     """Return `value` as a path.
-
-    Args:
-        value: as a user passes it.
-        what: name of the argument.
-        like: an example, for the message.
 
     Raises:
         TypeError: it is neither a string nor a path.

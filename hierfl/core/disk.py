@@ -1,4 +1,4 @@
-"""Writing files: private ones, and errors that name file, size and mend."""
+"""Writing files: private ones, and errors that name file, size and fix."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 class CannotWrite(OSError):
-    """A file cannot be written: the message names the file, its size, the reason and the mend."""
+    """A file cannot be written: the message names the file, its size, the reason and the fix."""
 
 
 @contextmanager
 def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Iterator[None]:
     """Turn an error of the system into one that names what was being written.
-
-    Args:
-        path: of the file.
-        size: what is to be written, in bytes.
-        foreign: how a library that writes the file says that it cannot, if not by `OSError`.
 
     Raises:
         CannotWrite: the file cannot be written; `errno` is the system's.

@@ -41,11 +41,6 @@ def _uniforms(count: int, size: int, seed: int) -> Array:
 def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
     """Return quasi-random standard normals: a scrambled Sobol sequence and its reflection about 0.
 
-    Args:
-        count: S, the number of points, even.
-        size: K, their dimension.
-        seed: seed of the scrambling.
-
     Returns:
         (S, K), in torch's default dtype.
     """
@@ -59,12 +54,6 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
     """Return quasi-random standard normals, and the factors that turn them into Student t's.
 
     A row of the normals times its factor is a point of the multivariate Student t distribution.
-
-    Args:
-        count: S, the number of points, even: half of them, and their reflections about 0.
-        size: K, their dimension.
-        freedom: degrees of freedom, > 0.
-        seed: seed of the scrambling.
 
     Returns:
         The normals (S, K) and the factors (S, 1), in torch's default dtype.
@@ -161,10 +150,6 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
     Args:
         log_ratios: (S,) log of the target density over the proposal density, up to a constant.
-
-    Returns:
-        The weights. k-hat is infinite where the tail has fewer than 5 points, or points of equal
-        weight only.
     """
     x = log_ratios.double().numpy() - float(log_ratios.max())
     count = len(x)
@@ -197,9 +182,6 @@ def pareto_fit(excess: Array) -> tuple[float, float]:
 
     Args:
         excess: (n,) the excesses in ascending order, the largest > 0.
-
-    Returns:
-        The shape k-hat, shrunk toward 0.5 by a weak prior worth 10 observations, and the scale.
     """
     count = len(excess)
     grid = 30 + int(math.sqrt(count))

@@ -16,10 +16,6 @@ WRITTEN = ".hierfl-files.json"  # the names of the files that hierfl has written
 def claim(folder: Path, names: Collection[str]) -> None:
     """Make a folder, note the files to be written, and refuse to overwrite files of others.
 
-    Args:
-        folder: for the files.
-        names: of the files, in the folder itself.
-
     Raises:
         FileExistsError: a file of one of the names is there, and hierfl has not written it.
         OSError: the folder cannot be made or written to.

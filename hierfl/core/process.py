@@ -32,9 +32,6 @@ def keep_memory() -> bool:
     Nothing is changed outside Linux, under another C library, or if the environment sets
     `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_` or any `glibc.malloc` entry of
     `GLIBC_TUNABLES`.
-
-    Returns:
-        True if glibc accepted all three thresholds.
     """
     set_by_user = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
     if (
@@ -82,10 +79,6 @@ def at_most(size: int, operations: int) -> Iterator[None]:
     """Refuse operations of torch whose results are too large, and a run of too many of them.
 
     Operations take about thrice as long inside.
-
-    Args:
-        size: bytes of one result, at most.
-        operations: how many there are, at most.
 
     Raises:
         TooLarge: (inside) a limit is passed.

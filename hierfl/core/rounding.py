@@ -32,10 +32,6 @@ def rounded(tree: Tree, bits: int) -> Tree:
     Halves are rounded to the even number. No number is off by more than scale / 2. Of a tensor that
     is not finite, neither is the scale. Tensors that would not become smaller, such as single
     numbers, stay as they are.
-
-    Args:
-        tree: of tensors.
-        bits: 8 or 16.
     """
     return tree_map(lambda v: _rounded(v, bits), tree)
 

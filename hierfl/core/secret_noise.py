@@ -16,13 +16,7 @@ from torch import Tensor
 
 
 def new_key(secret: int | None, *words: int) -> bytes:
-    """Return the key of one draw, 32 bytes.
-
-    Args:
-        secret: the key is a function of it and of the words. None: the key is new, from the
-            operating system.
-        *words: such as the round.
-    """
+    """Return the key of one draw, 32 bytes."""
     if secret is None:
         return os.urandom(32)
     return hashlib.sha256(repr((secret, *words)).encode()).digest()
@@ -46,7 +40,7 @@ def normals_at(key: Tensor, count: int, secret: str) -> Tensor:
     Args:
         key: (..., 2) int32, such as a client's at a step.
         count: how many for each key.
-        secret: bytes in hexadecimal; without it nobody can draw them again.
+        secret: bytes in hexadecimal; without it they cannot be drawn again.
     """
     drawn: Tensor = _normals_at(key, count, secret)
     return drawn

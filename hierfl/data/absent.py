@@ -95,14 +95,7 @@ def rows_absent(
     form: Mapping[str, Mapping[str, Sequence[Any]]],
     fills: tuple[float, float],
 ) -> ClientData:
-    """Return clients whose rows are not there.
-
-    Args:
-        names: of the clients.
-        counts: how many rows each has.
-        form: of the rows, as in `form_of`; "features" and "levels" may be missing.
-        fills: two values that may stand in for those of the rows.
-    """
+    """Return clients whose rows are not there."""
     ends = torch.tensor([0, *counts], dtype=torch.long).cumsum(0)
 
     def made(kind: str, size: int) -> dict[str, Tensor]:
@@ -134,12 +127,7 @@ def is_absent(data: ClientData) -> bool:
 
 
 def stand_in(data: ClientData, which: int) -> ClientData:
-    """Return the same clients, with one number in place of every value that is not there.
-
-    Args:
-        data: clients whose rows are not there.
-        which: 0 or 1, the first or the second of the numbers.
-    """
+    """Return the same clients, with one number in place of every value that is not there."""
 
     def filled(values: Tensor) -> Tensor:
         if not isinstance(values, Absent):

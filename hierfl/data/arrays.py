@@ -15,7 +15,7 @@ from torch import Tensor
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
 _LARGEST = torch.iinfo(torch.int64).max
-_MENDS = {
+_FIXES = {
     "U": "code it as numbers 0, 1, ..., or read it with ClientData.from_frame, which codes strings",
     "S": "it holds bytes: decode it, and code it as numbers 0, 1, ...",
     "M": "it holds dates: give numbers, such as the days since the first date",
@@ -28,10 +28,6 @@ def as_tensor(values: Array, name: str) -> Tensor:
     """Return `values` as a tensor: floats in torch's default dtype, integers as int64, or booleans.
 
     None and pandas' NA among numbers become NaN, which a fit refuses by field and client.
-
-    Args:
-        values: anything that torch.as_tensor takes.
-        name: the field's name, for error messages.
 
     Raises:
         TypeError: the values are not numbers, or are complex.
@@ -55,19 +51,19 @@ def check_dense(values: Tensor, name: str) -> None:
     Raises:
         ValueError: the tensor requires a gradient, is sparse, nested or quantized, or has no data.
     """
-    mend = None
+    fix = None
     if values.requires_grad:
-        mend = "requires a gradient: give its numbers, .detach()"
+        fix = "requires a gradient: give its numbers, .detach()"
     elif values.is_nested:
-        mend = "is nested: give one tensor with a row per observation"
+        fix = "is nested: give one tensor with a row per observation"
     elif values.layout != torch.strided:
-        mend = "is sparse: give .to_dense()"
+        fix = "is sparse: give .to_dense()"
     elif values.is_quantized:
-        mend = "is quantized: give .dequantize()"
+        fix = "is quantized: give .dequantize()"
     elif values.device.type == "meta" and type(values) is Tensor:  # not `hierfl.data.absent`
-        mend = "is on the device 'meta' and has no data: give a tensor with values"
-    if mend:
-        raise ValueError(f"field '{name}' {mend}")
+        fix = "is on the device 'meta' and has no data: give a tensor with values"
+    if fix:
+        raise ValueError(f"field '{name}' {fix}")
 
 
 def check_rows_of_numbers(values: Tensor, name: str) -> None:
@@ -110,8 +106,8 @@ def _numbers(values: Array, name: str) -> NDArray[Any]:
             f"same shape"
         ) from error
     kind = array.dtype.kind
-    if kind in _MENDS:
-        raise TypeError(f"field '{name}' is not numeric: {_MENDS[kind]}")
+    if kind in _FIXES:
+        raise TypeError(f"field '{name}' is not numeric: {_FIXES[kind]}")
     if kind == "f" and not isinstance(values, np.ndarray) and bool((abs(array) >= 2.0**63).any()):
         # NumPy turns a list of integers into floats where one of them exceeds int64.
         array = np.array(values, object)
@@ -157,8 +153,8 @@ def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     for value in present:
         if not isinstance(value, real):
             kind = "U" if isinstance(value, str) else "none"
-            mend = _MENDS.get(kind, "encode it as numbers")
-            raise TypeError(f"field '{name}' is not numeric: it holds {str(value)[:40]!r}; {mend}")
+            fix = _FIXES.get(kind, "encode it as numbers")
+            raise TypeError(f"field '{name}' is not numeric: it holds {str(value)[:40]!r}; {fix}")
     if any(missing) or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
         try:
             found = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]
@@ -207,12 +203,12 @@ def _in_default_dtype(tensor: Tensor, name: str) -> Tensor:
     found = tensor.to(dtype)
     if tensor.dtype != torch.float64 or dtype == torch.float64:
         return found
-    mend = "scale it first, or call torch.set_default_dtype(torch.float64)"
+    fix = "scale it first, or call torch.set_default_dtype(torch.float64)"
     lost = found.isinf() & tensor.isfinite()
     if bool(lost.any()):
         raise ValueError(
             f"field '{name}' holds {tensor[lost][0].item():g}, beyond the range of "
-            f"{str(dtype).removeprefix('torch.')}: {mend}"
+            f"{str(dtype).removeprefix('torch.')}: {fix}"
         )
     if tensor.dim() <= 2 and len(tensor) > 1:
         _check_rounding(tensor.unsqueeze(-1) if tensor.dim() == 1 else tensor, name, dtype)

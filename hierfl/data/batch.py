@@ -331,11 +331,6 @@ def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, 
     Each starts where the one before it ends, and continues from the first row once the rows run
     out. A client with fewer than `size` rows has all of them in each. Which rows a client gets does
     not depend on the clients it is stacked with.
-
-    Args:
-        batch: of one client, of up to `number` x `size` rows.
-        size: rows of a part, at most.
-        number: of parts.
     """
     count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
     place = torch.arange(size)

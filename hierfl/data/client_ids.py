@@ -22,9 +22,6 @@ _RULE = "client_id must be integers or strings, all of one kind and none missing
 def ids_of(client_id: Array) -> NDArray[Any]:
     """Return one id per row, (n,): integers, booleans, dates or strings.
 
-    Args:
-        client_id: a tensor, an array, a pandas column or a list.
-
     Raises:
         TypeError: the ids are of another kind or of several kinds, or one is missing.
         ValueError: `client_id` is not (n,), or is masked.
@@ -150,12 +147,7 @@ def _check_characters(names: Iterable[str]) -> None:
 
 
 def look_alike(names: Sequence[str], joined: str) -> tuple[str, str] | None:
-    """Return two names that differ only in spaces, invisible characters or Unicode form.
-
-    Args:
-        names: all different.
-        joined: all of them in one string.
-    """
+    """Return two names that differ only in spaces, invisible characters or Unicode form."""
     plain_text = joined.isascii() and joined.isprintable()
     if plain_text and (
         " " not in joined or len({" ".join(n.split()) for n in names}) == len(names)

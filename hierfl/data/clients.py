@@ -176,8 +176,8 @@ class ClientData:
         """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
 
         Columns of strings or of categories are coded 0, 1, ...: categories in their own order,
-        strings sorted. The names of the codes are kept in `levels`; hand them in to code new data
-        alike. Numbers remain what they are, also as categories.
+        strings sorted. The names of the codes are kept in `levels`; pass them to code new data
+        equally. Numbers remain what they are, also as categories.
 
         Args:
             frame: a pandas frame.

@@ -123,7 +123,7 @@ def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, .
             raise ValueError(
                 f"field '{field}' has codes other than 0..{len(labels) - 1}, the numbers of its "
                 f"levels: "
-                f"drop its levels, or code it anew"
+                f"drop its levels, or code it again"
             )
 
 

@@ -36,8 +36,8 @@ def expect_client_data(value: Any, what: str) -> ClientData:
     """
     if isinstance(value, ClientData):
         return value
-    kind, mend = _kind_and_mend(value)
-    raise TypeError(f"{what} is a {kind}, not ClientData: {mend}")
+    kind, fix = _kind_and_fix(value)
+    raise TypeError(f"{what} is a {kind}, not ClientData: {fix}")
 
 
 def is_frame(value: Any) -> bool:
@@ -45,7 +45,7 @@ def is_frame(value: Any) -> bool:
     return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
 
 
-def _kind_and_mend(value: Any) -> tuple[str, str]:
+def _kind_and_fix(value: Any) -> tuple[str, str]:
     kind = type(value).__name__
     if is_frame(value):
         return kind, f"make it with {FRAME}"

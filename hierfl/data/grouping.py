@@ -52,9 +52,6 @@ def sort_by_client(
         names: with integer ids 0..N-1, the name of each client; the ids as strings if None.
         fields: name -> (n, ...).
 
-    Returns:
-        The rows, with the clients in the order of their sorted ids.
-
     Raises:
         TypeError: ids that are neither integers nor strings, or are of several kinds; a field that
             is not numeric.

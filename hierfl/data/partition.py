@@ -256,7 +256,7 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
         need = len(codes) // num_clients + (k < len(codes) % num_clients)
         while need:
             weights = mix * (left > 0)
-            if weights.sum() == 0.0:  # the client's classes are used up: all others alike
+            if weights.sum() == 0.0:  # the client's classes are used up: all others equally
                 weights = (left > 0).astype(float)
             counts = np.minimum(generator.multinomial(need, weights / weights.sum()), left)
             for own, start, count in zip(rows, left - counts, counts, strict=True):
@@ -347,9 +347,9 @@ def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> T
     for c in range(len(classes)):
         rows = generator.permutation(np.flatnonzero(codes == c))
         own = np.arange(c, num_clients, len(classes))
-        dealt = round(share * len(rows)) if len(own) else 0
-        ids[rows[:dealt]] = np.resize(own, dealt)
-        common.append(rows[dealt:])
+        given = round(share * len(rows)) if len(own) else 0
+        ids[rows[:given]] = np.resize(own, given)
+        common.append(rows[given:])
     rest = generator.permutation(np.concatenate(common))
     # Clients with the fewest rows come first, so that even a few common rows reach them.
     order = np.argsort(np.bincount(ids[ids >= 0], minlength=num_clients), kind="stable")

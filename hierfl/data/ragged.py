@@ -33,9 +33,6 @@ def cut_ragged(
         most: clients of a chunk.
         few: rows, padded ones included, that a chunk may have whatever part of them is padding.
         padding: padded rows of a chunk that are still too few to cut it.
-
-    Returns:
-        The ids of each chunk: `parts` themselves where no chunk has more padding than that.
     """
 
     def padded(ids: Tensor) -> int:

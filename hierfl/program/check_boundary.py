@@ -38,12 +38,7 @@ def leaves(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def named(tensor: Tensor, *functions: Callable[..., Any]) -> str:
-    """Return a tensor's name in words: the weight of a module, or the variable that holds it.
-
-    Args:
-        tensor: that a run of the functions reached.
-        *functions: whose closures, globals, defaults and attributes are searched.
-    """
+    """Return a tensor's name in words: the weight of a module, or the variable that holds it."""
     shape = tuple(tensor.shape)
     for function in functions:
         for name, value in _held(function, DEPTH):
@@ -141,12 +136,6 @@ def check_boundary(
 
     Aggregates over clients, such as means, are refused too: each client would see another value of
     the global site, and numbers would depend on which clients are in the plate together.
-
-    Args:
-        program: model or guide.
-        batch: a few rows of some clients.
-        what: "model" or "guide".
-        *handlers: effect handlers that give values to its sites and params.
 
     Raises:
         ProgramError: a global site depends on something local; the message names the site.

@@ -54,12 +54,7 @@ def _filled(values: Tensor) -> Tensor:
 
 
 def not_dealt_with(data: ClientData) -> ValueError:
-    """Return the error of data with missing values that the model does not deal with.
-
-    Args:
-        data: with NaN or infinity; the message names the first field, how many rows have some and
-            the first client.
-    """
+    """Return the error of data with missing values that the model does not handle."""
     name, bad = next(iter(holes(data).items()))
     row = int(bad.nonzero()[0])
     client = data.names[int(data.row_client[row]) if name in data.fields else row]
@@ -76,10 +71,6 @@ def check_missing(program: Program, data: ClientData) -> None:
 
     The density and its gradient are taken where the guide starts, on the rows with missing values
     together, and on all rows of one client that has some.
-
-    Args:
-        program: that has been read.
-        data: its training rows, or rows to predict; labels may be absent.
 
     Raises:
         ValueError: a label is missing, or a density or gradient is not finite.
@@ -141,10 +132,6 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
 
     Labels are left out, unless their site observes any real number. Integers that the model uses as
     an index are left out.
-
-    Args:
-        program: that reads the data.
-        data: the clients' rows.
     """
     for name in sorted(program.reads.model & set(data.fields)):
         support = program.supports.get(name, ("", constraints.real))[1]

@@ -41,11 +41,6 @@ def check_names(data: ClientData) -> None:
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
     """Return the field that each site observes, as it is or transformed (`batch.y.float()`).
 
-    Args:
-        model: the generative program.
-        trace: of the model on the batch.
-        batch: a few rows.
-
     Returns:
         Observed site -> field.
 
@@ -97,13 +92,7 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
 
 
 def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
-    """Return the fields that a model or guide reads, by recording each access.
-
-    Args:
-        program: model or guide.
-        batch: a few rows.
-        handler: effect handler that gives values to its sites and params.
-    """
+    """Return the fields that a model or guide reads, by recording each access."""
     read: set[str] = set()
     recorded = replace(
         batch,
@@ -165,11 +154,6 @@ def by_row(fn: Any) -> bool:
 def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) -> None:
     """Refuse labels outside a support that differs by row, as the model's distributions say.
 
-    Args:
-        model: the generative program.
-        data: the federation; 256 clients are checked at once.
-        sites: the observed sites with such a support.
-
     Raises:
         ValueError: a label is outside the support of its row; the message names site, client and
             value.
@@ -216,7 +200,7 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
                 f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
                 f"{float(values[row].flatten()[0]):g}, outside the support {in_words(support)} of "
                 f"site {site}; "
-                f"{int((~good).sum())} rows are outside it: {_mend(name, values, support)}"
+                f"{int((~good).sum())} rows are outside it: {_fix(name, values, support)}"
             )
 
 
@@ -230,7 +214,7 @@ def in_words(support: Constraint) -> str:
     return str(support)
 
 
-def _mend(name: str, values: Tensor, support: Constraint) -> str:
+def _fix(name: str, values: Tensor, support: Constraint) -> str:
     """Return how labels get into a support."""
     high = getattr(support, "upper_bound", None)
     if isinstance(high, int) and int(values.min()) == 1 and int(values.max()) == high + 1:
@@ -257,7 +241,7 @@ def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
 
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
-    """Return what is wrong with labels that their site cannot score, and the mend."""
+    """Return what is wrong with labels that their site cannot score, and the fix."""
     kind = type(getattr(fn, "base_dist", fn)).__name__
     own, wanted = tuple(value.shape[2:]), tuple(fn.event_shape)
     if own == wanted:
@@ -268,13 +252,13 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
             f"dtype of the model, data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
         )
     column = f"data.fields['{label}']"
-    mend = f"give one entry per row of shape {wanted}"
+    fix = f"give one entry per row of shape {wanted}"
     if own == (1,) and not wanted:
-        mend = f"drop the dimension, data.with_fields({label}={column}[:, 0])"
+        fix = f"drop the dimension, data.with_fields({label}={column}[:, 0])"
     elif len(own) == 1 and not wanted and kind == "Categorical":
-        mend = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
+        fix = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
     return (
         f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' "
         f"has shape {own} "
-        f"per row: {mend}"
+        f"per row: {fix}"
     )

@@ -35,9 +35,6 @@ if hasattr(constraints, "MixtureSameFamilyConstraint"):
 def check_support(site: Site) -> None:
     """Refuse a latent site that no vector of real numbers can stand for.
 
-    Args:
-        site: a message of `pyro.sample`, before it has a value.
-
     Raises:
         ProgramError: the site is discrete, or no map from the real line onto its support is known.
     """
@@ -70,10 +67,6 @@ def check_support(site: Site) -> None:
 def check_density(name: str, site: Site) -> None:
     """Refuse a site whose distribution cannot compute its log density.
 
-    Args:
-        name: of the site.
-        site: of a trace.
-
     Raises:
         ProgramError: the log density is not there, or fails inside Pyro.
     """
@@ -97,9 +90,6 @@ def _no_density(name: str, site: Site) -> ProgramError:
 
 def refuse_in_sample(error: Exception) -> None:
     """Name the site of an error inside `pyro.sample` where its distribution lacks something.
-
-    Args:
-        error: raised by a model or guide.
 
     Raises:
         ProgramError: the distribution cannot be copied over the site's plates, or cannot be drawn
@@ -134,10 +124,6 @@ def kind_of(fn: Any) -> str:
 
 def support_of(name: str, fn: Any) -> Any:
     """Return the support of a site's distribution.
-
-    Args:
-        name: of the site.
-        fn: the distribution.
 
     Raises:
         ProgramError: it has none.

@@ -30,10 +30,6 @@ def is_ragged(data: ClientData) -> bool:
 def check_padding(program: Program, data: ClientData) -> None:
     """Refuse a program whose log density depends on padded rows.
 
-    Args:
-        program: to check.
-        data: the clients it will run on.
-
     Raises:
         ProgramError: a site differs between some rows alone and the same rows padded; the message
             names it.
@@ -72,14 +68,6 @@ def check_mini_batches(
     Mini-batches hold some rows of a client in random order, and stand for all of them. What is
     computed from several rows, such as the row before (an autoregression) or a mean, is another
     thing there.
-
-    Args:
-        program: to check. A model with the attribute `normalizes_by_batch` is let pass: its rows
-            are normalized by the mini-batch on purpose.
-        data: the clients it will run on.
-        priors_alone: the steps on mini-batches evaluate no likelihood, so check the latent sites
-            alone.
-        halves: some steps work on a random half of a client's rows, by mini-batches or not.
 
     Raises:
         ProgramError: a site depends on several rows of its client; the message names it.
@@ -127,10 +115,6 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
 
 def check_labels_given(program: Program, rows: ClientData) -> None:
     """Refuse to predict unlabeled rows if a site is computed from labels (autoregression).
-
-    Args:
-        program: the checked program.
-        rows: to be predicted.
 
     Raises:
         ValueError: the distribution of a site depends on a label that the rows do not have.
@@ -199,10 +183,6 @@ def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
 
 def check_apart(program: Program, data: ClientData) -> None:
     """Refuse a program in which a client's log density depends on others in its batch.
-
-    Args:
-        program: to check.
-        data: the clients it will run on together.
 
     Raises:
         ProgramError: a local site differs between a client alone and beside another; the message

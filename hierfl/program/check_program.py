@@ -28,13 +28,6 @@ Loss = Callable[[Params, ClientBatch], Tensor]
 def check_steps(program: Program, batch: ClientBatch) -> Program:
     """Take a gradient as local steps do, and find whether `torch.vmap` can carry several clients.
 
-    Args:
-        program: to check.
-        batch: a few rows of one client.
-
-    Returns:
-        The program, with `mapped` set. Where it is false a warning names the site.
-
     Raises:
         ProgramError: no gradient can be taken; the message names the site.
     """
@@ -144,11 +137,6 @@ def _of_site(density: Callable[..., Tensor], name: str) -> Loss:
 
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates.
-
-    Args:
-        name: of the site.
-        site: of a trace.
-        batch: that was traced.
 
     Raises:
         ProgramError: the site is in the data plate but not in the clients plate; it is observed
@@ -264,10 +252,6 @@ def _kind(thing: Any) -> str:
 def check_cover(latents: Latents, guide: Any) -> None:
     """Refuse a guide whose latent sites are not those of the model.
 
-    Args:
-        latents: the model's latent sites.
-        guide: trace of the guide.
-
     Raises:
         ProgramError: the guide lacks a site, has an additional one that is not auxiliary, or has
             one of another shape or on the other side of the clients plate.
@@ -302,10 +286,6 @@ def check_cover(latents: Latents, guide: Any) -> None:
 
 def check_start(program: Program, batch: ClientBatch) -> None:
     """Refuse a program whose log density is not finite at the guide's starting values.
-
-    Args:
-        program: to check.
-        batch: a few rows.
 
     Raises:
         ProgramError: a part of the log density cannot be computed, or is NaN or infinite.

@@ -80,11 +80,6 @@ def _drawn_here() -> Iterator[list[str]]:
 def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
     """Refuse a model or guide that moves a global generator in this context, and restore all.
 
-    Args:
-        what: "model" or "guide".
-        starts: whether the starting values of params are drawn here, for which torch's generator is
-            seeded.
-
     Raises:
         ProgramError: a generator has moved; the message names it.
     """
@@ -111,10 +106,6 @@ def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
 
 def check_pure(program: Program, batch: ClientBatch) -> None:
     """Refuse a program with its own noise, state or weights, by running it twice.
-
-    Args:
-        program: to check.
-        batch: a few rows.
 
     Raises:
         ProgramError: model or guide draws from a global generator; a site differs between two runs

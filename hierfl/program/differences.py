@@ -23,14 +23,9 @@ def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
 
     Functions are compared by their fingerprints, and not by their names where both have one: a
     script's model is the same when the script is imported.
-
-    Args:
-        found: of a record; it need not be well formed.
-        wanted: as `describe` has made it, or of another record.
-        where: what is compared, for the messages; "" for a whole method.
     """
-    told = list(_compared(found, wanted, where))
-    return Differences([t for sure, t in told if sure], [t for sure, t in told if not sure])
+    found_in = list(_compared(found, wanted, where))
+    return Differences([t for sure, t in found_in if sure], [t for sure, t in found_in if not sure])
 
 
 def _compared(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str]]:
@@ -100,12 +95,12 @@ def _name_of(description: Mapping[str, Any]) -> JSON:
 def _named(description: Mapping[str, Any]) -> str:
     """Return what a description calls or names, in words; of one's own `Method` also its name."""
     name = _name_of(description)
-    told = next(iter(name.values())) if len(name) == 1 else name
-    if not isinstance(told, str):
+    text = next(iter(name.values())) if len(name) == 1 else name
+    if not isinstance(text, str):
         return _short(name)
     options = description.get("with")
-    own = options.get("name") if told == "hierfl.Method" and isinstance(options, Mapping) else None
-    return f"{told} '{own}'" if isinstance(own, str) else told
+    own = options.get("name") if text == "hierfl.Method" and isinstance(options, Mapping) else None
+    return f"{text} '{own}'" if isinstance(own, str) else text
 
 
 def _text(value: JSON) -> str:

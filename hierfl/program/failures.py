@@ -16,7 +16,7 @@ _SHAPES = (
     "align them from the right: a field is [clients, rows, ...], a local site [clients, 1, ...]"
 )
 
-# Pattern in the first line of the cause -> what is wrong, and the mend. `{0}` is the pattern's
+# Pattern in the first line of the cause -> what is wrong, and the fix. `{0}` is the pattern's
 # first group.
 _KNOWN = (
     (
@@ -91,20 +91,14 @@ _KNOWN = (
 
 
 def why_it_fails(what: str, error: BaseException, batch: ClientBatch) -> str:
-    """Return one sentence on a failed run of a program.
-
-    Args:
-        what: "model" or "guide".
-        error: that it raised.
-        batch: that it ran on.
-    """
+    """Return one sentence on a failed run of a program."""
     cause = root_of(error)
     reason = _reason(cause)
     shown = ""
     if reason is None or _SHAPES in reason or "types meet" in reason or "layer's inputs" in reason:
         shown = f" ({_fields(batch)})"
     if reason is None:
-        reason = f"{_first_line(cause)}: mend what it names"
+        reason = f"{_first_line(cause)}: fix what it names"
         if isinstance(cause, RuntimeError) and not _is_ours(cause):
             reason = "an operation of torch refuses its operands: see the error above"
     elif reason == "":

@@ -47,7 +47,7 @@ PLAIN = (
     torch.Size,
     np.generic,
 )
-# Functions of these packages are told apart by their names: they change with releases, not with a
+# Functions of these packages are distinguished by their names: they change with releases, not with a
 # user's program.
 RELEASED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
 INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
@@ -87,13 +87,7 @@ class _Parts:
         self.seen: dict[int, object] = {}  # kept alive, so that no id is used twice
 
     def of(self, thing: Any, where: str, *, fixed: bool = False) -> Iterator[Part]:
-        """Yield the parts of something.
-
-        Args:
-            thing: any object.
-            where: its place in the whole, in words; "" for the whole.
-            fixed: as in `fingerprint`.
-        """
+        """Yield the parts of something."""
         if isinstance(thing, PLAIN):
             yield _in("value", where), _hash(f"{type(thing).__name__} {thing!r}")
             return
@@ -253,14 +247,14 @@ def _text_of(code: CodeType) -> str:
         constants[0] = None
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     names = (code.co_names, code.co_varnames[: sum(counts)], code.co_freevars, code.co_cellvars)
-    told = (
+    text = (
         code.co_code.hex(),
         code.co_exceptiontable.hex(),
         code.co_flags & ~HAS_DOCSTRING,
         counts,
         names,
     )
-    return f"{told!r} {[_text_of_constant(value) for value in constants]!r}"
+    return f"{text!r} {[_text_of_constant(value) for value in constants]!r}"
 
 
 def _text_of_constant(value: Any) -> str:
@@ -296,16 +290,16 @@ def _in(what: str, where: str) -> str:
 
 def _hash_of_array(values: Any, *, contents: bool = True) -> str:
     """Return a hash of a tensor or array: its type, its shape and its contents."""
-    told = f"{values.dtype} {tuple(values.shape)}"
+    text = f"{values.dtype} {tuple(values.shape)}"
     if not contents or getattr(values, "is_meta", False):
-        return _hash(told)
+        return _hash(text)
     if isinstance(values, np.ndarray):
-        return _hash(told, b"" if values.dtype.hasobject else values.tobytes())
+        return _hash(text, b"" if values.dtype.hasobject else values.tobytes())
     plain = values.detach().cpu()
     if plain.layout is not torch.strided or plain.is_quantized:
-        return _hash(told, repr(plain).encode())
+        return _hash(text, repr(plain).encode())
     flat = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return _hash(told, flat.view(torch.uint8).numpy().tobytes())
+    return _hash(text, flat.view(torch.uint8).numpy().tobytes())
 
 
 def _hash(text: str, content: bytes = b"") -> str:

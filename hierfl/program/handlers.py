@@ -101,10 +101,6 @@ class Noise:
 def draw(fn: Any, source: Noise) -> Tensor:
     """Return one reparameterized draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
 
-    Args:
-        fn: the distribution.
-        source: of the noise.
-
     Raises:
         NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is not a known transform of
             normals or uniforms.

@@ -70,12 +70,6 @@ def joint_sites(
 def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
     """Refuse a latent site with one value per row: its shape would differ between clients.
 
-    Args:
-        model: the generative program.
-        trace: of the model on the batch.
-        batch: a few rows. Only where a site has as many values is the model traced again, on one
-            row less.
-
     Raises:
         ProgramError: the shape of a latent site depends on the number of rows; the message names
             the site.

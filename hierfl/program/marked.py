@@ -118,16 +118,7 @@ def name_of(function: object, kind: Kind) -> str | None:
 
 
 def marked(kind: Kind, name: str) -> Any:
-    """Return what is marked as a model or guide.
-
-    Args:
-        kind: "model" or "guide".
-        name: the name it is marked under; or "module:qualname" of a marked guide family, which a
-            record names so where options of the family are set.
-
-    Returns:
-        The function, or None where the running program has marked none.
-    """
+    """Return what is marked as a model or guide."""
     found = _MARKED.get((kind, name))
     if found is not None:
         return found

@@ -186,7 +186,7 @@ class Program:
             params: unconstrained, of model and guide.
             batch: the rows that guide and model read.
         """
-        # a likelihood averaged over q would not be the density at the draw: the model is not told q
+        # a likelihood averaged over q would not be the density at the draw: the model does not receive q
         guided, modeled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
         names = [*(site.name for site in self.latents.sites), *self.derived]
         values = {name: modeled.nodes[name]["value"] for name in names}

@@ -1,7 +1,7 @@
 """Reading a user's program from eager, validated traces.
 
 The traces show which sites and params are global and which local. A mistake is raised as one error,
-which names it and its mend.
+which names it and its fix.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def read(
 
     Raises:
         TypeError: `data` is no `ClientData`.
-        ValueError: NaN or infinity in a field that the model does not deal with, or labels outside
+        ValueError: NaN or infinity in a field that the model does not handle, or labels outside
             the support of their site; the message names client and field.
-        ProgramError: the program itself is wrong; the message names the site and the mend.
+        ProgramError: the program itself is wrong; the message names the site and the fix.
     """
     check_callable(model, guide)
     return read_model(model, data, seed=seed).under(guide, learn=learn)

@@ -95,11 +95,6 @@ def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str
     A factor inside the clients plate that reads no field with one value a row belongs to the prior
     of the client's local sites.
 
-    Args:
-        model: the generative program.
-        trace: of the model on the batch.
-        batch: a few rows.
-
     Returns:
         Factor -> whether it has one value a row; else it has one a client.
     """
@@ -226,13 +221,13 @@ def _param(site: Site, pair: Site) -> ParamSpec:
     local = in_clients(site) and not is_weight
     differ = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if len(differ) != int(local):
-        where, mend = "outside", "it must not depend on the clients"
+        where, fix = "outside", "it must not depend on the clients"
         if local:
-            where, mend = "inside", "give it one entry a client, (num_clients, 1, ...)"
+            where, fix = "inside", "give it one entry a client, (num_clients, 1, ...)"
         raise ProgramError(
             f"param '{site['name']}' is {where} the clients plate, but its shape is "
             f"{tuple(before)} for one "
-            f"client and {tuple(after)} for two: {mend}"
+            f"client and {tuple(after)} for two: {fix}"
         )
     axis = differ[0] - len(before) if local else 0
     return ParamSpec(site["name"], local, constraint, start, axis)

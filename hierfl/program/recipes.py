@@ -106,7 +106,7 @@ def describe(value: Any, *, fixed: bool = False) -> JSON:
 
     Args:
         value: to describe.
-        fixed: the weights of a module are constants of the model, and told apart by their values.
+        fixed: the weights of a module are constants of the model, and distinguished by their values.
     """
     marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
     if marked:
@@ -240,7 +240,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
         return factory(**options)
     except CannotRemake:
         raise
-    except Exception as error:  # whatever a constructor raises at arguments that nobody has checked
+    except Exception as error:  # whatever a constructor raises at arguments that are not checked
         raise CannotRemake(
             f"{_short(name)} does not take what the recipe holds ({_short(error)}): {HAND_IN}"
         ) from error

@@ -63,28 +63,16 @@ def traces_of(
     *,
     tell: bool = True,
 ) -> tuple[Any, Any]:
-    """Trace the guide, and the model at the guide's draws.
-
-    Args:
-        model: the generative program.
-        guide: its guide.
-        params: unconstrained params of both.
-        batch: the rows that the model scores.
-        support: the rows that the guide reads.
-        tell: whether the model may ask for the guide's distributions by `posterior_of`.
-
-    Returns:
-        The trace of the guide and the trace of the model.
-    """
+    """Trace the guide, and the model at the guide's draws."""
     with Answer(params, batch):
         guided = poutine.trace(guide).get_trace(support)
-        told = _POSTERIOR.set(
+        token = _POSTERIOR.set(
             {name: site["fn"] for name, site in samples(guided)} if tell else None
         )
         try:
             modeled = poutine.trace(poutine.replay(model, guided)).get_trace(batch)
         finally:
-            _POSTERIOR.reset(told)
+            _POSTERIOR.reset(token)
     return guided, modeled
 
 
@@ -96,15 +84,7 @@ def elbo_terms(
     closed: Collection[str],
     factors: Collection[str] = (),
 ) -> Terms:
-    """Return the parts of the negative ELBO at one draw.
-
-    Args:
-        guide: trace of the guide.
-        model: trace of the model at the guide's draws.
-        batch: the rows that the model scored.
-        closed: sites whose KL is taken in closed form, given the sites before them.
-        factors: each `pyro.factor` that is a term of the likelihood.
-    """
+    """Return the parts of the negative ELBO at one draw."""
     nll = torch.zeros(batch.num_clients, device=batch.counts.device)
     for _, site in samples(model):
         if is_likelihood(site, factors):
@@ -142,12 +122,6 @@ def log_joint(
     model: Model, values: Values, batch: ClientBatch, params: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the log density of a model at given values of its latent sites, in nats.
-
-    Args:
-        model: the generative program.
-        values: of its latent sites.
-        batch: the rows that are scored.
-        params: its params, unconstrained.
 
     Returns:
         The log density of each client's local sites and rows given the global sites, (C,), and that

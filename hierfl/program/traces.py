@@ -43,12 +43,7 @@ def is_factor(site: Site) -> bool:
 
 
 def is_likelihood(site: Site, factors: Container[str] = ()) -> bool:
-    """Return whether a site is observed inside the clients plate.
-
-    Args:
-        site: of a trace.
-        factors: each `pyro.factor` that counts as observed (`hierfl.program.read_traces`).
-    """
+    """Return whether a site is observed inside the clients plate."""
     counts = not is_factor(site) or site["name"] in factors
     return site["is_observed"] and in_clients(site) and counts
 
@@ -76,10 +71,6 @@ def sums_by_owner(
 ) -> tuple[Tensor, Tensor]:
     """Add up terms of sites, each scaled and masked as its plates say.
 
-    Args:
-        terms: sites and their terms, each of the batch shape of its site.
-        batch: the clients the sites are of.
-
     Returns:
         The sums of local sites, a client each, (C,), and the sum of global sites, ().
     """
@@ -102,12 +93,7 @@ def has_mean(fn: Any) -> bool:
 
 
 def center(fn: Any, by_mean: bool) -> Tensor:
-    """Return the center of a distribution, of shape `fn.shape()`.
-
-    Args:
-        fn: the distribution.
-        by_mean: take the mean; else the image of 0 under the map from R^k to the support.
-    """
+    """Return the center of a distribution, of shape `fn.shape()`."""
     if by_mean:
         mean: Tensor = fn.mean
         return mean.expand(fn.shape())

@@ -1,4 +1,4 @@
-"""Arguments of another kind: one sentence that names the argument and the mend, wherever a user
+"""Arguments of another kind: one sentence that names the argument and the fix, wherever a user
 hands them over.
 """
 

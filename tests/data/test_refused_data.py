@@ -1,4 +1,4 @@
-"""Data that would be merged, wrapped or unmasked in silence are refused by name, with the mend."""
+"""Data that would be merged, wrapped or unmasked in silence are refused by name, with the fix."""
 
 from __future__ import annotations
 

@@ -108,12 +108,12 @@ ENGINES = ("vectorized", "sequential", "pooled", "nuts")
 def test_an_observed_site_outside_the_data_plate_is_refused(
     what: str, engine: Any, counts: tuple[int, ...]
 ) -> None:
-    """On every engine alike; of equal clients too, since the next one may be smaller."""
+    """On every engine; of equal clients too, since the next one may be smaller."""
     data, program, site = clients(*counts), model(UNMASKED[what]), what.split()[0]
-    mends = r"open batch\.data\(\) around it, or .*batch\.sum.*batch\.mask\(\).*client_fields="
+    fixes = r"open batch\.data\(\) around it, or .*batch\.sum.*batch\.mask\(\).*client_fields="
     with pytest.raises(
         ProgramError,
-        match=rf"(?s)site '{site}' is observed inside batch\.clients\(\) but outside batch\.data\(\).*{mends}",
+        match=rf"(?s)site '{site}' is observed inside batch\.clients\(\) but outside batch\.data\(\).*{fixes}",
     ):
         if engine == "nuts":
             hierfl.diagnostics.nuts(program, data)
@@ -439,7 +439,7 @@ def test_a_program_that_cannot_be_compared_is_warned_of(data: ClientData) -> Non
 
 
 def test_equal_labels_do_not_hide_an_autoregression() -> None:
-    """The first rows of the largest client are all alike: others show the dependence."""
+    """The first rows of the largest client are all equal: others show the dependence."""
     y = torch.zeros(30)
     y[-4:] = torch.arange(4.0)
     data = ClientData.from_clients({"a": {"y": y}, "b": {"y": y[:20]}})

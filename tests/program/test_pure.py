@@ -1,5 +1,5 @@
 """A program is a function of its params, rows and noise keys: anything else is refused, on every
-engine alike.
+engine.
 """
 
 from __future__ import annotations
