@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import shown_as
 from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics
+from hierfl.effects.intervals import statistics, with_intervals
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predictor
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
@@ -28,11 +28,7 @@ POINTS = 41  # of a grid over a number
 REACH = 2.0  # of that grid, in sds from the mean on either side
 
 
-def _shown(found: Effects) -> Shown:
-    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
-
-
-@shown_as(_shown)
+@shown_as(with_intervals)
 @dataclass(frozen=True, eq=False)
 class Effects:
     """The response along one column, the others held fixed.

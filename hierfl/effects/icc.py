@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import shown_as
 from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics
+from hierfl.effects.intervals import statistics, with_intervals
 from hierfl.effects.predictor_rows import Rows, typical
 from hierfl.formulas.layout import GroupTerm
 from hierfl.posterior.snapshot import Snapshot
@@ -27,11 +27,7 @@ LOGISTIC, GUMBEL = math.pi**2 / 3.0, math.pi**2 / 6.0
 THRESHOLDS = {"logit": LOGISTIC, "probit": 1.0, "cloglog": GUMBEL}
 
 
-def _shown(found: Icc) -> Shown:
-    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
-
-
-@shown_as(_shown)
+@shown_as(with_intervals)
 @dataclass(frozen=True, eq=False)
 class Icc:
     """The share of the latent variance that lies between groups.

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.tables import Shown
+
 LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
 STATISTICS = ("mean", "sd", "low", "high")
 Floats = NDArray[np.float64]
+
+
+def with_intervals(found: Any) -> Shown:
+    """Return how a result with a title and a frame of intervals is shown."""
+    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
 
 
 def statistics(draws: Tensor, *, prefix: str = "") -> dict[str, Floats]:

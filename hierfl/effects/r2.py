@@ -9,20 +9,16 @@ import torch
 from torch import Tensor
 
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import shown_as
 from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics
+from hierfl.effects.intervals import statistics, with_intervals
 from hierfl.effects.marginal_means import in_turn
 from hierfl.effects.predictor import distribution, mean_response, predictor
 from hierfl.effects.predictor_rows import rows_of_client
 from hierfl.posterior.snapshot import Snapshot
 
 
-def _shown(found: R2) -> Shown:
-    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
-
-
-@shown_as(_shown)
+@shown_as(with_intervals)
 @dataclass(frozen=True, eq=False)
 class R2:
     """The share of the responses' variance that the model explains.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import shown_as
 from hierfl.effects.conditional_effects import fixed
 from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics
+from hierfl.effects.intervals import statistics, with_intervals
 from hierfl.effects.predictor import EACH, asked, distribution, predictor
 from hierfl.effects.predictor_rows import typical
 from hierfl.models.families.survival import hazards
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 POINTS = 50  # of the default times
 
 
-def _shown(found: Survival) -> Shown:
-    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
-
-
-@shown_as(_shown)
+@shown_as(with_intervals)
 @dataclass(frozen=True, eq=False)
 class Survival:
     """The probability that a time is beyond t.
