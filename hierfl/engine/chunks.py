@@ -117,8 +117,11 @@ def counted(
 
 def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple[Up, Tree]:
     """Return what each client of a chunk sends, values times weights, and the new states."""
-    full = _padded(task)
-    done = client_round(federation, phases, full.message, full.own, full.ids, full.round)
+    ids, own = task.ids, task.own
+    if len(ids) < task.slots:  # the last client is repeated until all slots are filled
+        place = torch.arange(task.slots).clamp(max=len(ids) - 1)
+        ids, own = ids[place], _rows(own, place)
+    done = client_round(federation, phases, task.message, own, ids, task.round)
     answer: tuple[Up, Tree] = tree_map(lambda v: v[: len(task.ids)], done)
     return answer
 
@@ -176,14 +179,6 @@ def _sentence(error: Exception) -> str:
     """Return the first line of an error's message, or the error's name where it has none."""
     text = str(error).strip().split("\n")[0][:200]
     return text or type(error).__name__
-
-
-def _padded(task: Task) -> Task:
-    """Return a task whose last client is repeated until all slots are filled."""
-    if len(task.ids) >= task.slots:
-        return task
-    client = torch.arange(task.slots).clamp(max=len(task.ids) - 1)
-    return task._replace(ids=task.ids[client], own=tree_map(lambda v: v[client], task.own))
 
 
 def once_each(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

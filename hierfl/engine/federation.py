@@ -201,7 +201,8 @@ def federate(
     program = program or read(method.model, method.guide, data, seed=seed)
     client, server = method.client(program), method.server(program)
     _check_steps_fit(program, client, data)
-    _check_mail(method, client, server)
+    if server.mail is not None:
+        _check_mail(method, client)
     return Federation(
         program=program,
         client=client,
@@ -254,10 +255,8 @@ def _check_everyone(method: Method, settings: Settings, *, all_clients: bool) ->
         )
 
 
-def _check_mail(method: Method, client: Client, server: Server) -> None:
+def _check_mail(method: Method, client: Client) -> None:
     """Refuse mail of a method that discloses sums, and mail without a place in the client state."""
-    if server.mail is None:
-        return
     if method.discloses == "sums":
         raise TypeError(
             f"{method.name} sends mail to single clients, so its server knows more than sums: "
@@ -279,7 +278,8 @@ def _check_steps_fit(program: Program, client: Client, data: ClientData) -> None
         ValueError: a factor of all of a client's rows, with mini-batches or halves of them.
         ProgramError: a site that depends on several rows, with mini-batches or halves of them.
     """
-    _check_factors(program, client, int(data.counts.max()))
+    if program.factors:
+        _check_factors(program, client, int(data.counts.max()))
     each = [p for p in (*client.phases, *(client.adapt or ())) if p.count]
     phases = [p for p in each if p.batch_size or p.rows != "all"]
     if phases:

@@ -47,7 +47,7 @@ def steps(
     Yields:
         The step's tensors, and which clients still work: (mask (C,) bool,), or () where all do.
     """
-    half = _half(data, ids, phase, seed=seed, at=at)
+    half = None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
     keys, done = keys_of(data, ids, seed, *at), 0
     blocks = (
         _all_rows(data, ids, phase.count, keys, half, few_widths=few_widths)
@@ -82,15 +82,6 @@ def batch_of(tensors: Tree, phase: Phase) -> ClientBatch:
         root=tensors["root"],
         is_mini_batch=phase.batch_size is not None,
     )
-
-
-def _half(
-    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
-) -> Half | None:
-    """Return the half of the rows that a phase works on; None: all rows."""
-    if phase.rows == "all":
-        return None
-    return half_of(data, ids, phase.rows, seed=seed, round_=at[0])
 
 
 def _all_rows(
@@ -188,7 +179,9 @@ class _Plan:
         """Plan a phase; the arguments and the error are those of `row_plan`."""
         if phase.batch_size is None:
             raise ValueError("a phase on all rows has no row plan")
-        half = _half(data, ids, phase, seed=seed, at=at)
+        half = (
+            None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
+        )
         counts = data.counts[ids] if half is None else half.counts
         size = min(phase.batch_size, int(counts.max()))
         by_epoch = phase.unit == "epoch"

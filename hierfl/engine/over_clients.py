@@ -21,7 +21,7 @@ def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]
     def run(*trees: Tree, count: int) -> Tree:
         if at_once:
             index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
-            return torch.vmap(lambda _, *t: _tensors(one(*t)))(index, *trees)
+            return torch.vmap(lambda _, *t: tree_map(_tensor, one(*t)))(index, *trees)
         each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
         return tree_map(lambda *v: torch.stack(v), *each)
 
@@ -42,8 +42,8 @@ def over_batch(
     return run
 
 
-def _tensors(tree: Tree) -> Tree:
-    return tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(v), tree)
+def _tensor(value: object) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
 def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:

@@ -102,7 +102,8 @@ def begin(
     """Return the progress before the first round; large client states go to a file in `folder`."""
     path = None if folder is None else folder / TABLE_FILE
     table = new_table(federation.client.own, federation.data.num_clients, path)
-    _deliver(federation, federation.server.state, table)
+    if federation.server.mail:
+        _deliver(federation, federation.server.state, table)
     return Progress(federation.server.state, table, compiled=compiled)
 
 
@@ -150,11 +151,11 @@ def one_round(
     left_out = tuple(sorted(one.client for one in cohort.left_out))
     at = clock._replace(clients=len(cohort.ids), left_out=left_out)
     state = server.update(progress.server, means, at)
-    mailed = _deliver(federation, state, progress.table)
+    mailed = _deliver(federation, state, progress.table) if server.mail else 0
     record = {
         "round": clock.round,
         "clients": len(cohort.ids),
-        **_single_numbers(means),
+        **{k: float(v) for k, v in means.items() if isinstance(v, Tensor) and v.numel() == 1},
         **server.logged(state),
         **_said(federation, cohort),
         **(said_of_conflicts(found, data.names) if (found := server.surprise(state)) else {}),
@@ -168,8 +169,7 @@ def one_round(
 
 def _deliver(federation: Federation, server: Tree, table: Table) -> int:
     """Put the server's mail into the client states, and return the bytes that a client gets."""
-    if federation.server.mail is None:
-        return 0
+    assert federation.server.mail is not None
     mail, count = federation.server.mail(server), federation.data.num_clients
     for ids in torch.arange(count).split(DELIVERED_AT_ONCE):
         own = taken(table, ids)
@@ -244,15 +244,6 @@ def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut])
         f"round {clock.round}: all {len(left_out)} clients are left out ({some}{more}): lower the "
         "learning rate, or see what the model does with their rows"
     )
-
-
-def _single_numbers(means: dict[str, Tree]) -> dict[str, float]:
-    """Return the means that are one number: they are logged."""
-    return {
-        name: float(mean)
-        for name, mean in means.items()
-        if isinstance(mean, Tensor) and mean.numel() == 1
-    }
 
 
 def adapt(federation: Federation, server: Tree, count: int, start: Table | None = None) -> Table:

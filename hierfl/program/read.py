@@ -197,7 +197,8 @@ class ModelRead:
                 prototype=one,
                 seed=self.seed,
                 keyed=keyed,
-                reads_all_rows=_reads_all_rows(guide),
+                reads_all_rows=isinstance(guide, Family)
+                and bool(getattr(guide.build, "reads_all_rows", False)),
                 joint=self.joint,
                 codes=self.codes,
             )
@@ -344,8 +345,3 @@ def _factors(
             "obs=batch.y)"
         )
     return factors
-
-
-def _reads_all_rows(guide: Guide | Family) -> bool:
-    """Return whether a guide is of a family that needs every row of a client at each step."""
-    return isinstance(guide, Family) and bool(getattr(guide.build, "reads_all_rows", False))

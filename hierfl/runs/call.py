@@ -208,6 +208,7 @@ def _check_optimizers(method: Method) -> None:
     """Refuse options of a method that should be optimizers, or step sizes, and are not."""
     recipe = recipe_of(method)
     for name, value in ({} if recipe is None else recipe.options).items():
+        rate = value if name == "step_size" else 1.0
         if isinstance(value, Method):
             _check_optimizers(value)
         elif "optimizer" in name and value is not None:
@@ -217,11 +218,6 @@ def _check_optimizers(method: Method) -> None:
                     f"{name} is {kind}: give one of hierfl.optimizers with its step size, "
                     "Adam(0.01)"
                 )
-            _check_rate(f"{name}.lr", getattr(value, "lr", 1.0))
-        elif name == "step_size":
-            _check_rate(name, value)
-
-
-def _check_rate(name: str, value: object) -> None:
-    if not isinstance(value, numbers.Real | Tensor):
-        raise TypeError(f"{name} is {value!r}: it must be a number above 0")
+            name, rate = f"{name}.lr", getattr(value, "lr", 1.0)
+        if not isinstance(rate, numbers.Real | Tensor):
+            raise TypeError(f"{name} is {rate!r}: it must be a number above 0")

@@ -45,7 +45,8 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         settings=call.settings,
         program=choice.program if choice else None,
     )
-    _check_scored(eager, call.validation)
+    if call.validation is not None and not eager.program.sites_of_rows:
+        eager.program.observed_site(None)  # refuses a model without a site whose rows can be scored
     warn_of_unscaled(eager.program, data)
     folder = call.checkpoint
     who = about(method, eager, planned) if folder is not None else {}
@@ -82,12 +83,6 @@ def planned_of(method: Method, rounds: int | None) -> int:
             "rounds=100"
         )
     return method.most_rounds
-
-
-def _check_scored(federation: Federation, validation: ClientData | None) -> None:
-    """Refuse held-out rows where the model has no site whose rows could be scored."""
-    if validation is not None and not federation.program.sites_of_rows:
-        federation.program.observed_site(None)
 
 
 def _each_round(fitted: Fit, call: Call) -> Generator[Fit, None, None]:
