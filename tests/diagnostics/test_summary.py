@@ -99,7 +99,9 @@ def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> No
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_every_method_is_summarized(name: str) -> None:
+def test_every_method_is_summarized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convergence is left out: tests/diagnostics/test_convergence.py judges methods of every kind."""
+    monkeypatch.setattr("hierfl.diagnostics.verdict.run_of", lambda *_: "it was not asked")
     data = federation((3, 2, 4))
     fitted = hierfl.fit(
         CASES[name](), data, rounds=2, settings=hierfl.Settings(compile=False), progress=False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -16,6 +16,7 @@ import torch
 
 from hierfl import guides, methods
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.verdict import run_of
 from hierfl.diagnostics.wording import listed, number, share
 from hierfl.methods import fedsvi
 from hierfl.models import learned_prior_network, network
@@ -89,6 +90,17 @@ def fitted(kind: str) -> tuple[Fit, ClientData]:
 
 
 # ----------------------------------------------------------------------------------------- the page
+judged = cache(run_of)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def judged_once() -> Iterator[None]:
+    """Judge the convergence of each fit once: it takes most of the time of a report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hierfl.report.measure.run_of", judged)
+        yield
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Page]:
     torch.set_default_dtype(torch.float64)

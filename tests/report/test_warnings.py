@@ -33,6 +33,17 @@ from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted
 
 
+@pytest.fixture(autouse=True)
+def without_weighting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge convergence only where the history decides: weighting draws takes most of the time."""
+
+    def judged(f: Fit, seed: int) -> Any:
+        return run_of(f, seed) if judged_by_history(f) else "a trend needs more rounds"
+
+    for where in ("hierfl.diagnostics.verdict", "hierfl.report.measure"):
+        monkeypatch.setattr(f"{where}.run_of", judged)
+
+
 def checks(found: Measured) -> list[Check]:
     return [*checks_of_fit(found.evidence), *checks_of_predictions(found.scored)]
 
@@ -339,15 +350,8 @@ FITS: dict[str, Callable[[], Fit]] = {
 def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each warning without further rows is a reason of the verdict, and each reason a warning."""
 
-    def judged(f: Fit, seed: int) -> Any:
-        return run_of(f, seed) if judged_by_history(f) else "a trend needs more rounds"
-
-    def k_hats(f: Fit, *_: object) -> pd.Series:
-        return pd.Series(0.9, index=pd.Index(f.clients))
-
     for where in ("hierfl.diagnostics.verdict", "hierfl.report.measure"):
-        monkeypatch.setattr(f"{where}.run_of", judged)
-        monkeypatch.setattr(f"{where}.k_hats_of", k_hats)
+        monkeypatch.setattr(f"{where}.k_hats_of", lambda f, *_: pd.Series(0.9, index=f.clients))
     asked, warned_of = set(), set()
     for name, make in FITS.items():
         f = make()
