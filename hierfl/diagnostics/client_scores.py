@@ -19,14 +19,8 @@ from hierfl.core.arguments import shown
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
 from hierfl.posterior.prediction import Prediction, expect_prediction
 
-HIGHER_IS_BETTER = {
-    "log_score": True,
-    "accuracy": True,
-    "brier": False,
-    "rmse": False,
-    "crps": False,
-    "ece": False,
-}
+HIGHER_IS_BETTER = {"log_score": True, "accuracy": True}
+HIGHER_IS_BETTER |= {"brier": False, "rmse": False, "crps": False, "ece": False}
 
 
 def client_scores(

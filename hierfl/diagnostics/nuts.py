@@ -96,16 +96,10 @@ def nuts(
     with untouched_store(), unchecked():
         for chain in range(chains):
             pyro.set_rng_seed(seed + chain)
-            sampler = MCMC(
-                NUTS(
-                    lambda: program.model(batch),
-                    jit_compile=False,
-                    full_mass=[tuple(dense)] if dense else False,
-                ),
-                num_samples=draws,
-                warmup_steps=warmup,
-                disable_progbar=True,
-            )
+            mass = [tuple(dense)] if dense else False
+            kernel = NUTS(lambda: program.model(batch), jit_compile=False, full_mass=mass)
+            steps = {"num_samples": draws, "warmup_steps": warmup}
+            sampler = MCMC(kernel, **steps, disable_progbar=True)
             try:
                 sampler.run()
             except ValueError as error:

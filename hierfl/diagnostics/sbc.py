@@ -90,18 +90,11 @@ class Sbc:
     def table(self) -> pd.DataFrame:
         """Return, by scalar, the p-value of a chi-square test and the coverage of intervals."""
         size = dict(zip(self.clients, self.rows, strict=True))
-        return pd.DataFrame(
-            [
-                {
-                    "site": site,
-                    "number": place,
-                    "client": client,
-                    "rows": size.get(client or ""),
-                    **self._scores(ranks),
-                }
-                for site, place, client, ranks in self.quantities()
-            ]
-        )
+        records = []
+        for site, place, client, ranks in self.quantities():
+            one = {"site": site, "number": place, "client": client, "rows": size.get(client or "")}
+            records.append(one | self._scores(ranks))
+        return pd.DataFrame(records)
 
     def coverage(self) -> pd.DataFrame:
         """Return coverage by site, over all its numbers and clients."""
@@ -114,14 +107,8 @@ class Sbc:
         for site, ranks in self.own.items():
             for size in sorted(set(self.rows)):
                 those = [k for k, n in enumerate(self.rows) if n == size]
-                records.append(
-                    {
-                        "site": site,
-                        "rows": size,
-                        "clients": len(those),
-                        **self._covered(ranks[:, those]),
-                    }
-                )
+                one = {"site": site, "rows": size, "clients": len(those)}
+                records.append(one | self._covered(ranks[:, those]))
         return pd.DataFrame(records)
 
     def ecdf(self, site: str, *, prob: float = 0.95) -> pd.DataFrame:
@@ -325,12 +312,5 @@ def ecdf_band(
         scipy.stats.binom.cdf(below, count, at), scipy.stats.binom.sf(below - 1, count, at)
     )
     level = np.quantile(tail.min(1), 1.0 - prob)
-    return (
-        np.stack(
-            [
-                scipy.stats.binom.ppf(level / 2.0, count, at),
-                scipy.stats.binom.ppf(1.0 - level / 2.0, count, at),
-            ]
-        )
-        / count
-    )
+    ends = [scipy.stats.binom.ppf(tail, count, at) for tail in (level / 2.0, 1.0 - level / 2.0)]
+    return np.stack(ends) / count

@@ -48,12 +48,8 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
             torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
             nodes: Any = _traced(program.model, batch)
             values.append({name: nodes[name]["value"] for name in _named(program)})
-            labels.append(
-                {
-                    field: _as_field(nodes[site], batch, field)
-                    for site, field in program.labels.items()
-                }
-            )
+            of_fields = program.labels.items()
+            labels.append({field: _as_field(nodes[s], batch, field) for s, field in of_fields})
     _check_labels(program, batch, labels[0])
     return (
         {k: torch.stack([v[k] for v in values]) for k in values[0]},

@@ -132,16 +132,9 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the verdict says what they would
         try:
-            found, weights, _, _ = in_rounds(
-                fit,
-                count,
-                inner=INNER,
-                rounds=ROUNDS if latents.global_block.size else 1,
-                enough=count,
-                seed=seed,
-                tail=-math.inf,
-                more=MORE,
-            )
+            times = ROUNDS if latents.global_block.size else 1
+            how = {"inner": INNER, "more": MORE, "rounds": times, "enough": count}
+            found, weights, _, _ = in_rounds(fit, count, seed=seed, tail=-math.inf, **how)
             plain = posterior_draws(fit, draws=ROUNDS * count, seed=seed)
             given = _given_global(fit, plain, count, seed) if latents.local_block.size else []
         except (RuntimeError, ValueError) as error:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
-from hierfl.plots.style import BAND, COLORS, GRAY, mark_areas, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, POINTS, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,29 +87,15 @@ def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Flo
     thin = 1.0 if len(at) <= NAMED else 0.6
     ax.hlines(at, low, high, color=COLORS[0], linewidth=thin, zorder=3)
     ax.hlines(at, q1, q3, color=COLORS[0], linewidth=2.6 * thin, zorder=3)
-    ax.scatter(
-        middle,
-        at,
-        s=size,
-        color=COLORS[0],
-        edgecolor="white",
-        linewidth=0.4,
-        label="posterior",
-        zorder=4,
-    )
+    ax.scatter(middle, at, s=size, linewidth=0.4, label="posterior", zorder=4, **POINTS)
 
 
 def _local_only_marks(ax: Axes, local_only: Floats, size: Floats) -> None:
     """Draw each client's local-only estimate as a hollow diamond."""
     at = np.arange(len(local_only), dtype=float)
-    style: dict[str, Any] = {
-        "facecolor": "white",
-        "edgecolor": COLORS[1],
-        "linewidth": 1.1,
-        "marker": "D",
-        "zorder": 3.5,
-    }
-    ax.scatter(local_only, at, s=np.maximum(size * 0.7, 8.0), label="own rows only", **style)
+    style: dict[str, Any] = {"facecolor": "white", "edgecolor": COLORS[1], "marker": "D"}
+    style |= {"linewidth": 1.1, "zorder": 3.5, "label": "own rows only"}
+    ax.scatter(local_only, at, s=np.maximum(size * 0.7, 8.0), **style)
 
 
 def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool) -> None:
@@ -163,23 +149,10 @@ def shrinkage(
     _reference_lines(ax, span, center)
     ax.vlines(x, x, y, color=COLORS[5], linewidth=0.9, zorder=2)
     size = mark_areas(count, largest=70.0)
-    ax.scatter(
-        x,
-        y,
-        s=size,
-        color=COLORS[0],
-        edgecolor="white",
-        linewidth=0.5,
-        label="client (area: number of rows)",
-        zorder=3,
-    )
-    ax.set(
-        xlim=span,
-        ylim=span,
-        aspect="equal",
-        xlabel="estimate from own rows only",
-        ylabel="hierarchical estimate",
-    )
+    label = "client (area: number of rows)"
+    ax.scatter(x, y, s=size, linewidth=0.5, label=label, zorder=3, **POINTS)
+    ax.set(xlim=span, ylim=span, aspect="equal")
+    ax.set(xlabel="estimate from own rows only", ylabel="hierarchical estimate")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(6))
     return plain(ax)
@@ -225,13 +198,8 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
             "alpha": 1.0 if few else 0.55,
             "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if few else "-",
         }
-        ax.plot(
-            grid,
-            _kde(values[:, k], grid),
-            label=name if few else ("a client" if k == 0 else None),
-            zorder=2,
-            **style,
-        )
+        label = name if few else ("a client" if k == 0 else None)
+        ax.plot(grid, _kde(values[:, k], grid), label=label, zorder=2, **style)
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None), ylabel="density")
     ax.set_yticks([])
     return plain(ax)

@@ -60,13 +60,8 @@ def conditional_effect(
         if "new client" in name:
             style |= {"color": "0.45", "linestyle": "--" if levels is None else ""}
         if levels is None:
-            _band(
-                ax,
-                part[variable].to_numpy(),
-                part,
-                style,
-                filled=len(lines) <= BANDS or "new" in name,
-            )
+            filled = len(lines) <= BANDS or "new" in name
+            _band(ax, part[variable].to_numpy(), part, style, filled=filled)
         else:
             x = np.array([levels.index(value) for value in part[variable]], dtype=float)
             shift = 0.0 if len(lines) == 1 else 0.5 * (k / (len(lines) - 1) - 0.5)
@@ -118,13 +113,6 @@ def _with_legend(ax: Axes) -> Axes:
     handles, names = ax.get_legend_handles_labels()
     if names and len(names) <= 2 * BANDS:
         # beside the axes, since bands may fill them
-        ax.legend(
-            handles,
-            names,
-            frameon=False,
-            fontsize=8,
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-            borderaxespad=0.3,
-        )
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        ax.legend(handles, names, frameon=False, fontsize=8, borderaxespad=0.3, **place)
     return plain(ax)

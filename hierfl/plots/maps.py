@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hierfl.plots.style import BAND, COLORS, mark_areas, plain
+from hierfl.plots.style import BAND, POINTS, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,16 +56,7 @@ def client_map(
     size = mark_areas(count, largest=110.0)
     ax.axhline(0.0, color=BAND, linewidth=0.8, zorder=0)
     ax.axvline(0.0, color=BAND, linewidth=0.8, zorder=0)
-    ax.scatter(
-        at[:, 0],
-        at[:, 1],
-        s=size,
-        color=COLORS[0],
-        alpha=0.85,
-        edgecolor="white",
-        linewidth=0.5,
-        zorder=2,
-    )
+    ax.scatter(at[:, 0], at[:, 1], s=size, alpha=0.85, linewidth=0.5, zorder=2, **POINTS)
     _name_outermost(ax, at, names, size)
     ax.margins(0.16)
     ax.set(xlabel=f"first component ({share[0]:.0%})", ylabel=f"second component ({share[1]:.0%})")
@@ -89,11 +80,6 @@ def _name_outermost(ax: Axes, at: Floats, names: Sequence[str], size: Floats) ->
     """Name all clients if there are up to 12, otherwise the 8 farthest from the origin."""
     far = np.argsort(-np.linalg.norm(at, axis=1))[: len(names) if len(names) <= 12 else 8]
     for i in far:
-        ax.annotate(
-            names[i],
-            at[i],
-            xytext=(0, 2.0 + size[i] ** 0.5 / 2),
-            textcoords="offset points",
-            ha="center",
-            fontsize="small",
-        )
+        style: dict[str, Any] = {"ha": "center", "fontsize": "small"}
+        above = (0, 2.0 + size[i] ** 0.5 / 2)
+        ax.annotate(names[i], at[i], xytext=above, textcoords="offset points", **style)

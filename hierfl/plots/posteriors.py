@@ -48,14 +48,8 @@ def forest(
     for k, client in enumerate(clients):
         low, middle, high = _interval(local.sel(client=client), prob, dim)
         style = {**_POINTS, "color": COLORS[k % len(COLORS)], "marker": MARKERS[k % len(MARKERS)]}
-        ax.errorbar(
-            middle,
-            at + shifts[k],
-            xerr=[middle - low, high - middle],
-            label=client,
-            zorder=3,
-            **style,
-        )
+        bars = [middle - low, high - middle]
+        ax.errorbar(middle, at + shifts[k], xerr=bars, label=client, zorder=3, **style)
     ax.axvline(0.0, color="black", linewidth=0.7, linestyle=":", zorder=2)
     ax.set_yticks(at, [(labels or {}).get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)

@@ -57,21 +57,14 @@ def reliability(
     for k, (name, (p, y)) in enumerate(predicted.items()):
         mean, share, low, high = equal_mass(p, y, bins=bins, prob=prob)
         style: dict[str, Any] = {
-            "color": colors[k % len(colors)],
-            "marker": MARKERS[k % len(MARKERS)],
+            "linewidth": 1.0,
+            "elinewidth": 1.0,
+            "markersize": 4.5,
             "zorder": 3,
         }
+        style |= {"color": colors[k % len(colors)], "marker": MARKERS[k % len(MARKERS)]}
         bars = [share - low, high - share]
-        ax.errorbar(
-            mean + shifts[k],
-            share,
-            yerr=bars,
-            label=name,
-            linewidth=1.0,
-            markersize=4.5,
-            elinewidth=1.0,
-            **style,
-        )
+        ax.errorbar(mean + shifts[k], share, yerr=bars, label=name, **style)
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     ax.set_xticks([0.0, 0.25, 0.5, 0.75, 1.0])
     ax.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
@@ -108,22 +101,10 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
     low, high = (beta.ppf(at, hits + 0.5, len(y) - hits + 0.5) for at in (tail, 1.0 - tail))
     ax.plot([0.0, 1.0], [0.0, 1.0], color="0.6", linewidth=1.0, zorder=1)
     ax.fill_between(nominal, low, high, color=COLORS[0], alpha=0.2, linewidth=0.0, zorder=2)
-    ax.plot(
-        nominal,
-        hits / len(y),
-        color=COLORS[0],
-        marker=MARKERS[0],
-        markersize=3.0,
-        linewidth=1.2,
-        zorder=3,
-    )
-    ax.set(
-        xlim=(0.0, 1.0),
-        ylim=(0.0, 1.0),
-        aspect="equal",
-        xlabel="probability of the interval",
-        ylabel="share of rows inside the interval",
-    )
+    style: dict[str, Any] = {"color": COLORS[0], "marker": MARKERS[0], "markersize": 3.0}
+    ax.plot(nominal, hits / len(y), linewidth=1.2, zorder=3, **style)
+    ax.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), aspect="equal")
+    ax.set(xlabel="probability of the interval", ylabel="share of rows inside the interval")
     return plain(ax)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -55,26 +55,15 @@ def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
     for style, (name, part) in zip(styles, curves.groupby("limits", sort=False), strict=True):
         for side in ("low", "high"):
             label = f"{name} limits" if side == "low" else None
-            ax.plot(
-                part["expected"],
-                part[side],
-                style,
-                color=GRAY,
-                linewidth=0.9,
-                label=label,
-                zorder=1,
-            )
+            how: dict[str, Any] = {"color": GRAY, "linewidth": 0.9, "label": label, "zorder": 1}
+            ax.plot(part["expected"], part[side], style, **how)
     ax.axhline(1.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)
     ax.plot(frame["expected"], frame["smr"], "o", color=COLORS[0], markersize=5, zorder=3)
     for row in frame.itertuples():
         if row.funnel != "inside":
-            ax.annotate(
-                str(row.client),
-                (float(row.expected), float(row.smr)),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=8,
-            )
+            at = (float(row.expected), float(row.smr))
+            shift: dict[str, Any] = {"xytext": (5, 3), "textcoords": "offset points"}
+            ax.annotate(str(row.client), at, fontsize=8, **shift)
     highest = float(max(frame["smr"].max(), curves["high"][curves["limits"] == "95 %"].max()))
     ax.set(xlabel="expected events", ylabel="observed / expected", ylim=(0.0, 1.1 * highest))
     ax.legend(frameon=False, fontsize=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -36,15 +36,8 @@ def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     """
     frame = result.ecdf(site, prob=prob)
     at = frame.index.to_numpy()
-    ax.fill_between(
-        at,
-        frame.low - at,
-        frame.high - at,
-        color="0.87",
-        linewidth=0.0,
-        step="mid",
-        label=f"{prob:.0%} band",
-    )
+    style: dict[str, Any] = {"color": "0.87", "linewidth": 0.0, "step": "mid"}
+    ax.fill_between(at, frame.low - at, frame.high - at, label=f"{prob:.0%} band", **style)
     _rank_lines(ax, frame, site)
     ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
     ax.set_xlim(0.0, 1.0)
@@ -59,21 +52,12 @@ def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
     names = [name for name in frame.columns if name not in ("low", "high")]
     many = len(names) > len(COLORS)
     for k, name in enumerate(names):
-        label = (
-            (f"{len(names)} scalars" if k == 0 else None)
-            if many
-            else f"{site}{name}"
-            if name.startswith("[")
-            else name or site
-        )
-        ax.plot(
-            at,
-            frame[name] - at,
-            color=COLORS[0 if many else k],
-            linewidth=0.8 if many else 1.4,
-            alpha=0.6 if many else 1.0,
-            label=label,
-        )
+        label = f"{site}{name}" if name.startswith("[") else name or site
+        if many:
+            label = f"{len(names)} scalars" if k == 0 else None
+        width, alpha = (0.8, 0.6) if many else (1.4, 1.0)
+        style: dict[str, Any] = {"color": COLORS[0 if many else k], "linewidth": width}
+        ax.plot(at, frame[name] - at, alpha=alpha, label=label, **style)
 
 
 def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
@@ -114,14 +98,8 @@ def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: fl
 def _titled(ax: Axes, site: str) -> Axes:
     """Put the site's name and the legend above the axes; return the axes."""
     ax.set_title(site, fontsize=9, loc="left")
-    ax.legend(
-        frameon=False,
-        fontsize=7,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.1,
-        ncols=3,
-        columnspacing=1.0,
-    )
+    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
+    place |= {"ncols": 3, "borderaxespad": 0.1, "columnspacing": 1.0}
+    ax.legend(frameon=False, fontsize=7, **place)
     ax.spines[["top", "right"]].set_visible(False)
     return ax

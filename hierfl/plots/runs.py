@@ -89,12 +89,5 @@ def _set_limits(ax: Axes, late: tuple[float, float], whole: tuple[float, float])
     for cut, height, sign in ((whole[0] < low, 0.02, "↓"), (whole[1] > high, 0.93, "↑")):
         if cut:
             end = whole[0] if sign == "↓" else whole[1]
-            ax.text(
-                0.985,
-                height,
-                f"{sign} to {end:.4g}",
-                transform=ax.transAxes,
-                fontsize="small",
-                ha="right",
-                va="bottom",
-            )
+            style: dict[str, Any] = {"fontsize": "small", "ha": "right", "va": "bottom"}
+            ax.text(0.985, height, f"{sign} to {end:.4g}", transform=ax.transAxes, **style)

@@ -6,7 +6,7 @@ vision. Markers differ as well, so that no plot relies on color alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 BAND, GRAY = "0.88", "0.45"
+POINTS: dict[str, Any] = {"color": COLORS[0], "edgecolor": "white"}  # of a scatter plot
 
 
 def plain(ax: Axes) -> Axes:

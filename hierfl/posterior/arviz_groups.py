@@ -156,12 +156,8 @@ def given_groups(
     """Do the same with draws that are given."""
     keep, large = split(draws, var_names, expand)
     groups = Groups(fit)
-    groups.sites(
-        group,
-        Draws(
-            *({n: v for n, v in part.items() if n in keep} for part in (draws.shared, draws.own))
-        ),
-    )
+    parts = (draws.shared, draws.own)
+    groups.sites(group, Draws(*({n: v for n, v in part.items() if n in keep} for part in parts)))
     both = {**draws.shared, **draws.own}
     groups.layers(
         group, {name: net.summary(both, 1 + net.is_local) for name, net in large.items()}, large

@@ -138,14 +138,8 @@ def elpd_of(log_likelihood: Any) -> Elpd:
     Args:
         log_likelihood: (S, n) of what is left out, one after another.
     """
-    tree = arviz_of(
-        {
-            "posterior": {"at": np.zeros(len(log_likelihood))},
-            "log_likelihood": {"y": log_likelihood},
-        },
-        {"y": ["i"]},
-        {},
-    )
+    groups = {"posterior": {"at": np.zeros(len(log_likelihood))}}
+    tree = arviz_of(groups | {"log_likelihood": {"y": log_likelihood}}, {"y": ["i"]}, {})
     az = arviz()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # high k-hats are returned: ArviZ need not warn of them

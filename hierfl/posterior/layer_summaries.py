@@ -42,14 +42,9 @@ class Network:
         """Return mean, sd, root mean square and largest size of each layer, (*lead, L, 4)."""
         layers = []
         for sites in self.parts.values():
+            each = (values[site] for site in sites)
             flat = torch.cat(
-                [
-                    values[site].flatten(lead)
-                    if values[site].dim() > lead
-                    else values[site][..., None]
-                    for site in sites
-                ],
-                -1,
+                [v.flatten(lead) if v.dim() > lead else v[..., None] for v in each], -1
             )
             statistics = (
                 flat.mean(-1),

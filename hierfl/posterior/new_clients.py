@@ -113,16 +113,8 @@ def _each_new_client(
         return one(params, {name: v.index_select(0, d)[0] for name, v in shared.items()}, asked)
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
-        return each_draw(
-            snapshot,
-            at_draw,
-            draws=draws,
-            seed=seed,
-            rows=rows,
-            new=True,
-            salt="newcomer",
-            first=first,
-        )
+        which = {"draws": draws, "seed": seed, "first": first}
+        return each_draw(snapshot, at_draw, rows=rows, new=True, salt="newcomer", **which)
 
     return mapped_or_in_turn(fit, run)
 

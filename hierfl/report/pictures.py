@@ -16,7 +16,8 @@ from hierfl.report.blocks import Picture, picture, style
 from hierfl.report.measurements import Entry, Measured
 
 WIDE, NARROW = 5.6, 4.5  # inches
-_TIGHT: dict[str, Any] = {"columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.6}
+_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "loc": "outside lower center"}
+_LEGEND |= {"columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.6}
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -29,15 +30,7 @@ def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
     """Put the legend below the axes, if there is anything to label."""
     handles, names = ax.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles,
-            names,
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            fontsize=8.5,
-            **_TIGHT,
-        )
+        figure.legend(handles, names, ncols=columns, **_LEGEND)
 
 
 def run(found: Measured) -> Picture | None:
@@ -55,13 +48,8 @@ def run(found: Measured) -> Picture | None:
             f"Line chart of the {'ELBO' if column == 'elbo' else column} by round: "
             f"{number(values.iloc[0], 4)} in the first, {number(values.iloc[-1], 4)} in the last."
         )
-        return picture(
-            figure,
-            alt,
-            "The "
-            f"{'ELBO (evidence lower bound, higher is better)' if column == 'elbo' else column} "
-            "in each round, as estimated by the clients.",
-        )
+        what = "ELBO (evidence lower bound, higher is better)" if column == "elbo" else column
+        return picture(figure, alt, f"The {what} in each round, as estimated by the clients.")
 
 
 def forest(found: Measured, entry: Entry) -> Picture:
@@ -91,16 +79,9 @@ def forest(found: Measured, entry: Entry) -> Picture:
             "posterior median, 50 % and 90 % intervals. Gray band: 90 % interval of the global "
             "prior, which is what the global level alone predicts for a client."
         )
-        return picture(
-            figure,
-            alt,
-            caption
-            + (
-                " Hollow diamonds: estimates from each client's own rows only."
-                if entry.local_only is not None
-                else ""
-            ),
-        )
+        if entry.local_only is not None:
+            caption += " Hollow diamonds: estimates from each client's own rows only."
+        return picture(figure, alt, caption)
 
 
 def borrowed(entry: Entry) -> float:
@@ -259,9 +240,5 @@ def strangers(found: Measured) -> Picture | None:
         alt = (
             f"Densities of predictive entropy, nats: own rows, mean {own}; foreign rows, {foreign}."
         )
-        return picture(
-            figure,
-            alt,
-            "Predictive entropy of own rows and of foreign rows; a higher entropy is a less "
-            "certain prediction.",
-        )
+        words = "Predictive entropy of own and of foreign rows; higher means less certain."
+        return picture(figure, alt, words)

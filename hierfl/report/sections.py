@@ -8,6 +8,7 @@ from importlib.metadata import version
 import numpy as np
 import pandas as pd
 
+from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.wording import number, share
 from hierfl.engine.rounds import chosen_of
@@ -18,6 +19,7 @@ from hierfl.report.table_of_rounds import table_of_rounds
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table
+REDUCTION = "Variance reduction"
 # guides whose name says little to a reader of the page
 GUIDES = {
     "from_factor": "none is fitted: draws of the global parameters are weighted; a client's own are drawn given "
@@ -65,18 +67,9 @@ def _run(found: Measured) -> Section:
         "Software": ", ".join(f"{name} {version(of)}" for of, name in software.items())
         + f", Python {platform.python_version()}",
     }
-    return Section(
-        "run",
-        "The run",
-        (
-            Table(
-                "Settings, size and cost of the run",
-                ("Item", "Value"),
-                tuple(facts.items()),
-                words=True,
-            ),
-        ),
-    )
+    items = tuple(facts.items())
+    table = Table("Settings, size and cost of the run", ("Item", "Value"), items, words=True)
+    return Section("run", "The run", (table,))
 
 
 def _finished(found: Measured) -> bool:
@@ -148,14 +141,9 @@ def _own(found: Measured) -> list[Section]:
     if shown[0].expected is not None:
         blocks.append(pictures.densities(found, shown[0]))
     map_ = pictures.clients(found)
-    sections = [
-        Section(
-            "clients",
-            "The clients",
-            (*blocks, *([map_] if map_ else []), _client_table(found, shown[:2])),
-        )
-    ]
-    return [*sections, _shrinkage(found, [e for e in shown if e.local_only is not None])]
+    blocks += [*([map_] if map_ else []), _client_table(found, shown[:2])]
+    shrunk = _shrinkage(found, [e for e in shown if e.local_only is not None])
+    return [Section("clients", "The clients", tuple(blocks)), shrunk]
 
 
 def _client_table(found: Measured, shown: list[Entry]) -> Table:
@@ -171,12 +159,8 @@ def _client_table(found: Measured, shown: list[Entry]) -> Table:
             for e in shown
         ]
         values = [(name, float(series.iloc[i])) for name, series, _ in extra]
-        rows.append(
-            (
-                *cells,
-                *(share(v) if name == "Variance reduction" else number(v, 2) for name, v in values),
-            )
-        )
+        cells += [share(v) if name == REDUCTION else number(v, 2) for name, v in values]
+        rows.append(tuple(cells))
     head += [name for name, _, _ in extra]
     note = " ".join([words for _, _, words in extra] + [_left_out(len(order), "clients")]).strip()
     return Table(
@@ -189,31 +173,14 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
     k_hat = found.evidence.k_hats
     extra: list[tuple[str, pd.Series, str]] = []
     if found.evidence.information is not None:
-        extra.append(
-            (
-                "Information, nats",
-                found.evidence.information["nats"],
-                "Information: what the client's own rows add to the global prior "
-                "(Kullback-Leibler divergence).",
-            )
-        )
-        extra.append(
-            (
-                "Variance reduction",
-                found.evidence.information["narrower"],
-                "Variance reduction: from the global prior to the client's posterior, mean over "
-                "its parameters.",
-            )
-        )
+        nats, narrower = (found.evidence.information[name] for name in ("nats", "narrower"))
+        words = "what the client's own rows add to the global prior (Kullback-Leibler divergence)"
+        extra.append(("Information, nats", nats, f"Information: {words}."))
+        words = "from the global prior to the client's posterior, mean over its parameters"
+        extra.append((REDUCTION, narrower, f"{REDUCTION}: {words}."))
     if k_hat is not None:
-        extra.append(
-            (
-                "k-hat",
-                k_hat,
-                "k-hat: Pareto k-hat of the guide for the client's parameters, given the global "
-                "ones; it should be below 0.7.",
-            )
-        )
+        words = "of the guide for the client's parameters, given the global ones"
+        extra.append(("k-hat", k_hat, f"k-hat: {words}; it should be below {K_HAT}."))
     return extra
 
 
@@ -232,12 +199,7 @@ def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     if shown:
         blocks += [pictures.shrinkage(found, e) for e in shown]
     else:
-        blocks.append(
-            Text(
-                "No local-only fit was given (local_only=), so the estimates cannot be compared "
-                "with local-only ones."
-            )
-        )
+        blocks.append(Text("No local-only fit was given (local_only=) to compare with."))
     return Section("shrinkage", "Shrinkage", tuple(blocks))
 
 
@@ -276,17 +238,10 @@ def _score_summary(scores: pd.DataFrame) -> Table:
         )
         for name, row in summary.iterrows()
     ]
-    head = (
-        "Score",
-        "Weighted by rows",
-        "Equal weights",
-        "Worst tenth",
-        "Variance over clients",
-        "Worst client",
-    )
+    head = "Score,Weighted by rows,Equal weights,Worst tenth,Variance over clients,Worst client"
     return Table(
         "Scores over all clients, and how much they vary",
-        head,
+        tuple(head.split(",")),
         tuple(lines),
         note="Weighted by rows, equal weights: mean over clients (of RMSE weighted by rows, the "
         "root mean square). Worst tenth: mean over the worst tenth of the clients, at least one.",
