@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from hierfl.core.arguments import expect_path
 from hierfl.core.misspelled import spelled
 from hierfl.core.process import one_at_a_time
+from hierfl.data.absent import FILLS, RowsNotSaved, stand_in
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import begin
@@ -19,7 +24,6 @@ from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
 from hierfl.runs.identity import about_data
-from hierfl.runs.loaded import without_rows
 from hierfl.runs.remade import guarded, remade
 from hierfl.runs.result import Fit
 
@@ -85,7 +89,7 @@ def load(
         settings = Settings(engine=who.get("engine", "vectorized"))
         federated = partial(federate, made, seed=who["seed"], settings=settings)
         if there.data is None:
-            return without_rows(there, str(folder), federated)
+            return _without_rows(there, str(folder), federated)
         return federated(there.data)
 
     federation = replace(guarded(who, set_up) if method is None else set_up(), cohort=who["cohort"])
@@ -101,3 +105,37 @@ def _root(folder: object) -> Path:
             "saved in"
         )
     return expect_path(folder, "folder", "run")
+
+
+def _without_rows(
+    found: saved.SavedData, folder: str, federated: Callable[[ClientData], Federation]
+) -> Federation:
+    """Read the program of a fit with values in place of its rows; what needs the rows fails later.
+
+    Raises:
+        RowsNotSaved: the rows are needed here already: this is a checkpoint of a run, or the
+            program cannot be read without them, or what it starts from depends on them.
+        CheckpointError: torch's default dtype is not that of the fit.
+    """
+    if found.schema is None:
+        raise RowsNotSaved(f"'{folder}' was saved without the clients' rows: {saved.HAND_IN}")
+    dtype = str(torch.get_default_dtype())
+    if found.schema["dtype"] != dtype:
+        raise state.CheckpointError(
+            f"'{folder}' is of a fit in {found.schema['dtype']}, and torch's default is {dtype}: "
+            f"call torch.set_default_dtype({found.schema['dtype']}) first"
+        )
+    for fills in FILLS:
+        data = found.without_rows(fills)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the fit itself, said when it was made
+                federation = federated(stand_in(data, 0))
+        except ValueError:  # labels outside their support, for example
+            continue
+        if saved.start_of(federation) == found.schema["start"]:
+            return replace(federation, data=data)
+    raise RowsNotSaved(
+        f"'{folder}' was saved without the clients' rows, and its program cannot be read without "
+        f"them: {saved.HAND_IN}"
+    )

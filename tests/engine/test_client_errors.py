@@ -96,14 +96,7 @@ def assert_same(one: hierfl.Fit, other: hierfl.Fit, tolerance: float = 1e-12) ->
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("engine", ["vectorized", "sequential"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedsvi",
-        "fedavg",
-        pytest.param("pvi", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["fedsvi", "fedavg", pytest.param("pvi", marks=pytest.mark.slow)])
 def test_a_round_is_that_of_a_cohort_without_the_client(
     name: str, engine: Any, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

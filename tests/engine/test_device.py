@@ -112,8 +112,7 @@ def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
         settled = kept
         if (settle := client.settle) is not None:
             settled = over_clients(
-                lambda own, slot: settle(message, own, one_slot(slot, shared, batch)),
-                at_once=True,
+                lambda own, slot: settle(message, own, one_slot(slot, shared, batch)), at_once=True
             )(kept, slots, count=4)
     places = {
         leaf.device.type

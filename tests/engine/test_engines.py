@@ -92,10 +92,7 @@ def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -
 
 @pytest.mark.parametrize("family", ["structured", "conditional", "mean_field"])
 def test_particles_are_pooled_too(family: str) -> None:
-    method, data = (
-        hierfl.methods.fedsvi(regression, FAMILIES[family], draws=3),
-        federation(),
-    )
+    method, data = (hierfl.methods.fedsvi(regression, FAMILIES[family], draws=3), federation())
     assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
 
 

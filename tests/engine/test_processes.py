@@ -221,10 +221,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt])
 def test_copies_end_with_the_fit_whatever_is_still_held(
-    kind: type[BaseException],
-    two_cores: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException], two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A traceback, as notebooks keep the last one, holds the frames of the fit; its workers are gone all the same."""
     pids: list[int] = []

@@ -45,10 +45,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     ),
     "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, inner_steps=2, batch_size=2),
     "fedavg": lambda: hierfl.methods.fedavg(
-        common(),
-        optimizer=SGD(0.01, 0.9),
-        steps=2,
-        batch_size=2,
+        common(), optimizer=SGD(0.01, 0.9), steps=2, batch_size=2
     ),
     "scaffold": lambda: hierfl.methods.scaffold(
         models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),

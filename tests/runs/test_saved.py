@@ -243,8 +243,7 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
     sys.path.insert(0, str(tmp_path))
     try:
         with pytest.raises(
-            CannotRemake,
-            match="'evil:model' is not a public name of hierfl: hand the method in",
+            CannotRemake, match="'evil:model' is not a public name of hierfl: hand the method in"
         ):
             remake({"named": "evil:model"})
     finally:
