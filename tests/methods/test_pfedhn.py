@@ -49,7 +49,7 @@ class Alike:
 
 
 LOCAL: dict[str, Any] = {"optimizer": SGD(0.1), "steps": 5, "batch_size": None}
-PLAIN: dict[str, Any] = {"server_optimizer": SGD(1.0), "clip": None, **LOCAL}
+PLAIN: dict[str, Any] = {"server_optimizer": SGD(1.0), "clipping_norm": None, **LOCAL}
 
 
 def untouched(method: Method) -> Progress:

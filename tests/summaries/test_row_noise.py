@@ -45,7 +45,7 @@ def rows(count: int = 30) -> ClientData:
 
 
 def method(epsilon: float = 2.0, **options: Any) -> Any:
-    at: dict[str, Any] = {"delta": 1e-4, "longest": 3.0, "secret": 1, **options}
+    at: dict[str, Any] = {"delta": 1e-4, "max_row_norm": 3.0, "secret": 1, **options}
     return two_stage(model(), draws=DRAWS, row_noise=RowNoise(epsilon=epsilon, **at))
 
 
@@ -169,7 +169,7 @@ def test_a_smaller_cohort_is_refused() -> None:
     ("options", "says"),
     [
         ({"epsilon": 0.0}, "epsilon is 0.0"),
-        ({"longest": -1.0}, "longest is -1.0"),
+        ({"max_row_norm": -1.0}, "max_row_norm is -1.0"),
         ({"delta": 1.0}, "delta is 1.0"),
         ({"steps": 0}, "steps is 0"),
     ],
