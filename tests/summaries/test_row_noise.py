@@ -26,7 +26,7 @@ from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit
 
-DRAWS = 60
+DRAWS = 100
 
 
 def model() -> Any:
@@ -59,7 +59,7 @@ def test_hardly_any_noise_gives_the_factors_of_two_stage() -> None:
     """Steps of a wide budget, on rows that are not clipped, end where variational steps do."""
     data = rows()
     exact = fit(two_stage(model(), draws=DRAWS), data).progress.server["factors"]
-    found = factors(data, epsilon=1e5, longest=5.0, rounds=2, steps=10)
+    found = factors(data, epsilon=1e5, max_row_norm=5.0, rounds=2, steps=10)
     for name in ("precision", "shift"):  # four sds of the noise that is left
         assert torch.allclose(found[name], exact[name], atol=0.6)
 
@@ -80,13 +80,13 @@ def test_a_wilder_row_counts_as_one_at_the_clip() -> None:
     sent = []
     for size in (1e3, 1e6):
         x[0] = size * torch.tensor([1.0, -1.0])
-        sent.append(factors(data.with_fields(x=x), epsilon=1e5, longest=1.0))
+        sent.append(factors(data.with_fields(x=x), epsilon=1e5, max_row_norm=1.0))
     for name, value in sent[0].items():
         if isinstance(value, Tensor):
             assert torch.allclose(
                 value, sent[1][name], atol=1e-3 * (1.0 + float(value.abs().max()))
             )
-    without = factors(data, epsilon=1e5, longest=1.0)
+    without = factors(data, epsilon=1e5, max_row_norm=1.0)
     assert float((without["shift"][0] - sent[0]["shift"][0]).norm()) > 1e-3
 
 
