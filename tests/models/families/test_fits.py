@@ -24,8 +24,6 @@ from hierfl.methods import fedsvi, two_stage
 from hierfl.models import regression
 from tests.programs import fit
 
-QUICK = ("poisson",)  # by two_stage, where the others take 10 to 30 seconds each
-
 # with seed 3 an ordinal level has no rows, and two_stage ends without a final posterior, which it
 # says
 SEEDS = {"cumulative": 4}
@@ -52,9 +50,8 @@ def test_a_regression_is_fitted_on_both_engines_predicts_and_draws(name: str) ->
     family.check(labels.reshape(-1), trials)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_two_stage_finds_the_truth(name: str) -> None:
     """The truth lies within 4 posterior sds of the posterior mean, at each of 8 or more numbers."""
     truth, data = drawn(name, SEEDS.get(name, 3))
