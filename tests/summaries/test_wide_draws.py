@@ -114,7 +114,8 @@ def last_region() -> tuple[float, float]:
     return float(mean), float((share @ (region[:, 2] - mean).square()).sqrt())
 
 
-@pytest.mark.parametrize("widened", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("widened", [True, False])
 def test_a_client_without_events_alone_in_its_region(
     widened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
