@@ -191,7 +191,8 @@ class Server:
         Args:
             call: what to fit.
             context: of the server app, for secure aggregation. Default None: single updates.
-            send_recipe: send the nodes the recipe of a named method; that of a chosen one is always sent.
+            send_recipe: send the nodes the recipe of a named method; that of a chosen one is always
+                sent.
 
         Raises:
             TooFewNodes: nodes are missing, or cannot take part.

@@ -74,7 +74,7 @@ def test_what_is_wrong_is_refused(family: str, options: dict[str, Any], words: s
         contrasts(found, "arm", **options)
 
 
-# ------------------------------------------------------------------------------------------ marginal means
+# ------------------------------------------------------------ marginal means
 MEANS = [
     ("died ~ sex + age + (1 + sex | site)", "bernoulli"),
     ("count ~ sex + dose + (1 | site) + (1 | site:ward) + (1 | region)", "poisson"),

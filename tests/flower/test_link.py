@@ -109,7 +109,7 @@ def test_arguments_of_the_link_are_checked_before_anything_is_reached(tmp_path: 
         superlink("127.0.0.1:1", project=project, nodes=4, insecure=True)
 
 
-# ------------------------------------------------------------------------------------------------ a real SuperLink
+# ------------------------------------------------------------ a real SuperLink
 @contextmanager
 def started(folder: Path, *options: str) -> Iterator[str]:
     """Start a SuperLink without nodes, and give its address."""

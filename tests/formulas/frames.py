@@ -11,9 +11,9 @@ SITES = 8
 def patients(rows: int = 24, *, seed: int = 0) -> pd.DataFrame:
     """Return rows of `SITES` sites.
 
-    Columns: site, region, ward (three at each site), year, age, dose (positive), sex (three levels), beds (one at
-    each site), n and wins (wins of n), y (real), ill (0/1), visits (counts), kind (three words), grade (ordered),
-    days and died (times with right-censoring), w (weights).
+    Columns: site, region, ward (three at each site), year, age, dose (positive), sex (three
+    levels), beds (one at each site), n and wins (wins of n), y (real), ill (0/1), visits (counts),
+    kind (three words), grade (ordered), days and died (times with right-censoring), w (weights).
     """
     rng = np.random.default_rng(seed)
     n = SITES * rows

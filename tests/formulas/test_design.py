@@ -100,7 +100,8 @@ def test_knots_of_a_spline_are_the_quantiles_of_all_rows() -> None:
     assert knots[0] <= frame["age"].quantile(0.02) and knots[-1] >= frame["age"].quantile(0.98)
     found, _ = on_all(made, frame)
     assert found.shape[1] == 6
-    # With the column that is dropped the basis sums to one, so that a constant is in its span with the intercept.
+    # With the column that is dropped the basis sums to one, so that a constant is in its span with
+    # the intercept.
     assert np.linalg.matrix_rank(np.hstack([np.ones((len(found), 1)), found])) == 7
 
 

@@ -23,7 +23,7 @@ def declared(text: str, family: Any = "gaussian", **options: Any) -> hierfl.Form
     return hierfl.formula(text, family, clients="site", **options)
 
 
-# ------------------------------------------------------------------------------------------ formulas
+# ------------------------------------------------------------ formulas
 FORMULAS = [
     ("y ~ s(age)", "bs\\(x, df=5\\)"),
     ("y ~ ns(age, 3)", "bs\\(x, df=5\\)"),
@@ -95,7 +95,7 @@ def test_wrong_formulas(text: str, message: str) -> None:
         made.program()
 
 
-# ------------------------------------------------------------------------------------------ arguments
+# ------------------------------------------------------------ arguments
 ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hierfl.formula(3, clients="site"), "must be a string"),  # type: ignore[arg-type]
     (lambda: declared("y ~ age", "normalish"), "normalish"),
@@ -123,7 +123,7 @@ def test_wrong_arguments(call: Callable[[], Any], message: str) -> None:
         call()
 
 
-# ------------------------------------------------------------------------------------------ priors
+# ------------------------------------------------------------ priors
 PRIORS: list[tuple[dict[str, Any], str]] = [
     ({"agee": dist.Normal(0.0, 1.0)}, "did you mean 'age'"),
     ({"age": 3.0}, "'age' is 3.0: give a distribution"),
@@ -141,7 +141,7 @@ def test_wrong_priors(priors: dict[str, Any], message: str) -> None:
         declared("y ~ age + sex + (1 + age | site)", priors=priors).on(patients()).program()
 
 
-# ------------------------------------------------------------------------------------------ frames
+# ------------------------------------------------------------ frames
 def at(column: str, value: Any) -> Change:
     """Return what puts a value into row 30, which is row 6 of client s1."""
 
@@ -214,7 +214,7 @@ def test_responses_that_the_family_cannot_have(
         made.data(change(frame.groupby("site").head(24).reset_index(drop=True)))
 
 
-# ------------------------------------------------------------------------------------------ schemas
+# ------------------------------------------------------------ schemas
 def changed(**parts: Any) -> str:
     """Return a schema's text with parts changed; a dotted name is a path."""
     found = json.loads(declared("y ~ age + sex + (1 | region)").on(patients()).agreed.json())

@@ -55,7 +55,7 @@ def assert_same(one: FitOverNodes, two: Fit) -> None:
         torch.testing.assert_close(value, there[name], rtol=0.0, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------ what does no harm
+# ------------------------------------------------------------ what does no harm
 def test_answers_in_another_order_twice_late_and_from_strangers_change_nothing(
     around: Machines,
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_client_that_is_asked_again_gives_the_same_answer_and_moves_once(tmp_p
         answer(around.nodes[name], around.asked[0][1])
 
 
-# ------------------------------------------------------------------------------------------------ who is missing
+# ------------------------------------------------------------ who is missing
 def test_a_round_goes_on_without_nodes_that_do_not_answer(around: Machines) -> None:
     def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for one in around.ask({k: v for k, v in contents.items() if k != "north"}):
@@ -153,7 +153,7 @@ def test_a_node_that_was_stopped_goes_on_from_its_folder(tmp_path: Path) -> None
             torch.testing.assert_close(value, here[key][position], rtol=0.0, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------ wrong answers
+# ------------------------------------------------------------ wrong answers
 def remade(content: bytes, change: Callable[[Any], Any], about: dict[str, Any]) -> bytes:
     found = from_bytes(content, most=1 << 20)
     return to_bytes(change(found.tree), {**found.about, **about})
@@ -252,7 +252,7 @@ def test_a_node_refuses_what_is_no_request(around: Machines) -> None:
             answer(east, to_bytes(tree, {"run": east.run, **about}))
 
 
-# ------------------------------------------------------------------------------------------------ what crosses
+# ------------------------------------------------------------ what crosses
 def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
     around = machines(methods.ditto(_shared(), batch_size=None), rows(), tmp_path)
     method = methods.ditto(_shared(), batch_size=None)

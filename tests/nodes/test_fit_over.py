@@ -106,7 +106,7 @@ def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
         here(regression, around)
 
 
-# ------------------------------------------------------------------ again, over the same folders
+# ------------------------------------------------------------ again, over the same folders
 def test_fitting_again_begins_again(tmp_path: Path) -> None:
     """The same model, another one between, and after a run that was interrupted: each is a run of its own."""
     frames = {str(site): part for site, part in patients(rows=40).groupby("site")}

@@ -49,7 +49,7 @@ def test_what_is_no_tensor_is_not_written(wrong: Any) -> None:
         to_bytes(wrong, {})
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# ------------------------------------------------------------ refusals
 def with_header(change: Callable[[dict[str, Any]], Any]) -> bytes:
     """Return a message whose header is changed."""
     length = int.from_bytes(GOOD[:8], "little")

@@ -45,7 +45,7 @@ def told(around: Machines, rounds: int) -> list[list[str]]:
     return [[f"{one['client']}: {one['reason']}" for one in of] for of in found.history["left_out"]]
 
 
-# ------------------------------------------------------------------------------------------------ the file
+# ------------------------------------------------------------ the file
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -73,7 +73,7 @@ def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> No
     assert policy.may_leave == frozenset() and policy.approve == "always"
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------ what is refused
 WRONG: dict[str, tuple[str, Callable[[], Method], str]] = {
     "method": (
         'methods = ["fedsvi", "ditto"]',
@@ -131,7 +131,7 @@ def test_a_node_goes_through_as_many_rounds_a_day_as_it_allows(tmp_path: Path) -
     assert log.rounds_today(north.folder, tomorrow) == set()
 
 
-# ------------------------------------------------------------------------------------------------ approval
+# ------------------------------------------------------------ approval
 def test_a_run_waits_for_approval_and_runs_after_it(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir(parents=True)
     (tmp_path / "1" / "policy.toml").write_text('approve = "ask"')
@@ -217,7 +217,7 @@ def test_a_preview_changes_no_number_of_the_run(tmp_path: Path) -> None:
     assert all(one[name].equal(two[name]) for name in one)
 
 
-# ------------------------------------------------------------------------------------------------ the log
+# ------------------------------------------------------------ the log
 def test_everything_that_leaves_is_in_the_log_first(tmp_path: Path) -> None:
     part = rows().select(["east"])
     sent = [("introduction", introduce(plain(), part, tmp_path / "0"))]
