@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,19 @@ def show_files(console: Console, files: Mapping[Path, str]) -> None:
     """Print what was written: a line for each file."""
     for path, what in files.items():
         console.print(f"Wrote {path}: {what}.", markup=False, soft_wrap=True)
+
+
+def show_wide(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table of many columns."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(str, row))
+    # words of nine columns break to pieces in a narrow window; a long line can be scrolled
+    Console(width=max(Console().width, WIDE), markup=False).print(table)
 
 
 def unwritable(folder: Path, error: OSError) -> typer.BadParameter:

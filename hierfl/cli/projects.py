@@ -7,23 +7,18 @@ from typing import Annotated
 
 import typer
 
-from hierfl.cli.messages import WIDE, show_files, stopped, unwritable
+from hierfl.cli.messages import show_files, show_wide, stopped, unwritable
 
 
 def methods() -> None:
     """List all methods: what is common and what local, what a client keeps, sends and discloses."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from hierfl.methods.about import HEADINGS, About, described
 
-    table = Table("method", *HEADINGS.values(), box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, about in described(About).items():
-        table.add_row(name, *(getattr(about, field) for field in HEADINGS))
-    # words of nine columns break to pieces in a narrow window; a long line can be scrolled
-    console = Console()
-    Console(width=max(console.width, WIDE), markup=False).print(table)
+    rows = [
+        (name, *(getattr(about, field) for field in HEADINGS))
+        for name, about in described(About).items()
+    ]
+    show_wide(("method", *HEADINGS.values()), rows)
 
 
 def audit(
@@ -45,15 +40,11 @@ def audit(
         str | None, typer.Option(help="Whose messages. Default: the client with the fewest rows.")
     ] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most. Default: until the method is done, or 3."),
+        int | None, typer.Option(min=1, help="At most. Default: until the method is done, or 3.")
     ] = None,
 ) -> None:
     """List every tensor between server and client, and whether it depends on the client's rows."""
     import torch
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
 
     from hierfl.demo.audited import data_of, method_of
     from hierfl.diagnostics.audit import COLUMNS
@@ -65,11 +56,7 @@ def audit(
         found = audited(method_of(method), data_of(data), client=client, rounds=rounds)
     except (KeyError, ValueError, TypeError) as error:
         raise typer.BadParameter(str(error.args[0] if error.args else error)) from error
-    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in found.table[COLUMNS].itertuples(index=False):
-        table.add_row(*map(str, row))
-    console = Console()
-    Console(width=max(console.width, WIDE), markup=False).print(table)
+    show_wide(COLUMNS, found.table[COLUMNS].itertuples(index=False))
     typer.echo(found.reading)
 
 
@@ -98,8 +85,7 @@ def new(
 def data_get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist or fashion_mnist.")],
     folder: Annotated[
-        Path | None,
-        typer.Option("--folder", metavar="DIR", help="Default: that of HIERFL_DATA."),
+        Path | None, typer.Option("--folder", metavar="DIR", help="Default: that of HIERFL_DATA.")
     ] = None,
 ) -> None:
     """Download a data set from the Hugging Face Hub, check it, save it for `hierfl.datasets`."""

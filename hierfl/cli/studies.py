@@ -86,31 +86,38 @@ def compare(
         return
     if study is None:
         raise typer.BadParameter("name a study, or list them with --list", param_hint="STUDY")
+    folder = out or Path(f"{Path(study).stem}{'-quick' * quick}")
     _as_users()
-    from hierfl.comparisons import find_study, read_study
-
-    folder, failed = out or Path(f"{Path(study).stem}{'-quick' * quick}"), []
-    missing: list[str] = []
     try:
-        declared = read_study.read(find_study.find(study), quick=quick)
-        wanted = read_study.chosen(declared, variant)
-        for name in wanted:
-            try:
-                failed += _compared(declared[name], folder / name, processes)
-            except FileNotFoundError as error:  # of a data set; the message says how to get it
-                missing.append(f"{name or study}: {error}")
-                if variant or len(missing) == len(wanted):
-                    raise
+        failed = _variants_compared(study, quick, folder, variant, processes)
     except (FileNotFoundError, ValueError, RuntimeError) as error:
         raise stopped(str(error)) from error
     except OSError as error:
         raise unwritable(folder, error) from error
-    for line in missing:
-        typer.secho(f"Left out {line}", fg="yellow", err=True)
     for one in failed:
         typer.secho(f"{one.what} failed: {one.why}", fg="red", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _variants_compared(
+    study: str, quick: bool, folder: Path, variant: list[str] | None, processes: int
+) -> list[Failed]:
+    """Run the variants of a study; leave out those whose data are missing, unless they are named."""
+    from hierfl.comparisons import find_study, read_study
+
+    declared = read_study.read(find_study.find(study), quick=quick)
+    wanted, failed, missing = read_study.chosen(declared, variant), [], []
+    for name in wanted:
+        try:
+            failed += _compared(declared[name], folder / name, processes)
+        except FileNotFoundError as error:  # of a data set; the message says how to get it
+            missing.append(f"{name or study}: {error}")
+            if variant or len(missing) == len(wanted):
+                raise
+    for line in missing:
+        typer.secho(f"Left out {line}", fg="yellow", err=True)
+    return failed
 
 
 def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:

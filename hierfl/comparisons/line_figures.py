@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.study_file import Study
@@ -101,25 +100,7 @@ def _over_rows(study: Study, rows: ClientData, found: pd.DataFrame, labels: list
     first.axline((0.0, intercept), slope=slope, color="black", label="least squares on all rows")
     first.set_title(f"least squares on all rows\ny = {slope:.2f} x {intercept:+.2f}", fontsize=9)
     for axes, label in zip(others, labels, strict=True):
-        own = found[found["method"] == label]
-        for k, client in enumerate(rows.names):
-            middle = float(x[rows.row_client == k].mean())
-            ends = torch.tensor([middle - 2.0, middle + 2.0], dtype=torch.float64)
-            each = own[(own["score"] == "P") & (own["client"] == client)]
-            many = len(each) > 1
-            for line in each.itertuples():
-                axes.plot(
-                    ends,
-                    _at(line.w0, line.w1, ends),
-                    color=CLIENTS[k],
-                    lw=0.5 if many else 1.8,
-                    alpha=0.3 if many else 1.0,
-                )
-        common = own[own["score"] == "G"].sort_values("round").iloc[-1]
-        axes.axline((0.0, common["w1"]), slope=common["w0"], color="black", lw=1.0, ls="--")
-        slopes = own[own["score"] == "P"].groupby("client")["w0"].mean()
-        spread = f"clients' slopes {slopes.min():.2f} to {slopes.max():.2f}"
-        axes.set_title(f"{label}\n{spread}", fontsize=9)
+        _clients_lines(axes, rows, found[found["method"] == label], label)
     first.plot([], [], color="black", ls="--", lw=1.0, label="a method's common line")
     for k, client in enumerate(rows.names):
         count = int(rows.counts[k])
@@ -129,8 +110,21 @@ def _over_rows(study: Study, rows: ClientData, found: pd.DataFrame, labels: list
     return figure
 
 
-def _at(slope: float, intercept: float, x: Tensor) -> np.ndarray:
-    return (slope * x + intercept).numpy()
+def _clients_lines(axes: Axes, rows: ClientData, own: pd.DataFrame, label: str) -> None:
+    """Draw one method's common line, and each client's about the middle of its rows."""
+    served = own[own["score"] == "P"]
+    for k, client in enumerate(rows.names):
+        middle = float(rows.select([k]).fields["x"].double().mean())
+        ends = np.array([middle - 2.0, middle + 2.0])
+        each = served[served["client"] == client]
+        how: Any = {"lw": 1.8} if len(each) == 1 else {"lw": 0.5, "alpha": 0.3}
+        for line in each.itertuples():
+            axes.plot(ends, line.w0 * ends + line.w1, color=CLIENTS[k], **how)
+    common = own[own["score"] == "G"].sort_values("round").iloc[-1]
+    axes.axline((0.0, common["w1"]), slope=common["w0"], color="black", lw=1.0, ls="--")
+    slopes = served.groupby("client")["w0"].mean()
+    spread = f"clients' slopes {slopes.min():.2f} to {slopes.max():.2f}"
+    axes.set_title(f"{label}\n{spread}", fontsize=9)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

@@ -176,20 +176,15 @@ class Watch:
             found += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
             found += self._joined(fit, *rows.joining)
-        tests = {"local": rows.test}
+        everyone = None
         if self.evaluation.global_rows:
             everyone = everyones(rows.test, self.evaluation.global_rows, self.seed)
-            tests["global"] = everyone
-            if not self.how.tunes:
-                found += self._of("P", 0, "global", self._predicted(whole, everyone))
-            if adapted is not None:
-                found += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
-            unserved = self._unserved(fit, rows.train, everyone)
-            found += self._of("G", 0, "global", unserved)
+            found += self._on_all_rows(everyone, fit, whole, adapted)
         served = whole if adapted is None or self.fine_tune else adapted
         found += self._against_foreign(served)
         if self.evaluation.by_class:
-            self._note_classes(served, tests)
+            tests = {"local": rows.test, "global": everyone}
+            self._note_classes(served, {n: test for n, test in tests.items() if test is not None})
         if self.evaluation.calibration:
             error = calibration_error(*confidence(self._predicted(served, rows.test)), draws=99)
             found += self._of_all("P", "calibration_error", 100.0 * error.ece)
@@ -199,6 +194,18 @@ class Watch:
             found += self._of_all("G", "distance", away)
             self._note_served_lines(served, bias=self.bias)
         return found
+
+    def _on_all_rows(
+        self, everyone: ClientData, fit: Fit, whole: Fit, adapted: Fit | None
+    ) -> list[Score]:
+        """Return the scores of each client's models on rows of all clients."""
+        found = (
+            [] if self.how.tunes else self._of("P", 0, "global", self._predicted(whole, everyone))
+        )
+        if adapted is not None:
+            found += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
+        unserved = self._unserved(fit, self.federation.train, everyone)
+        return [*found, *self._of("G", 0, "global", unserved)]
 
     def _of_all(self, kind: str, metric: str, value: float) -> list[Score]:
         """Return a score that is the same by either weighting."""

@@ -139,12 +139,7 @@ def tried(study: Study, entry: Entry, options: Options, trial: Trial) -> dict[st
 
 
 def split(
-    study: Study,
-    train: ClientData,
-    seed: int,
-    tunes: bool,
-    draws: bool,
-    variance: float = 1.0,
+    study: Study, train: ClientData, seed: int, tunes: bool, draws: bool, variance: float = 1.0
 ) -> tuple[ClientData, Callable[[Fit], float]]:
     """Return the rows to fit, and the score on the rows kept; `variance` is of real labels."""
     weighting, share = study.evaluation.weighting, study.tuning.share

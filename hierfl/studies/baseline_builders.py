@@ -38,12 +38,7 @@ from hierfl.methods import (
     pfedhn,
     scaffold,
 )
-from hierfl.models import (
-    HeadedNetwork,
-    MemoryNetwork,
-    batch_norm_network,
-    network,
-)
+from hierfl.models import HeadedNetwork, MemoryNetwork, batch_norm_network, network
 from hierfl.models.likelihood import Likelihood
 from hierfl.optimizers import SGD
 
@@ -184,9 +179,7 @@ a_ditto = descending(ditto, 2)  # half of the steps are the common model's
 an_apfl = descending(apfl, 2)  # as Ditto's
 # clients tune by as many steps as a round has
 a_fedbabu = descending(
-    fedbabu,
-    momentum=0.9,
-    more=lambda net, b: {"tune_steps": b.evaluations, "head": head_of(net)},
+    fedbabu, momentum=0.9, more=lambda net, b: {"tune_steps": b.evaluations, "head": head_of(net)}
 )
 a_fedbn = descending(fedbn, model=with_batch_norm)
 a_fedem = descending(fedem, 3, more=lambda net, b: {"components": 3})  # a step is one of all three
