@@ -48,6 +48,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in there}
 
 
+@pytest.mark.slow
 def test_three_kills_at_random_times_change_nothing(tmp_path: Path) -> None:
     file, killed, times = tmp_path / "tiny.toml", tmp_path / "killed", random.Random(0)
     file.write_text(TINY)
@@ -66,7 +67,9 @@ def test_three_kills_at_random_times_change_nothing(tmp_path: Path) -> None:
     assert len(list(killed.glob("*/*.json"))) == PIECES
 
 
-def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
+def test_a_second_run_computes_nothing_and_one_that_lost_pieces_ends_the_same(
+    tmp_path: Path,
+) -> None:
     lines: list[str] = []
     own = study(tuning={"rounds": 2, "lr": [0.01, 0.3]})
     assert compare(own, tmp_path, processes=1, say=lines.append) == []
@@ -74,6 +77,11 @@ def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
     assert compare(own, tmp_path, processes=1, say=lines.append) == []
     assert told == 6 and lines[told:] == [] and files(tmp_path) == before
     assert study_of(tmp_path) == own
+    pieces = sorted(tmp_path.glob("*/*.json"))
+    for piece in pieces[::2]:
+        piece.unlink()
+    assert compare(own, tmp_path, processes=1, say=lines.append) == []
+    assert files(tmp_path) == before and sorted(tmp_path.glob("*/*.json")) == pieces
 
 
 CHANGES: list[Mapping[str, Any]] = [
@@ -180,6 +188,7 @@ def test_nothing_is_tuned_without_rounds(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------- the command line
+@pytest.mark.usefixtures("own_processes")
 def test_the_three_commands(tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "out"
     file.write_text(TINY + "[quick]\nrun = { rounds = 2, seeds = [0] }\ntuning = { rounds = 0 }\n")
@@ -206,6 +215,7 @@ def test_words_in_brackets_are_printed(tmp_path: Path, monkeypatch: pytest.Monke
     why = "ImportError: install it with pip install 'hierfl[data]'"
     monkeypatch.setattr("hierfl.comparisons.compare.compare", lambda *_, **__: [Failed("one", why)])
     monkeypatch.setattr("hierfl.comparisons.printed_table.markdown", lambda _: "")
+    monkeypatch.setattr("hierfl.comparisons.figures.draw", lambda _: [])
     file = tmp_path / "tiny.toml"
     file.write_text(TINY)
     done = CliRunner().invoke(app, ["compare", str(file), "--out", str(tmp_path / "out")])
