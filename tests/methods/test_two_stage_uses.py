@@ -93,7 +93,7 @@ def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
     means = {"log_ratios": Reports(up["log_ratios"].value, ids)}
     assert not run.server.finished(run.server.update(state, means, Clock(2, 60, 2))), "it waits"
     said = (
-        "1 clients failed when the draws were weighed.*rows of 0 do not count, and those of 1 only"
+        "1 clients failed when the draws were weighted.*rows of 0 do not count, and those of 1 only"
     )
     with pytest.warns(UserWarning, match=said):
         done = run.server.update(state, means, Clock(2, 60, 2, left_out=(1,)))
