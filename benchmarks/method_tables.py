@@ -1,4 +1,4 @@
-"""The tables of methods in docs/methods.md and docs/privacy.md, made from what methods say of themselves.
+"""The tables of methods in docs/methods.md and docs/privacy.md, made from the code.
 
     python -m benchmarks.method_tables            which pages are not up to date
     python -m benchmarks.method_tables --write    write them

@@ -324,9 +324,9 @@ class Method:
         return f"Method({self.name}, model {model}, guide {guide})"
 
 
-# ------------------------------------------------------------------------------------------------ functions
+# ---------------------------------------------------------------------------------------- functions
 def step_sizes(method: Method) -> tuple[str, ...]:
-    """Return the options that set a method's step sizes, as it was built: "optimizer", "step_size", ...
+    """Return the options of a method that set step sizes: "optimizer", "step_size", ...
 
     A wrapper's own come before those of the method in it. A method that no recorded builder made
     has none that are known.
@@ -343,7 +343,7 @@ def step_sizes(method: Method) -> tuple[str, ...]:
 
 
 def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
-    """Return phases that run on one entry of a larger working state, as in a wrapper around a method.
+    """Return phases that run on one entry of a wrapper's larger working state.
 
     Args:
         phases: phases of the wrapped method.

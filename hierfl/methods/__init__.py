@@ -1,4 +1,4 @@
-"""Methods, one file each: what a client does, what the server does, and the equations they come from."""
+"""Methods, one file each: what client and server do, and the equations they come from."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a method says of itself: the tables of the docs and the names that recipes may hold are made from it.
+"""What a method says of itself, for the tables of the docs and the names of recipes.
 
     @About(infers="one global model", common="weights", own="none", ...)
     def fedavg(model, ...): ...
@@ -44,7 +44,7 @@ class About:
         discloses: as `Method.discloses`.
         new: how a client that joins later is served.
         down: what every client of a cohort receives.
-        up: what a client sends, entry by entry: `name`; `name`* where its weight is the number of rows.
+        up: what a client sends, by entry: `name`, or `name`* if its weight is the number of rows.
     """
 
     infers: str
@@ -88,7 +88,7 @@ def _described(builder: Callable[P, Method], about: About | Wrapper) -> Callable
 
 
 def described(kind: type[Said]) -> dict[str, Said]:
-    """Return what the exported methods (`About`) or wrappers (`Wrapper`) say of themselves, by name.
+    """Return what the exported methods (`About`) or wrappers (`Wrapper`) say, by name.
 
     Methods with a posterior come before those with point estimates.
     """

@@ -1,4 +1,4 @@
-"""Alternating steps of personalized methods: per mini-batch, K on local params and one on a copy of the global.
+"""Alternating steps: per mini-batch, K on local params and one on a copy of the global ones.
 
 A client that joins later takes the K steps alone, at the server's global params. pFedMe is this
 with a delta guide, and pFedBayes with a mean-field one.

@@ -91,7 +91,7 @@ def check_averages(
 def check_takes_means(
     wrapper: str, what: str, method: Method, program: Program, server: Server, fix: str
 ) -> None:
-    """Refuse a method whose server needs more of its clients than means of their copies, or of fedsvi's gradients.
+    """Refuse a method whose server needs more than means of copies, or of fedsvi's gradients.
 
     Args:
         wrapper: the name of the wrapper that needs means.

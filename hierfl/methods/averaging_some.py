@@ -24,7 +24,7 @@ from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_averages
 from hierfl.program.program import Program
 
-LEFT_OUT = 1e-12  # weight of a client left out: nothing beside 1, but a mean of such clients alone is defined
+LEFT_OUT = 1e-12  # weight of a client left out, so that a mean of such clients is defined
 
 
 @Wrapper(

@@ -1,4 +1,4 @@
-"""Batch norm for any method: layers learn by the mini-batch, and predict by statistics of the client's own rows.
+"""Batch norm for any method: layers predict by statistics of the client's own rows.
 
     learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
     predicting:  the same,    mean and var over all rows of the client, at the weights that it predicts by
@@ -111,7 +111,7 @@ def _check(method: Method, program: Program) -> None:
 
 
 def _learning(program: Program) -> Program:
-    """Return the program as the method sees it: without statistics, its layers normalizing by the rows at hand."""
+    """Return the program without statistics; its layers normalize by the rows at hand."""
     return replace(
         program,
         model=normalizing(program.model, "mini-batch"),
@@ -127,7 +127,7 @@ def _built(build: Callable[[Program], Found], program: Program) -> Found:
 
 
 def _guide(guide: Guide | Family) -> Guide | Family:
-    """Return a guide whose layers, where it reads features of the model, predict by the client's statistics."""
+    """Return a guide whose layers predict by the client's statistics."""
     if not isinstance(guide, Family):
         return normalizing(guide, "client")
     build = guide.build
@@ -168,12 +168,12 @@ def _keeping(plain: Client, program: Program, start: Params) -> Client:
 
 
 def _by_mini_batch(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return phases whose steps normalize by their rows, also where they run the model apart from the program."""
+    """Return phases whose steps normalize by their rows."""
     return tuple(replace(phase, step=normalizing(phase.step, "mini-batch")) for phase in phases)
 
 
 def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
-    """Return the statistics of all rows of one client, at its params and the mean of its posterior."""
+    """Return the statistics of a client's rows, at its params and posterior mean."""
     looked = Looked()
     with normalized("looking"), looked:
         values = _middle(program, params, batch)

@@ -1,4 +1,4 @@
-"""The split of a program's params into a body, common to all clients, and a head, each client's own.
+"""The split of params into a body, common to all clients, and a head, each client's own.
 
 The head is what the program declares inside `batch.clients()`; or, where it declares all params
 outside, those whose names a rule chooses. Then a client keeps a copy of them that no message holds,
@@ -41,7 +41,7 @@ class BodyAndHead:
     in_program: bool
 
     def first_head(self, message: Params) -> Params:
-        """Return the head that every client begins with: the server's, where the message holds it."""
+        """Return every client's first head: the server's, if the message holds it."""
         here = torch.zeros(()).device  # where the clients work
         return {n: message[n] if n in message else v.to(here) for n, v in self.head.items()}
 
@@ -61,7 +61,7 @@ class BodyAndHead:
         return {**work, "loss": torch.zeros(())}
 
     def sent(self, work: Tree, weight: float | Tensor) -> dict[str, Share]:
-        """Return the update of a client: its body, where there is one, and the loss of its last step."""
+        """Return a client's update: its body, if any, and the loss of its last step."""
         body = {"theta": Share(work["body"].params, weight)} if self.body else {}
         return {**body, "loss": Share(work["loss"], weight)}
 

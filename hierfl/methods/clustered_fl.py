@@ -1,4 +1,4 @@
-"""Clustered federated learning: FedAvg within clusters, each of which is halved once its clients disagree.
+"""Clustered federated learning: FedAvg within clusters, halved once their clients disagree.
 
     client:  w <- the model of its cluster;  for every mini-batch:  w <- w - lr grad nll(w);  sends D_k = w - start
     server:  within each cluster  D <- sum_k (n_k / n) D_k,  theta <- theta + D
@@ -62,7 +62,7 @@ def clustered_fl(
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 128,
 ) -> Method:
-    """Return clustered federated learning of a program whose params are all global, as `hierfl.models.network`.
+    """Return clustered FL of a program whose params are all global, as `hierfl.models.network`.
 
     `clusters` in the history is their number.
 

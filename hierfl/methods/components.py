@@ -68,7 +68,7 @@ def _shown(params: Params) -> str:
 
 
 def of_each(program: Program, one: Callable[[Params], Tensor], components: Params) -> Tensor:
-    """Return a function's value at each component (K, ...), carried at once where the program allows."""
+    """Return a function's value at each component (K, ...), at once if the program allows."""
     if program.in_vmap:
         return torch.vmap(one)(components)
     count = len(next(iter(components.values())))
@@ -81,7 +81,7 @@ def part(components: Tree, k: int) -> Tree:
 
 
 def of_least_loss(program: Program, components: Params, batch: ClientBatch) -> Tensor:
-    """Return a mask (K,) of the component whose loss on the rows of a batch is least, the first of equal ones."""
+    """Return a mask (K,) of the first component with the least loss on a batch."""
     losses = of_each(program, lambda theta: program.mean_loss(theta, batch), components)
     return (torch.arange(len(losses)) == losses.argmin()).to(torch.get_default_dtype())
 

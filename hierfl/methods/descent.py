@@ -1,4 +1,4 @@
-"""Steps of an optimizer on a copy of the global params: the local work of methods without latent sites."""
+"""Optimizer steps on a copy of the global params, for methods without latent sites."""
 
 from __future__ import annotations
 

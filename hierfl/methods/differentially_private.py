@@ -1,4 +1,4 @@
-"""Differential privacy of a client, for any method whose server takes means of its clients' updates.
+"""Differential privacy per client, for methods whose server takes means of updates.
 
     client:  d_k = theta_k - theta;  sends d_k min(1, C / |d_k|), the norm over all that it sends
     server:  theta' = theta + (1/m) (sum over the cohort + noise C N(0, I)),  m the planned size of the cohort
@@ -117,7 +117,7 @@ def _check_takes_means(method: Method, program: Program) -> None:
     check_takes_means("differentially_private", what, method, program, server, fix)
 
 
-# ------------------------------------------------------------------------------------------------ client
+# ------------------------------------------------------------------------------------------- client
 def _sent(up: Up) -> dict[str, Tree]:
     """Return the values of an update that a server computes with, by name."""
     found: dict[str, Tree] = {}
@@ -145,7 +145,7 @@ def _shortened(moved: Tree, clip: float) -> Tree:
     return tree_map(lambda v: torch.where(norm.isfinite(), by.to(v.dtype) * v, 0.0), moved)
 
 
-# ------------------------------------------------------------------------------------------------ server
+# ------------------------------------------------------------------------------------------- server
 def _noisy(
     plain: Server, clients: int, clip: float, noise: float, delta: float, secret: int | None
 ) -> Server:

@@ -93,7 +93,7 @@ def local_only(
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 20,
 ) -> Method:
-    """Return the baseline in which every client fits alone, from the module's weights; the server does nothing.
+    """Return the baseline in which every client fits alone, from the module's weights.
 
     Args:
         model: as in `ditto`.

@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP: each client is pulled to a mix of all clients' models, in which similar ones weigh most.
+"""FedAMP and HeurFedAMP: each client is pulled to a mix of models weighted by similarity.
 
     server:    xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j not i,    xi_ii = 1 - sum_j xi_ij
                u_i = sum_j xi_ij w_j, and client i gets u_i
@@ -164,7 +164,7 @@ def heur_fedamp(
 def _attentive(
     name: str, model: Model, attention: Attention, pull: float, descent: Descent
 ) -> Method:
-    """Return the method of weights `attention`, (N, P) models -> (N, N), and of a pull toward their mixes."""
+    """Return the method of weights `attention`, (N, P) -> (N, N), and a pull toward the mixes."""
 
     def client(program: Program) -> Client:
         first = common_params(program, name)

@@ -1,4 +1,4 @@
-"""FedBABU: only the body is trained; the head stays at its random start, and is tuned with the body at the end.
+"""FedBABU: only the body is trained; the random head is tuned with it at the end.
 
     client:  b <- theta;  for every mini-batch:  b <- b - lr grad_b nll(b, h_0)     h_0 one start for all
     server:  theta <- mean_k b_k

@@ -1,4 +1,4 @@
-"""FedEM: a mixture of M models with shares of each client's own, by local steps of expectation maximization.
+"""FedEM: a mixture of M models with client-specific shares, by expectation maximization.
 
     client:  q_jm <- pi_km p(y_j | x_j; theta_m) / sum over m      of each of its rows j, at the models received
              pi_k <- mean over j of q_j

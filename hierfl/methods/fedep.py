@@ -1,4 +1,4 @@
-"""FedEP: expectation propagation; each client's Gaussian factor is fitted by the moments of its tilted posterior.
+"""FedEP: expectation propagation with one Gaussian factor per client, fitted by moments.
 
     q(z) = t_0(z) prod_k t_k(z),    t_0 approximates the prior, t_k the likelihood of client k; all but t_0 start at 1
 
@@ -220,7 +220,7 @@ class Moments:
         )
 
     def climb(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Take a Newton step of `at`, a Gaussian, to the Laplace approximation of the tilted posterior."""
+        """Take a Newton step of `at` to the tilted posterior's Laplace approximation."""
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():
             loc = torch.linalg.inv_ex(at["precision"]).inverse @ at["shift"]
@@ -235,7 +235,7 @@ class Moments:
         }
 
     def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Make q the Gaussian with the moments of the tilted posterior, by importance sampling from `at`.
+        """Give q the tilted posterior's moments, by importance sampling from `at`.
 
         `at` then has these moments too, so that a second pass samples from a Gaussian with the
         right spread. With fewer effective points than 2 K the moments are not known, and q is `at`

@@ -1,4 +1,4 @@
-"""FedFomo: each client moves toward those models of others that are better on its own validation rows.
+"""FedFomo: each client moves toward others' models that are better on its validation rows.
 
     client i:  theta_i: its model before its last training; theta_n: models that the server sends, and its own last one
                s_n <- (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|        L_i: nll on its validation rows
@@ -96,7 +96,7 @@ def fedfomo(
         first = common_params(program, "fedfomo")
 
         def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
-            """Return the loss on validation rows, or on the others; 0 where the mini-batch has none."""
+            """Return the loss on validation rows, or the others; 0 if there are none."""
             if validation is None:
                 return program.mean_loss(theta, batch)
             few, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
@@ -158,7 +158,7 @@ def fedfomo(
         first = at_each(common_params(program, "fedfomo"), count)
 
         def picked(affinity: Tensor, seen: Tensor, round_: int) -> tuple[Tensor, Tensor]:
-            """Return which clients' models each client gets (N, M), and whether there is one, (N, M)."""
+            """Return whose models each client gets, (N, M), and whether there is one."""
             at = noise.fold(pairs, round_)
             order = noise.uniforms(at, (), torch.float64)
             dice = noise.uniforms(noise.fold(keys, program.seed, round_), (models,), torch.float64)
@@ -220,5 +220,5 @@ def fedfomo(
 
 
 def _weighed(weight: Tensor, away: Tensor) -> Tensor:
-    """Return the sum of M weights (M,) times M tensors (M, ...); a product of matrices would need them in memory."""
+    """Return the sum of M weights (M,) times M tensors (M, ...)."""
     return (weight.to(away.dtype).view(-1, *[1] * (away.dim() - 1)) * away).sum(0)

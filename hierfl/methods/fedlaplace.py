@@ -175,7 +175,7 @@ def fedlaplace(
 
 
 def _warn_of_many(program: Program, points: int) -> None:
-    """Say at once where settling rounds are slow, because there are many global and many local numbers."""
+    """Warn if settling rounds are slow: many global and many local unknowns."""
     size, inside = program.latents.global_block.size, program.latents.local_block.size
     if size * inside > SLOW:
         warnings.warn(

@@ -17,7 +17,7 @@ PARTS = 16  # settling rounds with different points; after them the points repea
 # half of a run's time
 FIRST = 512
 FREEDOM = 15.0  # degrees of freedom of the Student t in the weighting stage
-FAR = 3.0  # standard deviations of q at which its two sides are measured; beyond, the tail of the t is wide enough
+FAR = 3.0  # sds of q at which its sides are measured; beyond, the tail of the t is wide enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Points:
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
-        """Return the center of q and points on both sides of it along the columns of `tril`, (1 + 2 K, K).
+        """Return q's center and points on both sides along columns of `tril`, (1 + 2 K, K).
 
         Without a weighting stage there are none, (0, K).
         """

@@ -1,4 +1,4 @@
-"""The server of FedLaplace: climb to the mode, settle q, weigh its points. Its state is a dict of tensors."""
+"""The server of FedLaplace: climb to the mode, settle q, weight its points."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STAGES = ("climbing to the mode", "settling", "weighting", "done")
 STILL, STILL_ENOUGH = 0.05, 0.2
 LOST = 0.01  # fraction of points without a mode above which the server warns
 RESERVED = 3  # rounds that are kept for weighting where the number of rounds is small, at most
-FEW = 10  # effective points per global unknown, too few for a covariance: the proposal is not refitted
+FEW = 10  # effective points per global unknown below which the proposal is not refitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Rounds:
 
     @cached_property
     def unit(self) -> Tensor:
-        """Reciprocal standard deviations of the prior about its center, (K,), at least 1/2: the unit of length."""
+        """Reciprocal prior sds about its center, (K,), at least 1/2: the unit of length."""
         with torch.no_grad(), unchecked():
             curvature = -self.marginal.prior(self.marginal.shared.start).hessian.diagonal()
         return curvature.nan_to_num(nan=0.0).clamp(min=0.25).sqrt()
@@ -118,7 +118,7 @@ class Rounds:
         return tree_map(lambda v: v.detach().clone(), state)
 
     def found(self, state: Tree, means: dict[str, Tree], clock: Clock | None = None) -> Expansion:
-        """Return the log posterior with derivatives, averaged over the points: the clients' sums and the prior."""
+        """Return the log posterior and its derivatives, averaged over the points."""
         at = self.points.at(self.down(state, Clock(0, 1)))
         prior = torch.vmap(self.marginal.prior)(at)
         sums = (
@@ -155,12 +155,12 @@ class Rounds:
         return state
 
     def weighting(self, left: int) -> Tree:
-        """Return the stage and part of the first weighting round, from which a round of the most points is reached."""
+        """Return the stage and part at which weighting starts."""
         largest = self.points.sizes.index(max(self.points.sizes))
         return _at(WEIGH, min(max(0, largest + 1 - left), largest))
 
     def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
-        """Return the widths of q on both sides of its center, from the log posterior far out on its axes."""
+        """Return q's widths on both sides, from the log posterior far out on its axes."""
         if not self.points.sizes:
             return {}
         at = self.points.along(self.down(state, Clock(0, 1)))
@@ -239,7 +239,7 @@ def finished(state: Tree) -> bool:
 
 
 def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, how far q moved, the raised eigenvalues, k-hat and the effective points."""
+    """Return the next stage, q's move, raised eigenvalues, k-hat and effective points."""
     numbers = {
         name: float(state[name]) for name in ("stage", "moved", "raised", "k_hat", "effective")
     }
@@ -266,7 +266,7 @@ def _warn_of_lost(stage: int, lost: float) -> None:
 
 
 def _warn(state: Tree, left: int) -> None:
-    """Warn where the posterior is not to be trusted: k-hat is high, or the rounds ended too early."""
+    """Warn if the posterior is unreliable: k-hat is high, or rounds ended too early."""
     stage = int(state["stage"])
     if stage == DONE and float(state["k_hat"]) >= K_HAT:
         warnings.warn(

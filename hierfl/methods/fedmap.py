@@ -1,4 +1,4 @@
-"""FedMAP: each client's weights at their posterior mode, under a prior that the server learns from them.
+"""FedMAP: each client's weights at their posterior mode, under a learned prior.
 
     client:  w_k <- argmin (1 / n_k) NLL_k(w) + R(w, gamma),      R = -log prior; some epochs from the last w_k
              omega_k = P(Z_k | w_k) prior(w_k)                    in logs: the product underflows

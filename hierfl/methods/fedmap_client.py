@@ -96,7 +96,7 @@ def map_client(program: Program, how: Setting) -> Client:
         return {**work, "w": w, "loss": value}
 
     def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Find log omega_k at the weights of the round's end, and the gradient of R in the global params."""
+        """Find log omega_k at the round's last weights, and R's gradient in the global params."""
         gamma, w, rows = message["gamma"], work["w"], batch.counts.sum()
 
         def penalty(part: Params) -> Tensor:
@@ -162,7 +162,7 @@ def _sloped(above: Params, pairs: dict[str, str], *, every: bool) -> tuple[str, 
 
 
 def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
-    """Return a client's weights minus theta, whose squares lose fewer digits than differences of squares."""
+    """Return a client's weights minus theta."""
     return {
         theta: w[mine].reshape(gamma[theta].shape) - gamma[theta] for theta, mine in pairs.items()
     }

@@ -1,4 +1,4 @@
-"""The server of FedMAP: the next prior, from weighted means of the clients' weights and gradients."""
+"""The server of FedMAP: the next prior, from weighted means of weights and gradients."""
 
 from __future__ import annotations
 

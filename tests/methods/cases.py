@@ -1,6 +1,7 @@
-"""One small case, or a few, of every method and wrapper: the tests that go over all methods are made from these.
+"""Small cases of every method and wrapper, from which tests over all methods are made.
 
-A new method needs one entry here, named after it, with what a client sends. A further word in a name is a setting:
+A new method needs one entry here, named after it, with what a client sends. A further word in a
+name is a setting:
 "fedpa laplace".
 """
 
@@ -26,8 +27,8 @@ class Case(NamedTuple):
 
     Args:
         make: () -> method.
-        up: share -> the shape of what one client sends of it, or leaf -> shape; None: a further setting of a method
-            that another case lists.
+        up: share -> the shape of what one client sends of it, or leaf -> shape; None: a further
+            setting of a method that another case lists.
         compiled: whether its steps can be compiled; otherwise each of its phases is `eager`.
     """
 
@@ -36,7 +37,7 @@ class Case(NamedTuple):
     compiled: bool = True
 
 
-# ------------------------------------------------------------------------------------------------ models
+# ------------------------------------------------------------------------------------------- models
 def filled(*layers: torch.nn.Module) -> torch.nn.Module:
     """Return a network of these layers, always with the same weights."""
     generator, module = torch.Generator().manual_seed(SEED), torch.nn.Sequential(*layers)
@@ -80,7 +81,7 @@ def mapped() -> Any:
     return models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0))
 
 
-# ------------------------------------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------------------------- what is sent
 FIRST: Shapes = {"theta.0.weight": (3, 2), "theta.0.bias": (3,)}
 THETA: Shapes = {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,)}
 SCALE: Shapes = {name.replace("theta", "scale"): shape for name, shape in THETA.items()}
@@ -125,7 +126,7 @@ BODY: dict[str, Any] = {"theta": FIRST, "loss": ()}
 PRIOR: dict[str, Any] = {"theta": {**THETA, **SCALE}, "loss": ()}
 FACTOR: dict[str, Any] = {"shift": (2,), "precision": (2, 2)}  # of `logistic`, K = 2
 
-# ------------------------------------------------------------------------------------------------ the cases
+# ---------------------------------------------------------------------------------------- the cases
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "batch_size": 2}
 LAST: dict[str, Any] = {"head": "theta.2", "batch_size": 2}
 ABML: dict[str, Any] = {

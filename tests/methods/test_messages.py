@@ -1,4 +1,4 @@
-"""What every method sends: as its case lists it, as it says of itself, and nothing that is local."""
+"""What every method sends is what its case lists and what it says, and nothing local."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def names_of_local_things(program: hierfl.Program) -> set[str]:
 
 
 def test_every_method_wrapper_and_guide_has_a_case() -> None:
-    """A method without a case in tests/methods/cases.py is in no test that goes over all methods."""
+    """A method without a case is in no test that goes over all methods."""
     assert {first_word(name) for name in CASES} == set(names())
     assert {first_word(name) for name in LISTED} == set(described(About)), "list what they send"
     assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)
@@ -56,7 +56,7 @@ def test_every_method_wrapper_and_guide_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", LISTED)
 def test_a_client_sends_what_its_method_says(name: str) -> None:
-    """Names, shapes and weights; whether the server sees it by client; and nothing of a local thing."""
+    """Names, shapes and weights; whether the server sees single clients; nothing local."""
     method, about = CASES[name].make(), described(About)[first_word(name)]
     down, up, kept, program = exchange(method, federation())
     down_, up_, *_ = exchange(CASES[name].make(), federation((20, 9, 31)))

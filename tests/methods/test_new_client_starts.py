@@ -294,7 +294,7 @@ def test_fedbn_gives_new_clients_its_common_weights() -> None:
 def test_a_method_that_is_not_listed_here_serves_a_new_client_from_the_server_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first of the two properties, of a case in `CASES`: its module has other weights the second time."""
+    """The first property, of a case in `CASES`: the second module has other weights."""
     held = {first_word(name) for name in METHODS} | ELSEWHERE
     for name, case in CASES.items():
         if first_word(name) in held:
