@@ -96,11 +96,19 @@ def test_particles_are_pooled_too(family: str) -> None:
     assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
 
 
-@pytest.mark.parametrize("name", METHODS)
+SLOW = ("bfi", "fedep", "fedep shared", "fedlaplace", "pvi", "two_stage")
+# quick ones: test_ten_rounds.py, test_fedep.py, test_two_stage.py
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in METHODS]
+)
 def test_every_method_in_every_way(name: str) -> None:
     """In chunks, one client after another, and with clients in another order."""
-    data, method = federation((5, 3, 7, 1, 2)), METHODS[name]()
-    run: dict[str, Any] = {"rounds": 3, "seed": 4, "cohort": cohort(method, 4)}
+    few = name in SLOW
+    data, method = federation((5, 3, 2) if few else (5, 3, 7, 1, 2)), METHODS[name]()
+    run: dict[str, Any] = {"rounds": 2 if few else 3, "seed": 4}
+    run["cohort"] = cohort(method, 2 if few else 4)
     together = fit(method, data, **run)
     for way in ("in chunks", "sequential"):
         assert_same(together, fit(METHODS[name](), data, **run, **WAYS[way]))

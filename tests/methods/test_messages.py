@@ -20,6 +20,14 @@ from hierfl.methods.about import About, described, names
 from tests.methods.cases import CASES, CROSSES, Shapes, first_word
 from tests.programs import FAMILIES, federation
 
+STATES = {  # what a client of a hierarchy keeps: its own factor and mode
+    "bfi": set(),
+    "fedep": {"shift", "precision", "mode", "slope", "loc"},
+    "fedep shared": set(),
+    "fedlaplace": {"mode", "slope", "loc"},
+    "pvi": {"shift", "precision", "mode", "slope", "loc"},
+    "two_stage": {"precision", "shift", "seen"},
+}
 LISTED = {name: case.up for name, case in CASES.items() if case.up is not None}
 
 
@@ -86,6 +94,10 @@ def test_a_client_sends_what_its_method_says(name: str) -> None:
         assert weight.shape == (4,), "each share has one weight per client"
         by_rows = torch.allclose(weight, counts.to(weight))
         assert by_rows == bool(starred), f"{share}: is it weighted by rows?"
+    if name in STATES:
+        assert {path.rsplit("'", 2)[-2] for path in named_leaves(kept)} <= STATES[name]
+    if name == "two_stage":
+        assert shapes(down) == {"loc": (2,), "covariance": (2, 2)}, "one Gaussian, the same for all"
     if about.kept == "nothing":
         assert not tree_leaves(kept)
     elif name.split()[0] not in ("fedsvi", "fedep"):  # some of their settings keep nothing
