@@ -33,7 +33,7 @@ def test_compiled_steps_of_every_method(name: str) -> None:
     eager, compiled = (state_of(fit) for fit in fits)
     assert any(bool((value != 0.0).any()) for value in eager.values())
     for path, value in eager.items():
-        assert torch.allclose(value, compiled[path], rtol=0.0, atol=1e-9), path
+        assert torch.allclose(value, compiled[path], rtol=0.0, atol=1e-9, equal_nan=True), path
     left = fits[0].history.select_dtypes("number").drop(columns="seconds")
     right = fits[1].history[left.columns]
     assert np.allclose(left, right, rtol=0.0, atol=1e-7, equal_nan=True)

@@ -52,7 +52,7 @@ def assert_same(one: Fit, two: Fit, *, atol: float = 1e-10) -> None:
     assert a.keys() == b.keys()
     assert any(bool((v != 0).any()) for v in a.values())
     for name, value in a.items():
-        assert torch.allclose(value, b[name], rtol=0.0, atol=atol), (
+        assert torch.allclose(value, b[name], rtol=0.0, atol=atol, equal_nan=True), (
             name,
             (value - b[name]).abs().max(),
         )
