@@ -116,16 +116,18 @@ def _mini_batches(
 ) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
     """Yield the rows of each step in blocks; they are gathered when they are asked for."""
     plan = _Plan.of(data, ids, phase, seed=seed, at=at)
+    by_step, counts = plan.epochs is None, plan.counts
+    short = counts < plan.size if by_step else counts % plan.size != 0  # some rows are padding
+    is_full = not bool(short.any())
+    all_work = by_step or bool((plan.passes == plan.passes[0]).all())
     for index, inside, active in plan.blocks(max(1, PLANNED // (len(ids) * plan.size))):
-        masks = repeat({}, len(index)) if plan.is_full else ({"rows": m} for m in inside.unbind())
+        masks = repeat({}, len(index)) if is_full else ({"rows": m} for m in inside.unbind())
         # index_select copies row by row: a third of the time of values[rows]
         fields = (
             {name: values.index_select(0, rows) for name, values in data.fields.items()}
             for rows in index.flatten(1).unbind()
         )
-        working: list[Active] = (
-            [()] * len(index) if plan.all_work else [(on,) for on in active.unbind()]
-        )
+        working: list[Active] = [()] * len(index) if all_work else [(on,) for on in active.unbind()]
         yield zip(fields, masks, strict=True), working
 
 
@@ -197,17 +199,6 @@ class _Plan:
             orders=Orders.of(keys, counts),
             half=half,
         )
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no batch has a padded row."""
-        short = self.counts < self.size if self.epochs is None else self.counts % self.size != 0
-        return not bool(short.any())
-
-    @property
-    def all_work(self) -> bool:
-        """Whether all clients take all steps."""
-        return self.epochs is None or bool((self.passes == self.passes[0]).all())
 
     def blocks(self, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the plan of up to `length` steps at a time, each as `row_plan` returns it."""

@@ -228,10 +228,11 @@ def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
         said["left_out"] = [
             {"client": names[one.client], "reason": one.reason} for one in cohort.left_out
         ]
-    far = [
-        {"client": names[int(cohort.ids[one.pop("place")])], **one} for one in far_out(cohort.norms)
-    ]
-    return {**said, "far_out": far} if far else said
+    if far := far_out(cohort.norms):
+        said["far_out"] = [
+            {"client": names[int(cohort.ids[one.pop("place")])], **one} for one in far
+        ]
+    return said
 
 
 def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut]) -> ClientError:

@@ -57,13 +57,11 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
         start = over_clients(lambda own: federation.client.start(message, own), at_once=True)
         try:
             work = start(moved(own, device), count=count)
-            of_phases = [
-                (phase, work, message, ids.to(device)) for phase in federation.client.phases
-            ]
-            eager = chunks * sum(_seconds(federation, *of_phase) for of_phase in of_phases)
+            phases, at = federation.client.phases, (work, message, ids.to(device))
+            eager = chunks * sum(_seconds(federation, phase, *at) for phase in phases)
             if eager <= COMPILING_SECONDS:
                 return False
-            operations = sum(_operations(federation, *of_phase) for of_phase in of_phases)
+            operations = sum(_operations(federation, phase, *at) for phase in phases)
         except FAILURES:  # of a client's rows: the first round names the client
             return False
     return eager > operations * OPERATION_SECONDS

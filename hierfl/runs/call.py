@@ -89,7 +89,8 @@ def check_model(model: Any, data: Any) -> None:
     Raises:
         TypeError: an argument is of another kind; the message says how to make it.
     """
-    if isinstance(model, ClientData) or is_frame(model):
+    odd = not isinstance(model, Method) and not callable(model)
+    if odd and (isinstance(model, ClientData) or is_frame(model)):
         fix = f", with data = {FRAME}" if is_frame(model) else ""
         raise TypeError(f"model and data are swapped: call fit(model, data, ...){fix}")
     check_method(model)
