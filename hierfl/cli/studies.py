@@ -146,7 +146,7 @@ def _list_studies() -> None:
         typer.secho(one.name, bold=True)
         typer.echo(f"  {one.shows}")
         typer.echo(f"  Data: {one.data}.")
-        typer.echo(f"  One core takes {one.quick} with --quick; in full {one.full}.")
+        typer.echo(f"  Time with --quick: {one.quick}. In full: {one.full}.")
         if one.variants:
             typer.echo(f"  Variants: {one.variants}.")
 
