@@ -256,15 +256,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # arguments of fit
     "swapped": (
         lambda: FIT(federation(), methods.fedsvi(right), rounds=1),
-        "method and data are swapped: call",
+        "model and data are swapped: call",
     ),
     "a network for a method": (
         lambda: FIT(torch.nn.Linear(2, 1), federation(), rounds=1),
-        r"method is the network 'Linear': wrap it, .*models\.network\(net\)",
+        r"model is the network 'Linear': wrap it, .*models\.network\(net\)",
     ),
     "a class for a method": (
         lambda: FIT(torch.nn.Linear, federation(), rounds=1),
-        "method is 'Linear', neither a Method nor a model: hand over",
+        "model is 'Linear', neither a Method nor a model: hand over",
     ),
     "a model that fails": (
         lambda: FIT(two_arguments, federation(), rounds=1),
@@ -272,44 +272,44 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a method not built": (
         lambda: FIT(methods.pvi, federation(), rounds=1),
-        r"method is 'pvi', .*: .*hierfl\.methods\.pvi\(model\)",
+        r"model is 'pvi', .*: .*hierfl\.methods\.pvi\(model\)",
     ),
     "a wrapper not built": (
         lambda: FIT(methods.fine_tuned, federation(), rounds=1),
-        r"method is 'fine_tuned', .*: .*fine_tuned\(hierfl\.methods\.fedavg\(model\)\)",
+        r"model is 'fine_tuned', .*: .*fine_tuned\(hierfl\.methods\.fedavg\(model\)\)",
     ),
     "no method": (
         lambda: FIT(None, federation(), rounds=1),
-        "method is 'None', neither a Method nor a model: hand over",
+        "model is 'None', neither a Method nor a model: hand over",
     ),
     "swapped with a model": (
         lambda: FIT(federation(), right, rounds=1),
-        "method and data are swapped: call",
+        "model and data are swapped: call",
     ),
     "swapped with a frame": (
         lambda: FIT(FRAME, methods.fedsvi(right), rounds=1),
-        r"method and data are swapped: .*from_frame",
+        r"model and data are swapped: .*from_frame",
     ),
     "a model not built": (
         lambda: FIT(models.regression, federation(), rounds=1),
-        r"method is 'regression', which makes a model .*: hand over .*models\.regression\(\.\.\.\)",
+        r"model is 'regression', which makes a model .*: hand over .*models\.regression\(\.\.\.\)",
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),
-        r"method is the guide family 'structured': hand it to a method, "
+        r"model is the guide family 'structured': hand it to a method, "
         r".*guide=hierfl\.guides\.structured",
     ),
     "a method's name": (
         lambda: FIT("fedavg", federation(), rounds=1),
-        r"method is the string 'fedavg': hand over hierfl\.methods\.fedavg\(model\)",
+        r"model is the string 'fedavg': hand over hierfl\.methods\.fedavg\(model\)",
     ),
     "a program for a method": (
         lambda: FIT(run()().program, federation(), rounds=1),
-        r"method is a Program, .*: hand over hierfl\.methods\.fedsvi\(model\)",
+        r"model is a Program, .*: hand over hierfl\.methods\.fedsvi\(model\)",
     ),
     "a fit for a method": (
         lambda: FIT(run()(), federation(), rounds=1),
-        r"method is a Fit: hand over .* fit\.method",
+        r"model is a Fit: hand over .* fit\.method",
     ),
     "a fit for data": (
         lambda: FIT(methods.fedsvi(right), run()(), rounds=1),
