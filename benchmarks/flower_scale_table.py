@@ -123,8 +123,7 @@ def append(
         "takes a minute a round.",
         "",
         "| float32 numbers | clients a round | GB up | s of a core | s of a network | GB of "
-        "requests | "
-        "answers an aggregator | aggregators | levels |",
+        "requests | answers an aggregator | aggregators | levels |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in {int(row["params"]): row for row in rows}.values():
@@ -146,6 +145,5 @@ def _of_cohort(one: Mapping[str, float], cohort: int) -> str:
         aggregators, levels = aggregators + left, levels + 1
     return (
         f"| {one['params']:,.0f} | {cohort:,} | {cohort * one['up'] / 1e9:.3g} | {work:.3g} | "
-        f"{line:.3g} | "
-        f"{cohort * one['down'] / 1e9:.3g} | {fan_in:,} | {aggregators:,} | {levels} |"
+        f"{line:.3g} | {cohort * one['down'] / 1e9:.3g} | {fan_in:,} | {aggregators:,} | {levels} |"
     )

@@ -260,15 +260,12 @@ def written(found: Outcome, rounds: int, seed: int) -> str:
         "and started again.",
         "",
         f"* {happened} faults over {rounds} rounds; {found.deaths} processes killed and started "
-        f"again; "
-        f"{found.seconds:.0f} s.",
+        f"again; {found.seconds:.0f} s.",
         f"* Client rounds that were not counted: {found.missing} of {5 * rounds}.",
         f"* Largest difference of a posterior mean from the undisturbed run: {found.mean:.2g} sd. "
-        f"Of an sd: a factor "
-        f"of {found.sd:.4f}.",
+        f"Of an sd: a factor of {found.sd:.4f}.",
         f"* Client states lost: {len(found.withheld)}. Sum of the factors that nodes keep, less "
-        f"the server's: "
-        f"{found.factors:.1e}.",
+        f"the server's: {found.factors:.1e}.",
         "",
         "| fault | times |",
         "|---|---:|",

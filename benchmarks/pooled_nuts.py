@@ -101,8 +101,7 @@ def in_own_process(problem: Problem, folder: Path, *options: str) -> dict[str, A
     if not has_numpyro():
         raise NoNumpyro(
             f"NumPyro is not installed in {python()}, and pooled NUTS is run by it: `pip install "
-            f"numpyro`, or "
-            f"set {VARIABLE} to a Python that has it"
+            f"numpyro`, or set {VARIABLE} to a Python that has it"
         )
     rows, out = folder / "rows.npz", folder / "out.npz"
     np.savez(rows, **rows_of(problem.data()))

@@ -45,9 +45,8 @@ STRANGE: tuple[JSON, ...] = (
 # Audit events of the interpreter that no `load` may cause.
 EVENTS = (
     "os.exec os.fork os.forkpty os.kill os.mkdir os.posix_spawn os.putenv os.remove os.rename "
-    "os.rmdir os.spawn "
-    "os.symlink os.system os.truncate pickle.find_class shutil. socket. subprocess.Popen "
-    "urllib.Request webbrowser."
+    "os.rmdir os.spawn os.symlink os.system os.truncate pickle.find_class shutil. socket. "
+    "subprocess.Popen urllib.Request webbrowser."
 ).split()
 _seen: list[str] | None = None
 

@@ -68,23 +68,18 @@ class Bomb:
 
 NAMES = (
     "os:system os.system posix:system subprocess:Popen subprocess:run builtins:eval builtins:exec "
-    "builtins:open "
-    "importlib:import_module shutil:rmtree shutil:copyfile pickle:loads torch:load torch.load "
-    "torch:save "
-    "torch.hub:load torch.serialization:load numpy:load runpy:run_path ctypes:CDLL "
-    "socket:create_connection "
-    "hierfl.runs.checkpoint:shutil.rmtree hierfl.runs.checkpoint:save hierfl.runs.checkpoint.save "
-    "hierfl.load "
-    "hierfl.fit hierfl.diagnostics.nuts hierfl.Fit hierfl.report.write hierfl.datasets.files:load "
+    "builtins:open importlib:import_module shutil:rmtree shutil:copyfile pickle:loads torch:load "
+    "torch.load torch:save torch.hub:load torch.serialization:load numpy:load runpy:run_path "
+    "ctypes:CDLL socket:create_connection hierfl.runs.checkpoint:shutil.rmtree "
+    "hierfl.runs.checkpoint:save hierfl.runs.checkpoint.save hierfl.load hierfl.fit "
+    "hierfl.diagnostics.nuts hierfl.Fit hierfl.report.write hierfl.datasets.files:load "
     "hierfl.models:torch.os.system hierfl.methods.fedavg.__globals__ "
-    "hierfl.methods.fedavg:fedavg.__globals__ "
-    "hierfl.methods.__dict__ hierfl.program.public_names.find hierfl.program.recipes:remake "
-    "hierfl.cli:main "
+    "hierfl.methods.fedavg:fedavg.__globals__ hierfl.methods.__dict__ "
+    "hierfl.program.public_names.find hierfl.program.recipes:remake hierfl.cli:main "
     "pyro:clear_param_store pyro.distributions.SpanningTree pyro.distributions.Rejector "
-    "torch.optim.Optimizer "
-    "torch.optim.lr_scheduler somebodys_module:canary somebodys_module:Canary "
-    "somebodys_module:canary.__call__ "
-    "attacked __main__:canary benchmarks.attacks.records:canary benchmarks.attacks.records:Bomb"
+    "torch.optim.Optimizer torch.optim.lr_scheduler somebodys_module:canary "
+    "somebodys_module:Canary somebodys_module:canary.__call__ attacked __main__:canary "
+    "benchmarks.attacks.records:canary benchmarks.attacks.records:Bomb"
 ).split()
 OPTIONS: tuple[JSON, ...] = (
     {},

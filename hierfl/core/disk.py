@@ -32,8 +32,7 @@ def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Ite
         why = os.strerror(number) if number else str(error)
         raised = CannotWrite(
             f"'{path}' cannot be written ({f'{size:,} bytes: ' if size else ''}{why}; "
-            f"{_free(path)}): free some "
-            f"space there or make it writable, or name another place"
+            f"{_free(path)}): free some space there or make it writable, or name another place"
         )
         raised.errno = number
         raise raised from error

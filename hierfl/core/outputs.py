@@ -28,8 +28,7 @@ def claim(folder: Path, names: Collection[str]) -> None:
     if foreign:
         raise FileExistsError(
             f"'{folder / foreign[0]}' is there already, and hierfl did not write it: name another "
-            f"folder, or "
-            f"move that file"
+            "folder, or move that file"
         )
     replace_text(folder / WRITTEN, json.dumps(sorted({*ours, *names})))
 

@@ -48,8 +48,7 @@ class Absent(Tensor):
         if func not in cls.of_shape or masked:
             raise RowsNotSaved(
                 "this fit was saved without its clients' rows, which are needed here: hand them "
-                "in, "
-                "hierfl.load(folder, data=...)"
+                "in, hierfl.load(folder, data=...)"
             )
         base: Any = super()
         found = base.__torch_function__(func, types, args, kwargs or {})

@@ -139,8 +139,7 @@ def _check_unmasked(values: Array, name: str) -> None:
     if masked:
         raise ValueError(
             f"field '{name}' has {masked} masked values: fill them; .filled(float('nan')) marks "
-            f"floating "
-            f"values as missing"
+            "floating values as missing"
         )
 
 
@@ -232,6 +231,5 @@ def _check_rounding(wide: Tensor, name: str, dtype: torch.dtype) -> None:
             raise ValueError(
                 f"{which} varies by {sd:.3g} about {mean:.9g}, which "
                 f"{str(dtype).removeprefix('torch.')} rounds away: subtract its mean first, or "
-                f"call "
-                f"torch.set_default_dtype(torch.float64)"
+                "call torch.set_default_dtype(torch.float64)"
             )

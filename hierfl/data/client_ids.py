@@ -31,8 +31,7 @@ def ids_of(client_id: Array) -> NDArray[Any]:
     if isinstance(client_id, np.ma.MaskedArray) and np.ma.getmaskarray(client_id).any():
         raise ValueError(
             f"client_id has {int(np.ma.getmaskarray(client_id).sum())} masked rows: leave these "
-            f"rows out, or "
-            f"fill their ids"
+            "rows out, or fill their ids"
         )
     if isinstance(client_id, list | tuple) and {type(i) for i in client_id} != {Tensor}:
         raw = _objects(client_id)
@@ -121,8 +120,7 @@ def check_client_names(names: Sequence[str]) -> None:
     if missing := different & MISSING:
         raise ValueError(
             f"a client is named '{min(missing)}', the word for a missing value: leave its rows "
-            f"out, or "
-            f"rename it"
+            "out, or rename it"
         )
     if not joined.isprintable():
         _check_characters(names)
@@ -130,8 +128,7 @@ def check_client_names(names: Sequence[str]) -> None:
     if alike:
         raise ValueError(
             f"clients {alike[0]!r} and {alike[1]!r} differ only in spaces or in Unicode form: make "
-            f"them one "
-            f"client, or rename one"
+            "them one client, or rename one"
         )
     if any(not n.strip() for n in names):
         raise ValueError("a client has an empty name: name it, or leave its rows out")

@@ -84,9 +84,8 @@ class ClientData:
             if not name.startswith("_") and name in OF_A_BATCH:
                 raise AttributeError(
                     f"ClientData has no attribute '{name}', which a ClientBatch has: run a model "
-                    f"on "
-                    f"hierfl.full_batch(data), as in pyro.render_model(model, "
-                    f"(hierfl.full_batch(data),))"
+                    "on hierfl.full_batch(data), as in pyro.render_model(model, "
+                    "(hierfl.full_batch(data),))"
                 )
             raise AttributeError(f"ClientData has no attribute '{name}'")
 

@@ -122,8 +122,7 @@ def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, .
         if codes.is_floating_point() or int(codes.min()) < 0 or int(codes.max()) >= len(labels):
             raise ValueError(
                 f"field '{field}' has codes other than 0..{len(labels) - 1}, the numbers of its "
-                f"levels: "
-                f"drop its levels, or code it again"
+                "levels: drop its levels, or code it again"
             )
 
 

@@ -13,8 +13,7 @@ FRAME = "ClientData.from_frame(frame, 'client', x=[...], y=...)"
 # a frame for each client: name -> frame
 _FRAMES = (
     "ClientData.from_frame(pandas.concat({}, names=['client']).reset_index('client'), 'client', "
-    "x=[...], "
-    "y=...)"
+    "x=[...], y=...)"
 )
 # what holds rows already -> where
 _HELD = {

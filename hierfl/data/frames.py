@@ -104,9 +104,8 @@ def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> Fra
             if len(found.levels.get(key, ())) > 2:
                 raise ValueError(
                     f"column '{column}' of field '{name}' has {len(found.levels[key])} levels, "
-                    f"whose codes are "
-                    f"no amounts: read it as a field of its own, or as 0/1 columns "
-                    f"(pandas.get_dummies)"
+                    "whose codes are no amounts: read it as a field of its own, or as 0/1 columns "
+                    "(pandas.get_dummies)"
                 )
             columns.append(values)
         found.fields[name] = torch.stack(_of_one_dtype(columns), dim=1)
@@ -214,8 +213,7 @@ def _check_words(present: list[Any], column: Any) -> None:
         if _is_number(value):
             raise ValueError(
                 f"column '{column}' holds the number '{value}' as a string: convert it with "
-                f"pandas.to_numeric, "
-                f"or make the column a category if its values are names"
+                "pandas.to_numeric, or make the column a category if its values are names"
             )
 
 
@@ -234,8 +232,7 @@ def _check_different(labels: tuple[str, ...], column: Any) -> None:
     if alike:
         raise ValueError(
             f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or "
-            f"in Unicode "
-            f"form: make them one"
+            "in Unicode form: make them one"
         )
 
 
@@ -278,9 +275,7 @@ def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequen
         row = int(bad[0, 0])
         raise ValueError(
             f"client field '{name}' has the values {first[owner[row]].tolist()} and "
-            f"{values[row].tolist()} in "
-            f"rows of client '{names[int(owner[row])]}': it must be constant within a client; a "
-            f"value per row "
-            f"is a field"
+            f"{values[row].tolist()} in rows of client '{names[int(owner[row])]}': it must be "
+            "constant within a client; a value per row is a field"
         )
     return first

@@ -68,8 +68,7 @@ def sort_by_client(
         if len(values) != len(raw):
             raise ValueError(
                 f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} "
-                f"rows: give one "
-                f"value per row"
+                "rows: give one value per row"
             )
     return SortedRows(
         fields={name: values[order] for name, values in tensors.items()},
@@ -85,8 +84,7 @@ def _check_index(client_id: Any, values: Any, name: str) -> None:
     if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
         raise ValueError(
             f"field '{name}' and client_id are pandas columns with different indices: take both "
-            f"from one frame, "
-            f"or give .to_numpy() of rows in the same order"
+            "from one frame, or give .to_numpy() of rows in the same order"
         )
 
 
@@ -128,8 +126,7 @@ def join_clients(
         if set(own) != set(columns):
             raise ValueError(
                 f"client '{client}' has the fields {sorted(own)}, but the first client has "
-                f"{sorted(columns)}: give all "
-                f"clients the same fields"
+                f"{sorted(columns)}: give all clients the same fields"
             )
         tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
         lengths = {name: len(values) for name, values in tensors.items()}
@@ -154,8 +151,7 @@ def _named(clients: Any) -> dict[str, Mapping[str, Array]]:
     if not isinstance(clients, Mapping | list | tuple):
         raise TypeError(
             f"clients is a {type(clients).__name__}: give {{name: {{field: values}}}}, or a list "
-            f"of such "
-            f"fields (for a table, ClientData.from_frame)"
+            "of such fields (for a table, ClientData.from_frame)"
         )
     named = (
         dict(clients)
@@ -180,14 +176,12 @@ def _check_like(client: str, name: str, values: Tensor, first: Sequence[Tensor])
     for like in first:
         if like.shape[1:] != values.shape[1:]:
             raise ValueError(
-                f"client '{client}': a row of '{name}' has shape {tuple(values.shape[1:])}, "
-                f"but the first client's has {tuple(like.shape[1:])}: give all clients the same "
-                f"columns"
+                f"client '{client}': a row of '{name}' has shape {tuple(values.shape[1:])}, but "
+                f"the first client's has {tuple(like.shape[1:])}: give all clients the same columns"
             )
         if torch.bool in (like.dtype, values.dtype) and like.dtype != values.dtype:
             found, wanted = (str(v.dtype).removeprefix("torch.") for v in (values, like))
             raise ValueError(
                 f"client '{client}': '{name}' is {found}, but the first client's is {wanted}: give "
-                f"both as "
-                f"numbers"
+                "both as numbers"
             )

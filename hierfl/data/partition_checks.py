@@ -79,8 +79,7 @@ def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
     if num_clients * min_rows > num_rows:
         raise ValueError(
             f"{num_clients} clients of at least {min_rows} rows need {num_clients * min_rows} "
-            f"rows, "
-            f"but there are {num_rows}"
+            f"rows, but there are {num_rows}"
         )
 
 

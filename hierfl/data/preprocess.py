@@ -69,9 +69,8 @@ class Scaling:
         values = _field(data, self.field)
         if values.shape[1:] != self.mean.shape:
             raise ValueError(
-                f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, "
-                f"but the scaling was fitted to rows of shape {tuple(self.mean.shape)}: give the "
-                f"same columns"
+                f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, but the scaling was "
+                f"fitted to rows of shape {tuple(self.mean.shape)}: give the same columns"
             )
         # In float64, because far from 0 the subtraction cancels most digits.
         return data.with_fields(

@@ -87,8 +87,7 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
     if mask.dtype != torch.bool:
         raise TypeError(
             f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans: give a condition "
-            f"on each row, "
-            f"such as x > 0"
+            "on each row, such as x > 0"
         )
     if mask.shape != (num_rows,):
         raise ValueError(
@@ -143,8 +142,7 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     if int(counts.max()) == 1:
         raise ValueError(
             "every client has a single row, so a split leaves the second part empty: split the "
-            "clients, "
-            "data.select(...)"
+            "clients, data.select(...)"
         )
     first = (counts * fraction).round().long().clamp(min=1)
     first = torch.minimum(first, (counts - 1).clamp(min=1))

@@ -162,8 +162,6 @@ def check_boundary(
     if found:
         raise ProgramError(
             f"site '{found[0]}' is outside the clients plate in the {what}, but depends on "
-            f"something inside "
-            f"it (a client's rows, local sites or local params): move it inside `with "
-            f"batch.clients():`, or "
-            f"remove the dependence"
+            "something inside it (a client's rows, local sites or local params): move it inside "
+            "`with batch.clients():`, or remove the dependence"
         )

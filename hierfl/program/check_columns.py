@@ -142,8 +142,7 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
             more = f", and {len(found) - 1} more columns" if len(found) > 1 else ""
             warnings.warn(
                 f"{found[0]}{more}: default priors and step sizes are for columns of about unit "
-                f"scale; scale "
-                f"it, hierfl.standardize(train, test, fields=('{name}',))",
+                f"scale; scale it, hierfl.standardize(train, test, fields=('{name}',))",
                 stacklevel=3,
             )
 

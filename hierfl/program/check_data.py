@@ -33,8 +33,7 @@ def check_names(data: ClientData) -> None:
         if name in taken or name.startswith("_"):
             raise ValueError(
                 f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; "
-                f"rename it "
-                f"('{name}_')"
+                f"rename it ('{name}_')"
             )
 
 
@@ -63,10 +62,8 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
         if len(fields) > 1 and not any(known[k] is values[name] for k in fields):
             raise ProgramError(
                 f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so "
-                f"it is "
-                f"unclear which of them is unknown in a prediction: make the value a field of its "
-                f"own, "
-                f"data.with_fields({name}=...)"
+                "it is unclear which of them is unknown in a prediction: make the value a field "
+                f"of its own, data.with_fields({name}=...)"
             )
     # a site may also observe no field, zeros for example: it has no label
     return {name: fields[0] for name, fields in found.items() if fields}
@@ -172,8 +169,7 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
                     f"site '{site}' ({type(nodes[site]['fn']).__name__}) of client "
                     f"'{data.names[int(ids[client])]}' has the value "
                     f"{nodes[site]['value'][client, row].item():g}, outside the support of its "
-                    f"row; "
-                    f"{int((~good).sum())} rows are outside theirs"
+                    f"row; {int((~good).sum())} rows are outside theirs"
                 )
 
 
@@ -259,6 +255,5 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
         fix = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
     return (
         f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' "
-        f"has shape {own} "
-        f"per row: {fix}"
+        f"has shape {own} per row: {fix}"
     )

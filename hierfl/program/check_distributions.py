@@ -43,9 +43,8 @@ def check_support(site: Site) -> None:
     support = support_of(name, fn)
     if getattr(support, "is_discrete", False):
         raise ProgramError(
-            f"site '{name}' is discrete ({kind}) and latent, which no guide "
-            f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or "
-            f"observe it"
+            f"site '{name}' is discrete ({kind}) and latent, which no guide of hierfl supports: "
+            "sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
         )
     if kind == "Delta":
         raise ProgramError(
@@ -57,10 +56,8 @@ def check_support(site: Site) -> None:
     except NotImplementedError as error:
         raise ProgramError(
             f"site '{name}' ({kind}) is latent, and no map from real numbers onto its support is "
-            f"known, in "
-            f"which guides and NUTS move: build it from sites that have one, such as Normals and "
-            f"their "
-            f"transforms, with pyro.deterministic"
+            "known, in which guides and NUTS move: build it from sites that have one, such as "
+            "Normals and their transforms, with pyro.deterministic"
         ) from error
 
 
@@ -83,8 +80,7 @@ def check_density(name: str, site: Site) -> None:
 def _no_density(name: str, site: Site) -> ProgramError:
     return ProgramError(
         f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use another "
-        f"distribution, "
-        f"or write the density out as pyro.factor"
+        "distribution, or write the density out as pyro.factor"
     )
 
 
@@ -105,9 +101,8 @@ def refuse_in_sample(error: Exception) -> None:
         return
     raise ProgramError(
         f"site '{msg['name']}' ({kind_of(msg['fn'])}) cannot be repeated over its plates, or "
-        f"cannot be drawn "
-        f"from: use a distribution with `expand` and `sample`, or write its density out as "
-        f"pyro.factor"
+        "cannot be drawn from: use a distribution with `expand` and `sample`, or write its "
+        "density out as pyro.factor"
     ) from error
 
 
@@ -133,6 +128,5 @@ def support_of(name: str, fn: Any) -> Any:
     except NotImplementedError as error:
         raise ProgramError(
             f"site '{name}' ({kind_of(fn)}) has no support, the set its values lie in: give its "
-            f"class a "
-            f"property `support`, or use another distribution"
+            "class a property `support`, or use another distribution"
         ) from error

@@ -53,10 +53,8 @@ def check_padding(program: Program, data: ClientData) -> None:
     if found:
         raise ProgramError(
             f"{what} '{found}' depends on padding, since {few} rows of a client give another value "
-            f"padded to "
-            f"{padded.num_rows} than alone: reduce over rows by batch.sum and batch.mean, or leave "
-            f"padded "
-            f"rows out by batch.mask()"
+            f"padded to {padded.num_rows} than alone: reduce over rows by batch.sum and "
+            "batch.mean, or leave padded rows out by batch.mask()"
         )
 
 
@@ -79,16 +77,13 @@ def check_mini_batches(
     if found and halves:
         raise ProgramError(
             f"site '{found}' depends on several rows of its client at once, and the method splits "
-            f"them at "
-            f"random into two halves: set split=False and batch_size=None, or give each row what "
-            f"it needs of "
-            f"other rows as a field of its own, data.with_fields(previous=...)"
+            "them at random into two halves: set split=False and batch_size=None, or give each "
+            "row what it needs of other rows as a field of its own, data.with_fields(previous=...)"
         )
     if found:
         raise ProgramError(
             f"site '{found}' depends on several rows of its client at once, and mini-batches hold "
-            f"only some "
-            f"of them, in random order: "
+            "only some of them, in random order: "
             + (
                 "compute it from a client field, or take another method, such as fedsvi"
                 if priors_alone
@@ -124,8 +119,7 @@ def check_labels_given(program: Program, rows: ClientData) -> None:
         if site:
             raise ValueError(
                 f"site '{site}' is computed from field '{label}', which the rows do not have: give "
-                f"the "
-                f"rows their labels"
+                "the rows their labels"
             )
 
 
@@ -211,8 +205,7 @@ def check_apart(program: Program, data: ClientData) -> None:
     if found:
         raise ProgramError(
             f"site '{found}' depends on which clients are in the batch, and here all of them are: "
-            f"reduce "
-            f"over the rows of each client, by batch.mean and batch.sum, not over clients"
+            "reduce over the rows of each client, by batch.mean and batch.sum, not over clients"
         )
 
 

@@ -45,10 +45,9 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
         if not _works(_alone, loss, params, batch):
             raise ProgramError(
                 f"{_at_fault(_alone, program, params, batch)} has no gradient by torch.func.grad, "
-                f"which every "
-                f"method takes: use another distribution, or torch functions in place of NumPy's "
-                f"(hierfl.diagnostics.nuts can sample a model whose gradients torch.autograd alone "
-                f"can take)"
+                "which every method takes: use another distribution, or torch functions in place "
+                "of NumPy's (hierfl.diagnostics.nuts can sample a model whose gradients "
+                "torch.autograd alone can take)"
             )
         if not program.keyed:
             return program
@@ -148,8 +147,7 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     if DATA in frames and CLIENTS not in frames:
         raise ProgramError(
             f"site '{name}' is in the data plate but not in the clients plate: open batch.data() "
-            f"inside "
-            f"batch.clients()"
+            "inside batch.clients()"
         )
     is_factor = isinstance(site["fn"], dist.Unit)
     if site["is_observed"] and CLIENTS not in frames and not is_factor and len(shape) > 1:
@@ -165,9 +163,8 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     if DATA in frames and is_latent(site):
         raise ProgramError(
             f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe "
-            f"it "
-            f"(obs=batch.{name}), sum it out in the likelihood of the row, or of all rows "
-            f"(batch.joint_normal)"
+            f"it (obs=batch.{name}), sum it out in the likelihood of the row, or of all rows "
+            "(batch.joint_normal)"
         )
 
 
@@ -184,21 +181,17 @@ def _wrong_shape(
     if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
         return ProgramError(
             f"site '{name}' is outside the clients plate, but its batch shape {shape} has a "
-            f"dimension of "
-            f"clients: it reads a local site; move it inside `with batch.clients():`"
+            "dimension of clients: it reads a local site; move it inside `with batch.clients():`"
         )
     if observed and plates == [CLIENTS] and shape == (clients, batch.num_rows):
         return ProgramError(
             f"site '{name}' has batch shape {shape}, one value a row, outside the data plate: put "
-            f"it inside "
-            f"`with batch.data():`"
+            "it inside `with batch.data():`"
         )
     return ProgramError(
         f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) "
-        f"require "
-        f"{wanted}: declare its own dimensions with .to_event({_own_dimensions(shape, wanted)}), "
-        f"or open a "
-        f"plate for them"
+        f"require {wanted}: declare its own dimensions with "
+        f".to_event({_own_dimensions(shape, wanted)}), or open a plate for them"
     )
 
 
@@ -225,20 +218,17 @@ def check_callable(model: Any, guide: Any) -> None:
     if not callable(model) or isinstance(model, type):
         raise ProgramError(
             f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one "
-            f"of "
-            f"hierfl.models"
+            "of hierfl.models"
         )
     if type(guide).__module__.startswith("pyro.infer.autoguide") or isinstance(guide, type):
         raise ProgramError(
             f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, "
-            f"such as "
-            f"hierfl.guides.mean_field"
+            "such as hierfl.guides.mean_field"
         )
     if not isinstance(guide, Family) and not callable(guide):
         raise ProgramError(
             f"the guide is a {_kind(guide)}: give a family such as hierfl.guides.mean_field, or a "
-            f"function "
-            f"of a batch"
+            "function of a batch"
         )
 
 
@@ -261,8 +251,7 @@ def check_cover(latents: Latents, guide: Any) -> None:
         if site.name not in drawn:
             raise ProgramError(
                 f"site '{site.name}' is in the model but not in the guide: add it there, or use an "
-                f"automatic "
-                f"guide"
+                "automatic guide"
             )
         found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
         if found != wanted:
@@ -302,8 +291,7 @@ def check_start(program: Program, batch: ClientBatch) -> None:
         if not bool(value.isfinite().all()):
             raise ProgramError(
                 f"the log-density of the {what} is {value.flatten()[0].item()} where the guide "
-                f"starts"
-                f"{_at_site(program, params, batch)}: check the scales there"
+                f"starts{_at_site(program, params, batch)}: check the scales there"
             )
 
 

@@ -26,14 +26,6 @@ TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
 UNUSUAL = 1_618_033_988
 
 
-def _seed_numpy(seed: int) -> None:
-    np.random.seed(seed)  # noqa: NPY002  the generator that users draw from by mistake
-
-
-def _numpy_state() -> Any:
-    return np.random.get_state()  # noqa: NPY002
-
-
 def _as_bytes(state: Any) -> bytes:
     return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
 
@@ -48,8 +40,8 @@ class Generator(NamedTuple):
 
 GENERATORS: Mapping[str, Generator] = {
     "NumPy's global generator (np.random)": Generator(
-        _seed_numpy,
-        _numpy_state,
+        np.random.seed,  # noqa: NPY002  the generator that users draw from by mistake
+        np.random.get_state,  # noqa: NPY002
         np.random.set_state,
     ),
     PYTHON: Generator(random.seed, random.getstate, random.setstate),
@@ -98,9 +90,8 @@ def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
     if moved:
         raise ProgramError(
             f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws "
-            f"differ between "
-            f"engines: draw with pyro.sample; the start of a param is drawn by a function, "
-            f"pyro.param(name, lambda: torch.randn(3))"
+            "differ between engines: draw with pyro.sample; the start of a param is drawn by a "
+            "function, pyro.param(name, lambda: torch.randn(3))"
         )
 
 
@@ -118,8 +109,7 @@ def check_pure(program: Program, batch: ClientBatch) -> None:
         for what, trace in first.items():
             again = dict(samples(second[what]))
             for name, site in samples(trace):
-                _check_same(name, what, site, again.get(name))
-                _check_learned(name, what, site, program)
+                _check_site(name, what, site, again.get(name), program)
 
 
 def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) -> dict[str, Any]:
@@ -144,18 +134,23 @@ def _tensors(site: Site) -> Iterator[Tensor]:
         yield density
 
 
-def _check_same(name: str, what: str, site: Site, again: Site | None) -> None:
-    """Refuse a site that differs between two runs with equal params, rows and keys."""
-    both = [list(_tensors(site)), [] if again is None else list(_tensors(again))]
-    if len(both[0]) == len(both[1]) and all(map(_equal, *both)):
-        return
-    raise ProgramError(
-        f"site '{name}' of the {what} differs between two runs with the same params, rows and "
-        f"noise, so the "
-        f"{what} has a generator (np.random.default_rng, torch.Generator) or another state of its "
-        f"own: draw "
-        f"with pyro.sample, and compute the site from rows, params and other sites alone"
-    )
+def _check_site(name: str, what: str, site: Site, again: Site | None, program: Program) -> None:
+    """Refuse a site that differs between two equal runs, or needs a gradient that is no param's."""
+    first, second = list(_tensors(site)), [] if again is None else list(_tensors(again))
+    if len(first) != len(second) or not all(map(_equal, first, second)):
+        raise ProgramError(
+            f"site '{name}' of the {what} differs between two runs with the same params, rows and "
+            f"noise, so the {what} has a generator (np.random.default_rng, torch.Generator) or another "
+            "state of its own: draw with pyro.sample, and compute the site from rows, params and "
+            "other sites alone"
+        )
+    leaf = next((leaf for tensor in first for leaf in leaves(tensor)), None)
+    if leaf is not None:
+        raise ProgramError(
+            f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, "
+            "which requires a gradient and is no param, so that no method learns it: register it "
+            "(pyro.module('net', net), pyro.param), or freeze it on purpose with requires_grad_(False)"
+        )
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -167,17 +162,3 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     close = torch.finfo(a.dtype).eps ** 0.5
     return torch.allclose(a, b, rtol=close, atol=close, equal_nan=True)
-
-
-def _check_learned(name: str, what: str, site: Site, program: Program) -> None:
-    """Refuse a site that depends on a tensor with a gradient that is no param."""
-    leaf = next((leaf for tensor in _tensors(site) for leaf in leaves(tensor)), None)
-    if leaf is None:
-        return
-    raise ProgramError(
-        f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, "
-        f"which requires "
-        f"a gradient and is no param, so that no method learns it: register it (pyro.module('net', "
-        f"net), "
-        f"pyro.param), or freeze it on purpose with requires_grad_(False)"
-    )

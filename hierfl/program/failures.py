@@ -31,8 +31,7 @@ _KNOWN = (
     (
         r"Shape mismatch inside plate\('(\w+)'\) at site (\S+) dim -\d+, (\d+) vs (\d+)",
         "site '{1}' has {3} values where the plate '{0}' has {2}: declare its own dimensions with "
-        ".to_event(1), "
-        "sum over them, or read rows from the batch",
+        ".to_event(1), sum over them, or read rows from the batch",
     ),
     (
         r"scalar type|same dtype|dtype|expected .* to have type|result type",
@@ -61,8 +60,7 @@ _KNOWN = (
     (
         r"Expected parameter (\w+) \(.*\) of distribution (\w+)",
         "parameter '{0}' of {1} is out of its range: scales and rates must be positive (softplus "
-        "or exp), "
-        "probabilities within 0 and 1 (logits)",
+        "or exp), probabilities within 0 and 1 (logits)",
     ),
     (
         r"missing (\d+) required positional|takes 0 positional",

@@ -41,7 +41,14 @@ def made_up(program: Program, data: ClientData, rows: int | None = None) -> Clie
     index = torch.cat([index, index[:1].expand(rows - few)])[None]
     batch = gather(data, first, index, inside if rows > few else None, keys_of(data, first, 0, 0))
     batch = replace(batch, counts=torch.full_like(batch.counts, few))
-    return _with_labels(program, batch)
+    # labels that the data lack are those of the prototype's first row
+    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
+    missing = {
+        name: value[:, :1].expand(batch.num_clients, batch.num_rows, *value.shape[2:])
+        for name, value in like.items()
+        if value is not None and name not in batch.fields
+    }
+    return replace(batch, fields={**batch.fields, **missing})
 
 
 def unlike(data: ClientData, labels: tuple[str, ...]) -> Tensor:
@@ -52,17 +59,6 @@ def unlike(data: ClientData, labels: tuple[str, ...]) -> Tensor:
     extreme = [int(at) for v in single for at in (v.argmin(), v.argmax())]
     even = torch.linspace(0, n - 1, min(FEW, n)).long().tolist()
     return torch.tensor(sorted(list(dict.fromkeys([*extreme, *even]))[:FEW]))
-
-
-def _with_labels(program: Program, batch: ClientBatch) -> ClientBatch:
-    """Fill in missing labels with those of the prototype's first row."""
-    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
-    missing = {
-        name: value[:, :1].expand(batch.num_clients, batch.num_rows, *value.shape[2:])
-        for name, value in like.items()
-        if value is not None and name not in batch.fields
-    }
-    return replace(batch, fields={**batch.fields, **missing})
 
 
 def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]:

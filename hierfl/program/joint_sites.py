@@ -53,12 +53,9 @@ def joint_sites(
         name = next(name for name in outside if name in found)
         raise ProgramError(
             f"site '{name}' is observed inside batch.clients() but outside batch.data(), and reads "
-            f"the "
-            f"client's rows, so that padded rows would count as data: open batch.data() around it, "
-            f"or leave "
-            f"them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() (one value a "
-            f"client "
-            f"belongs in client_fields=)"
+            "the client's rows, so that padded rows would count as data: open batch.data() around "
+            "it, or leave them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() "
+            "(one value a client belongs in client_fields=)"
         )
     return {
         name: _is_packed(site, labels.get(name), batch)

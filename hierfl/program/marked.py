@@ -90,8 +90,7 @@ def _mark(kind: Kind, function: F, name: str | None) -> F:
     if before is not None and not _is_redefinition(before, function):
         raise ValueError(
             f"{place_of(before)} is marked as the {kind} '{name}' already: give "
-            f"{place_of(function)} a name "
-            f"of its own, hierfl.{kind}(name=...)"
+            f"{place_of(function)} a name of its own, hierfl.{kind}(name=...)"
         )
     _MARKED[kind, name] = function
     return function

@@ -308,16 +308,14 @@ class Program:
         if joint is not None and (name is not None or not of_rows):
             raise ValueError(
                 f"site '{joint}' has one density for all rows of a client, and none of each row: "
-                f"take "
-                f"fit.posterior_predictive or loo(fit, 'client'), or give the model a density of "
-                f"each row"
+                "take fit.posterior_predictive or loo(fit, 'client'), or give the model a density "
+                "of each row"
             )
         if name in self.factors or (name is None and not of_rows and self.factors):
             raise ValueError(
                 f"'{name or next(iter(self.factors))}' is a pyro.factor, a density without a "
-                f"distribution to "
-                f"predict or draw labels from: observe them by pyro.sample(name, distribution, "
-                f"obs=batch.y)"
+                "distribution to predict or draw labels from: observe them by pyro.sample(name, "
+                "distribution, obs=batch.y)"
             )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:

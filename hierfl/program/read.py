@@ -176,9 +176,8 @@ class ModelRead:
             )
             check_cover(self.latents, guided)
             check_boundary(built, one, "guide", Answer({}, one))
-            keyed = is_keyed(
-                guided
-            )  # before the guide runs again: it refuses one that cannot be drawn
+            # before the guide runs again: it refuses one that cannot be drawn
+            keyed = is_keyed(guided)
             with untouched_store():
                 reads = Reads(self.reads, fields_read(built, one, Answer({}, one)))
             program = Program(
@@ -328,7 +327,8 @@ def _checked_labels(
     with untouched_store():
         fns = {site: trace.nodes[site]["fn"] for site in labels}
         by_rows = [site for site, fn in fns.items() if by_row(fn) and not fn.event_shape]
-        check_labels_by_row(model, data, by_rows)
+        if by_rows:
+            check_labels_by_row(model, data, by_rows)
     return supports
 
 
@@ -341,7 +341,6 @@ def _factors(
     if not labels and not factors:
         raise ProgramError(
             "the model observes no field inside the clients plate: give a likelihood, "
-            "pyro.sample(..., "
-            "obs=batch.y)"
+            "pyro.sample(..., obs=batch.y)"
         )
     return factors

@@ -172,10 +172,8 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     if not torch.allclose(back, latent.start, rtol=1e-2, atol=1e-3):
         raise ProgramError(
             f"site '{site['name']}' ({kind_of(fn)}) starts at "
-            f"{latent.start.flatten()[0].item():.3g}, which "
-            f"the map from real numbers onto its support does not reach: use a distribution whose "
-            f"support "
-            f"has finite bounds, or none"
+            f"{latent.start.flatten()[0].item():.3g}, which the map from real numbers onto its "
+            "support does not reach: use a distribution whose support has finite bounds, or none"
         )
     return latent
 
@@ -204,8 +202,7 @@ def params_of(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
             if name in specs and specs[name].is_local != spec.is_local:
                 raise ProgramError(
                     f"param '{name}' is declared both inside and outside the clients plate: give "
-                    f"them two "
-                    f"names"
+                    "them two names"
                 )
             specs[name] = spec
     return tuple(specs.values())
@@ -226,8 +223,7 @@ def _param(site: Site, pair: Site) -> ParamSpec:
             where, fix = "inside", "give it one entry a client, (num_clients, 1, ...)"
         raise ProgramError(
             f"param '{site['name']}' is {where} the clients plate, but its shape is "
-            f"{tuple(before)} for one "
-            f"client and {tuple(after)} for two: {fix}"
+            f"{tuple(before)} for one client and {tuple(after)} for two: {fix}"
         )
     axis = differ[0] - len(before) if local else 0
     return ParamSpec(site["name"], local, constraint, start, axis)
@@ -265,16 +261,14 @@ def is_keyed(guide: Any) -> bool:
             if not site["fn"].has_rsample:
                 raise ProgramError(
                     f"site '{name}' of the guide is drawn from {error}, which has no "
-                    f"reparameterized draw: "
-                    f"no gradient passes through it"
+                    "reparameterized draw: no gradient passes through it"
                 ) from error
             unkeyed.append(name)
     if unkeyed:
         kind = type(guide.nodes[unkeyed[0]]["fn"]).__name__
         warnings.warn(
-            f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or uniforms: "
-            f"clients "
-            f"run one at a time",
+            f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or "
+            "uniforms: clients run one at a time",
             stacklevel=5,
         )
     return not unkeyed

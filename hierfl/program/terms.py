@@ -97,25 +97,22 @@ def _log_ratios(
 ) -> Iterator[tuple[Site, Tensor]]:
     """Yield log q - log p of every site that is no likelihood, or its KL in closed form."""
     for name, site in samples(model):
-        if not is_likelihood(site, factors):
-            yield site, _log_ratio(site, guide.nodes.get(name), name in closed)
+        if is_likelihood(site, factors):
+            continue
+        guided = guide.nodes.get(name)
+        if guided is None:  # a factor, or a global observation
+            yield site, -site["fn"].log_prob(site["value"])
+            continue
+        q = guided["fn"]
+        is_delta = isinstance(q, dist.Delta)
+        if name in closed and not is_delta:
+            yield site, divergence(q, site["fn"])
+        else:
+            log_q = q.log_density if is_delta else q.log_prob(site["value"])
+            yield site, log_q - site["fn"].log_prob(site["value"])
     for name, site in samples(guide):
         if name not in model.nodes:  # auxiliary: a vector that other sites are cut from
             yield site, site["fn"].log_prob(site["value"])
-
-
-def _log_ratio(site: Site, guided: Site | None, closed: bool) -> Tensor:
-    log_p: Tensor
-    if guided is None:  # a factor, or a global observation
-        log_p = site["fn"].log_prob(site["value"])
-        return -log_p
-    q = guided["fn"]
-    is_delta = isinstance(q, dist.Delta)
-    if closed and not is_delta:
-        return divergence(q, site["fn"])
-    log_q: Tensor = q.log_density if is_delta else q.log_prob(site["value"])
-    log_p = site["fn"].log_prob(site["value"])
-    return log_q - log_p
 
 
 def log_joint(

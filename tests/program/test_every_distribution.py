@@ -55,8 +55,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
         "no map from real numbers onto its support",
         BOTH,
         "CoalescentTimes CoalescentTimesWithRate OneOneMatching OneTwoMatching ProjectedNormal "
-        "VonMises3D "
-        "Wishart",
+        "VonMises3D Wishart",
     ),
     (
         "cannot be repeated over its plates",
