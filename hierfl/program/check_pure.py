@@ -40,8 +40,8 @@ class Generator(NamedTuple):
 
 GENERATORS: Mapping[str, Generator] = {
     "NumPy's global generator (np.random)": Generator(
-        np.random.seed,  # noqa: NPY002  the generator that users draw from by mistake
-        np.random.get_state,  # noqa: NPY002
+        np.random.seed,
+        np.random.get_state,
         np.random.set_state,
     ),
     PYTHON: Generator(random.seed, random.getstate, random.setstate),
