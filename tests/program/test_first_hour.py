@@ -384,7 +384,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_one_sentence_names_the_thing_and_the_mend(mistake: str) -> None:
+def test_one_sentence_names_the_thing_and_the_fix(mistake: str) -> None:
     make, message = MISTAKES[mistake]
     with pytest.raises((ValueError, TypeError, hierfl.ClientError), match=message) as caught:
         make()
