@@ -101,6 +101,7 @@ def test_noise_is_of_the_secret_the_client_and_the_step() -> None:
     assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_less_budget_widens_the_posterior() -> None:
     data = rows(120)
     sds = []
@@ -119,6 +120,7 @@ def test_it_ends_by_itself_states_its_budget_and_sends_no_ratios() -> None:
     assert "k_hat" not in fitted.history or fitted.history["k_hat"].isna().all()
 
 
+@pytest.mark.slow
 def test_every_engine_and_nodes_give_the_same(tmp_path: Path) -> None:
     data = rows()
     data = data.select(sorted(data.names))
@@ -132,6 +134,7 @@ def test_every_engine_and_nodes_give_the_same(tmp_path: Path) -> None:
             assert torch.allclose(same, value, atol=1e-6 * (1.0 + float(value.abs().max())))
 
 
+@pytest.mark.slow
 def test_a_factor_of_noise_alone_is_no_factor() -> None:
     """Where the noise leaves no positive eigenvalue, the client is as one without rows."""
     none = Factor(torch.zeros(2, 2), torch.zeros(2), torch.zeros(()))
