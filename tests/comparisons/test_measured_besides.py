@@ -18,7 +18,6 @@ from hierfl.cli import app
 from hierfl.comparisons import cells, federations, line_distance, part_figures
 from hierfl.comparisons.compare import compare
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.result_files import RESULTS
 from hierfl.comparisons.score_means import by_client, means
 from hierfl.comparisons.score_table import table_of
 from hierfl.comparisons.study_file import Study
@@ -40,7 +39,7 @@ def computed(name: str, **changes: Any) -> Found:
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put noise of 64 pixels in the place of an image set."""
 
-    def noise(name: str, test: ClientData, seed: int) -> ClientData:
+    def noise(name: str, test: ClientData, data: Any, seed: int) -> ClientData:
         generator = torch.Generator().manual_seed(seed)
         x = 10.0 * torch.rand(test.num_rows, 64, generator=generator)
         return replace(test, fields={"x": x})
@@ -294,7 +293,7 @@ def test_all_that_is_measured_is_drawn(
         assert imread(tmp_path / name)[..., :3].std() > 0.05, "a figure with something in it"
 
 
-def test_densities_of_entropy_are_drawn_on_one_scale(tmp_path: Path) -> None:
+def test_densities_of_entropy_are_drawn_on_one_scale() -> None:
     """If the density of one method needs a log scale, the other's panel has it too."""
     rng = np.random.default_rng(0)
     spread = {"local_only": 0.01, "fedavg": 0.6}
@@ -309,8 +308,7 @@ def test_densities_of_entropy_are_drawn_on_one_scale(tmp_path: Path) -> None:
         {"method": m, "test": "mnist", "metric": "auroc", "weighting": "clients", "value": 0.9}
         for m in spread
     ]
-    pd.DataFrame(reached).to_csv(tmp_path / RESULTS, index=False)
     own = study(methods=[{"name": name} for name in spread])
-    drawn = part_figures.entropies(own, pd.DataFrame(rows), tmp_path)
+    drawn = part_figures.entropies(own, pd.DataFrame(rows), pd.DataFrame(reached))
     assert [axes.get_yscale() for axes in drawn.axes] == ["symlog"] * 2
     assert len({axes.get_ylim() for axes in drawn.axes}) == 1
