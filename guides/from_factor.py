@@ -190,7 +190,7 @@ def candidate(
 
 @family
 def from_factor(
-    model: Model, latents: Latents, *, shared: Shared, candidates: int = 16
+    model: Model, latents: Latents, *, shared: Shared, candidates: int = 4
 ) -> FromFactor:
     """Build the guide of two_stage.
 

@@ -121,6 +121,8 @@ class Phase:
         nested: the step takes derivatives of derivatives, in graphs that differ from round to
             round: compiling them takes minutes, so `Settings(compile="auto")` leaves the method
             eager.
+        together: the step is given all clients that are carried at once: `work` with C in front of
+            every tensor, and their batch. Otherwise it is given one client.
         eager: the step is of operations that inductor does not lower: `Settings(compile=True)`
             leaves the method eager as well, and says so.
 
@@ -136,6 +138,7 @@ class Phase:
     rows: Rows = "all"
     scores_rows: bool = True
     nested: bool = False
+    together: bool = False
     eager: bool = False
 
     def __post_init__(self) -> None:

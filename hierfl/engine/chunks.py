@@ -246,6 +246,9 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
     """
 
     def step(work: Tree, message: Tree, tensors: Tree, active: Active) -> Tree:
+        if phase.together:
+            new = phase.step(work, message, batch_of(tensors, phase))
+            return where_working(active[0], new, work) if active else new
         new = over_batch(lambda work, batch: phase.step(work, message, batch), at_once)(
             work, batch_of(tensors, phase)
         )

@@ -29,6 +29,7 @@ CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches 
 FEW_ROWS = (
     1 << 12
 )  # clients times rows of a chunk that cost no more than the overhead of another chunk
+TOGETHER_BYTES = 1 << 28  # rows of clients whose steps are taken together
 PADDING_BYTES = 1 << 26  # of a chunk: clients of other lengths are then carried apart
 ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need large chunks
 
@@ -88,6 +89,9 @@ class Federation:
             return 1
         if self.settings.chunk is not None:
             return self.settings.chunk
+        together = [phase.together for phase in self.client.phases if phase.count]
+        if together and all(together):  # each operation is one for all clients
+            return max(1, TOGETHER_BYTES // (self._row_bytes * int(self.data.counts.max()) + 1))
         rows = max(
             [p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count],
             default=1,

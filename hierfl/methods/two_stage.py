@@ -27,7 +27,7 @@ two-stage random-effects meta-analysis, made exact.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,24 +36,25 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
-from hierfl.laplace.trials import first_row
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_stages import finished, logged
 from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError, once_a_program
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, Values
 from hierfl.summaries.conditional import Proposal, own_shapes, points_of, proposals_of
-from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
+from hierfl.summaries.expectations import Line, nodes_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.misread import misread, points_to_test
+from hierfl.summaries.packed_rows import UnitScore, packed
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.row_noise import RowNoise, check_line, private_factor
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
-from hierfl.summaries.weighing import Weigher, standard_points
+from hierfl.summaries.weighing import Weigher
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
 FACTOR = ("precision", "shift")
@@ -185,45 +186,61 @@ def _budget(row_noise: RowNoise) -> dict[str, float]:
 
 def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
     hierarchy = seen.hierarchy
-    with double_precision():
-        nodes = nodes_of(seen.line)
-        points = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
-        weigher, tries = Weigher(hierarchy, *points), points_of(hierarchy)
+    with double_precision(), torch.no_grad(), unchecked():
+        nodes, score = nodes_of(seen.line), UnitScore(seen.line)
+        weigher, tries = Weigher(hierarchy), points_of(hierarchy)
         tested = points_to_test(seen.line.reading)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left
         # for them
         with double_precision(), torch.no_grad():
-            rows = rows_of(seen.line, in_double(batch))
+            rows = packed(score, batch)
+            fields = {name: in_double(batch).client_fields[name][:, 0] for name in hierarchy.fields}
+            before = Factor(work["precision"], work["shift"], torch.zeros(rows.clients))
             if "draws" in message:
-                own = Factor(work["precision"], work["shift"], torch.zeros(()))
-                where = proposals(message, batch, own)
-                found = weigher.ratios(rows, own, message["draws"], where)
-                inner = found.error.var()  # an error that is the same at all draws does no harm
-                return {**work, **located(where), "log_ratios": found.log, "inner": inner}
+                where = proposals(message, fields, before)
+                found = weigher.ratios(
+                    rows, before, message["draws"], fields=fields, keys=batch.key, proposals=where
+                )
+                # an error that is the same at all draws does no harm
+                inner = found.error.var(1)
+                return {**work, **sent_of(where), "log_ratios": found.log, "inner": inner}
+            belief = message["loc"], message["covariance"]
             if row_noise is None:
-                own = factor_of(rows, message["loc"], message["covariance"], nodes)
-                wrong = misread(rows, tested)
-            else:  # a test of the rows would reveal them
-                before = Factor(work["precision"], work["shift"], torch.zeros(()))
-                at = (message["loc"], message["covariance"])
-                own = private_factor(rows, at, before, nodes, row_noise, batch.key[0])
-                wrong = torch.zeros(())
+                wrong = misread(rows, in_double(batch), tested)
+                if (
+                    bool(wrong.any()) and score.recorded
+                ):  # rows may take other branches than the first one
+                    score.recorded, rows = False, packed(score, batch)
+                    wrong = misread(rows, in_double(batch), tested)
+                own = factor_of(rows, belief, nodes, before, work["seen"] > 0.0)
+            else:  # a test of the rows would tell of them
+                own = private_factor(rows, belief, before, nodes, row_noise, batch.key)
+                wrong = torch.zeros(rows.clients)
             own = rounded(own)
-            where = proposals(message, batch, own)
-        fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}
-        return {**own._asdict(), **located(where), "fields": fields, "misread": wrong}
+            where = proposals(message, fields, own)
+        return {**work, **own._asdict(), **sent_of(where), "fields": fields, "misread": wrong}
 
-    def proposals(message: Tree, batch: ClientBatch, own: Factor) -> Proposal | None:
+    def proposals(message: Tree, fields: Values, own: Factor) -> Proposal | None:
         if hierarchy.mixing is None:
             return None
-        row = first_row(in_double(batch))
-        factor = (own.precision[None], own.shift[None])
-        return proposals_of(hierarchy, message["few"], row, factor, tries)
 
-    def located(where: Proposal | None) -> Tree:
-        return {} if where is None else {"loc": where.loc, "tril": where.tril}
+        def of_client(precision: Tensor, shift: Tensor, own: Values) -> Any:
+            row = hierarchy.batch({name: v[None] for name, v in own.items()})
+            return proposals_of(
+                hierarchy, message["few"], row, (precision[None], shift[None]), tries
+            )
+
+        found = torch.vmap(of_client)(own.precision, own.shift, fields)
+        return Proposal(*(v.movedim(1, 0) for v in found))
+
+    def sent_of(where: Proposal | None) -> Tree:
+        return (
+            {}
+            if where is None
+            else {"loc": where.loc.movedim(1, 0), "tril": where.tril.movedim(1, 0)}
+        )
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         factor = {name: work[name] for name in FACTOR}
@@ -245,17 +262,16 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
         local = {f"{OWN_PARAM}.{name}": own[name][None, None].to(dtype) for name in kept}
         return {**message["params"], **local}
 
-    phases, none = (Phase(step, nested=True, eager=True),), nothing(hierarchy)
+    phases, none = (Phase(step, together=True, nested=True, eager=True),), nothing(hierarchy)
     kept = tuple(none)
     return Client(
         own={**none, "seen": torch.zeros(())},
-        start=lambda message, own: {name: own[name] for name in kept},
+        start=lambda message, own: dict(own),
         phases=phases,
         finish=finish,
         params=params,
         adapt=phases,
         most_adapting=1,
-        like_rows=lambda message: True,
         seen=lambda own: own["seen"],
     )
 

@@ -13,15 +13,15 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
 from hierfl.methods.single_models import stored
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGHT, warn
-from hierfl.methods.two_stage_weights import apart, moments, sds, smoothed, unweighted, with_error
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, ProgramError
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
-from hierfl.summaries.sampling import one_thread, sample
+from hierfl.summaries.sampling import Start, bounds_of, one_thread, sample
 from hierfl.summaries.surprise import Known, surprises
 from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.weights import apart, moments, smoothed, unweighted, with_error
 from hierfl.summaries.wide_draws import combined, is_heavy, powers_of, raised
 
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
@@ -76,7 +76,6 @@ class Rounds:
                 torch.zeros(1, size, size), torch.zeros(1, size), {n: like[n][:, 0] for n in fields}
             )
             loc, covariance = any_client(self.surrogate, prior, equal, none)
-            spread = self.surrogate.sampled(prior)
             return {
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -98,7 +97,7 @@ class Rounds:
                     "weighed": torch.zeros(count, dtype=torch.bool),
                 },
                 "failed": torch.zeros(count, dtype=torch.bool),
-                "scales": {"loc": spread.mean(0), "tril": torch.diag(sds(spread))},
+                "bounds": bounds_of(self.surrogate, prior),
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
@@ -184,31 +183,32 @@ class Rounds:
         weights = smoothed(self._log_p(draws, factors) - scouts["log_p"])
         z = draws[:, : self.shared]
         moved, changed = apart(moments(z, before), moments(z, weights.log))
-        if weights.effective < FITTING * len(draws):
+        if weights.effective < FITTING / float(before.exp().square().sum()):
             moved = changed = torch.tensor(torch.inf)
         scouts = {**scouts, "log_weights": weights.log}
         return {**state, "scouts": scouts, "moved": moved, "changed": changed}
 
     def _sampled(self, state: Tree, factors: Factors, name: str, clock: Clock) -> Tree:
         """Return the state with new draws of the surrogate, as scouts or as the final ones."""
-        around, scouts = state["scales"], state["scouts"]
-        known = None
-        if bool(state["sampled"]):
-            known = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
+        scouts = state["scouts"]
+        start = Start(
+            scouts["draws"], scouts["log_weights"], state["bounds"], not bool(state["sampled"])
+        )
         found = sample(
             self.surrogate,
             factors,
             len(state[name]["draws"]),
-            around=(around["loc"], around["tril"]),
-            known=known,
+            start,
             final=name == "final",
             seed=self.seed + 7919 * (clock.round + 1),
         )
-        drawn = {**unweighted(*found.draws.shape), "draws": found.draws}
+        log_p = self._log_p(found.draws, factors)
+        equal = -math.log(len(log_p))
+        drawn = {"draws": found.draws, "log_weights": found.log_weights}
         return {
             **state,
-            name: {**drawn, "log_p": self._log_p(found.draws, factors)},
-            "scales": {"loc": found.loc, "tril": found.tril},
+            # the log density that they were drawn from, up to a constant
+            name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
             "sampled": torch.tensor(True),
             "r_hat": torch.tensor(found.r_hat),
         }
@@ -312,12 +312,11 @@ class Rounds:
         """Return how surprising each client's factor is given the others', when all is done."""
         if int(state["stage"]) != DONE:
             return None
-        around = (state["scales"]["loc"], state["scales"]["tril"])
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             factors, draws = Factors(**state["factors"]), state["final"]["draws"]
             if bool((state["powers"] < 1.0).any()):  # then they are of the posterior
                 draws = resampled(draws, (-state["ratios"]).log_softmax(0), len(draws))
-            return surprises(Known(self.surrogate, factors, draws, around, self.seed))
+            return surprises(Known(self.surrogate, factors, draws, state["bounds"], self.seed))
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""

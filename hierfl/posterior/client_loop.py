@@ -26,8 +26,9 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 
 CLIENTS_AT_ONCE = 64
-CLIENT_DRAWS_AT_ONCE = 512  # clients x draws carried at once
-MOST_NUMBERS = 1 << 23  # clients x draws x rows, where each has one number
+# clients x draws carried at once: few, and more where neither rows nor sites are many
+CLIENT_DRAWS_AT_ONCE, MOST_CLIENT_DRAWS = 512, 8192
+MOST_NUMBERS, CACHED = 1 << 23, 1 << 20  # clients x draws x rows, where each has one scalar
 CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of a draw is wide
 
 
@@ -152,7 +153,7 @@ def each_draw(
 
         clients = min(fit.federation.slots, CLIENTS_AT_ONCE, total)
         most = (
-            draws_at_once(asked.num_rows)
+            draws_at_once(asked.num_rows, program)
             if width == 1
             else CLIENT_DRAW_ROWS_AT_ONCE // (width * asked.num_rows)
         )
@@ -162,9 +163,11 @@ def each_draw(
     yield from each_client(fit, all_draws, rows=rows, new=new, seed=seed, salt=salt)
 
 
-def draws_at_once(rows: int) -> int:
-    """Return how many clients x draws are carried at once where each has so many rows."""
-    return min(CLIENT_DRAWS_AT_ONCE, MOST_NUMBERS // rows)
+def draws_at_once(rows: int, program: Program) -> int:
+    """Return how many clients x draws are carried at once where each client has so many rows."""
+    sites = sum(site.size for site in program.latents.sites)
+    few, many = min(CLIENT_DRAWS_AT_ONCE, MOST_NUMBERS // rows), CACHED // max(rows, sites)
+    return max(few, min(MOST_CLIENT_DRAWS, many))
 
 
 def at_each_draw(

@@ -190,7 +190,7 @@ def at_draws(
         def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
             values = {**given, **shared}
             if snapshot.program.in_vmap:
-                at_once = max(1, draws_at_once(asked.num_rows) // clients)
+                at_once = max(1, draws_at_once(asked.num_rows, snapshot.program) // clients)
                 return torch.vmap(lambda v: one(params, v, asked), chunk_size=at_once)(values)
             each = [one(params, {n: v[s] for n, v in values.items()}, asked) for s in range(count)]
             return tree_map(lambda *v: torch.stack(v), *each)

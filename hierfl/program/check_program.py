@@ -65,10 +65,13 @@ def _alone(loss: Loss, params: Params, batch: ClientBatch) -> None:
 
 
 def _at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
-    """Take the gradient for two copies of the client under `torch.vmap`."""
+    """Take the gradient for two copies of the client under `torch.vmap`.
 
-    def of_one(params: Params, fields: Tree) -> Params:
-        return grad(loss)(params, replace(batch, **fields))
+    It is autograd's, of the sum: torch.func.grad would import dynamo, which takes a second.
+    """
+
+    def of_one(params: Params, fields: Tree) -> Tensor:
+        return loss(params, replace(batch, **fields))
 
     fields = {
         "fields": dict(batch.fields),
@@ -77,8 +80,12 @@ def _at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
         "own_keys": batch.own_keys,
         **({} if batch.rows is None else {"rows": batch.rows}),
     }
-    twice = tree_map(lambda v: torch.stack([v, v]), (params, fields))
-    torch.vmap(of_one)(*twice)
+    twice, fields = tree_map(lambda v: torch.stack([v, v]), (params, fields))
+    with torch.enable_grad():
+        leaves = {name: v.detach().requires_grad_() for name, v in twice.items()}
+        total = torch.vmap(of_one)(leaves, fields).sum()
+        if total.requires_grad:
+            torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
 
 
 def _works(how: Callable[..., None], loss: Loss, params: Params, batch: ClientBatch) -> bool:

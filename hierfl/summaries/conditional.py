@@ -17,6 +17,7 @@ from torch.func import grad, jacrev
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import CAP, newton_step
+from hierfl.program.sites import Values
 from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.integrated import given
@@ -103,29 +104,24 @@ def point(
     return Point(hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0))
 
 
-def points_of_one(
-    hierarchy: Hierarchy,
-    z: Tensor,
-    row: ClientBatch,
-    factor: tuple[Tensor, Tensor],
-    proposals: Proposal | None,
-    e: Tensor,
-    sides: Tensor,
-) -> Point:
-    """Return one client's points, as `point` does for each: (P, D) and log weights (P,).
+def normals_of(
+    hierarchy: Hierarchy, fields: Values, factor: tuple[Tensor, Tensor], draws: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return mean (C, S, D) and scale (C, S, D, D) of the Normal p(w | z) factor(v).
 
-    `factor` is (1, V, V) and (1, V), e (P, M + Dn) and `sides` (P,).
+    Args:
+        hierarchy: the program's prior.
+        fields: the clients' values of `Hierarchy.fields`, (C, ...) each.
+        factor: Lambda (C, V, V) and eta (C, V).
+        draws: (S, K) of z.
     """
-    if proposals is None:
-        # one product for all points: mapped over them, the scale would be copied for each
-        integral, mean, tril = _normal(given(hierarchy, hierarchy.local(z, row), z, *factor), 1.0)
-        return Point(mean + e @ tril[0].mT, integral.expand(len(e)))
+    own = hierarchy.batch(fields)
 
-    def at(e: Tensor, side: Tensor) -> Point:
-        return point(hierarchy, z, row, factor, proposals, e[None], side)
+    def at(z: Tensor) -> tuple[Tensor, Tensor]:
+        return _normal(given(hierarchy, hierarchy.local(z, own), z, *factor), 1.0)[1:]
 
-    found: Point = torch.vmap(at)(e, sides)
-    return Point(found.own[:, 0], found.log_weight[:, 0])
+    mean, tril = torch.vmap(at)(draws)
+    return mean.movedim(1, 0), tril.movedim(1, 0)
 
 
 def _of_normal(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vjp
+from torch.autograd.functional import jacobian
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
@@ -25,7 +25,6 @@ from hierfl.laplace.linear_predictors import (
     SIZES,
     is_linear,
     moved_rows,
-    predictors_of,
     trial,
 )
 from hierfl.laplace.links import all_linked, predictors, scores
@@ -54,17 +53,6 @@ class Nodes(NamedTuple):
     rest_weights: Tensor
     row: Tensor
     row_weights: Tensor
-
-
-class Expected(NamedTuple):
-    """Expectations under a Normal distribution of v.
-
-    slope: (V,) E[d log p(y | v)].
-    curvature: (V, V) -E[d^2 log p(y | v)].
-    """
-
-    slope: Tensor
-    curvature: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,119 +121,6 @@ def gauss_hermite(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of one client, with their linear predictors.
-
-    Args:
-        line: the entries of v in linear predictors.
-        batch: the client's rows.
-        design: (n, L), the predictors' coefficients of l, site after site.
-    """
-
-    line: Line
-    batch: ClientBatch
-    design: Tensor
-
-    def log_likelihood(self, v: Tensor) -> Tensor:
-        """Return log p(y | v), ()."""
-        return self.line.reading.log_likelihood(v, self.batch)
-
-    def log_likelihood_by_line(self, v: Tensor) -> Tensor:
-        """Return the same by the linear predictors; mapped over l, the program runs once."""
-        line = self.line
-        if not len(line.inside):
-            return self.log_likelihood(v)
-        return self._shifted(self.design @ v[line.inside], v[line.rest])
-
-    def _shifted(self, shift: Tensor, rest: Tensor) -> Tensor:
-        """Return the log likelihood at s (S,), with predictors moved by `shift` (n,) from l = 0."""
-        if not len(self.line.inside):
-            return self.log_likelihood(rest)
-        terms = self.line.terms(torch.zeros(len(self.line.inside)), rest, self.batch)
-        return scores(terms, predictors(terms) + shift).sum()
-
-    def at_mean(self, mean: Tensor, precision: Tensor) -> Expected:
-        """Return the derivatives at the mean (V,) alone."""
-        return self.expected(mean, precision, node_at_mean(self.line))[0]
-
-    def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Expected, Expected]:
-        """Return expectations under Normal(mean, precision^-1), and values at the mean (V,)."""
-        summed, middle = self._by_predictor(mean, precision, nodes)
-        return self._of_numbers(*summed), self._of_numbers(*middle)
-
-    def by_row(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        """Return expected first and minus second derivatives per predictor, (n,); s is empty."""
-        slope, _, second, _, _ = self._by_predictor(mean, precision, nodes)[0]
-        return slope, -second
-
-    def _by_predictor(
-        self, mean: Tensor, precision: Tensor, nodes: Nodes
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return what `_derivatives` gives, expected and at the mean."""
-        inside, rest = self.line.inside, self.line.rest
-        center, points = mean[rest], mean[rest].expand(len(nodes.rest), -1)
-        if len(rest):
-            covariance = torch.linalg.inv_ex(precision).inverse[rest][:, rest]
-            points = points + nodes.rest @ torch.linalg.cholesky_ex(covariance).L.mT
-        shift = torch.zeros(len(points), len(self.design))
-        spread = torch.zeros(len(self.design))
-        if len(inside):
-            tril = torch.linalg.cholesky_ex(precision[inside][:, inside]).L
-            moved = (points - center) @ precision[rest][:, inside]
-            shift = (mean[inside] - torch.cholesky_solve(moved.mT, tril).mT) @ self.design.mT
-            away = torch.linalg.solve_triangular(tril, self.design.mT, upper=False)
-            spread = away.square().sum(0).sqrt()
-        row = nodes.row if len(inside) else nodes.row[:1] * 0.0
-        row_weights = nodes.row_weights if len(inside) else torch.ones(1)
-
-        def at_point(point: Tensor, shift: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-            found = torch.vmap(lambda g: self._derivatives(shift + g * spread, point))(row)
-            summed = tuple(torch.tensordot(row_weights, v, 1) for v in found)
-            return summed, tuple(v[len(row) // 2] for v in found)
-
-        summed, middle = torch.vmap(at_point)(points, shift)
-        weights = nodes.rest_weights
-        return (
-            tuple(torch.tensordot(weights, v, 1) for v in summed),
-            tuple(v[len(points) // 2] for v in middle),
-        )
-
-    def _of_numbers(
-        self, slope: Tensor, rest_slope: Tensor, second: Tensor, cross: Tensor, rest_second: Tensor
-    ) -> Expected:
-        """Return what `_derivatives` gives by predictor, by entry of v."""
-        of_line, order = slope @ self.design, self.line.order
-        corner = cross @ self.design  # (S, L)
-        top = torch.cat([(self.design.mT * second) @ self.design, corner.mT], 1)
-        whole = torch.cat([top, torch.cat([corner, rest_second], 1)])
-        return Expected(torch.cat([of_line, rest_slope])[order], -whole[order][:, order])
-
-    def _derivatives(self, shift: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
-        """Return first and second derivatives of the log likelihood in the predictors and in s.
-
-        They are (n,), (S,), (n,) (a diagonal, as a row depends on its own predictor alone), (S, n),
-        (S, S).
-        """
-        (slope, rest_slope), pull = vjp(grad(self._shifted, (0, 1)), shift, rest)[:2]
-        second = pull((torch.ones_like(shift), torch.zeros_like(rest)))[0]
-        if not len(self.line.rest):
-            none = torch.zeros(0, len(shift)), torch.zeros(0, 0)
-            return slope, rest_slope, second, *none
-        axes = torch.eye(len(rest), dtype=rest.dtype)
-        cross, rest_second = torch.vmap(lambda a: pull((torch.zeros_like(shift), a)))(axes)
-        return slope, rest_slope, second, cross, rest_second
-
-
-def rows_of(line: Line, batch: ClientBatch) -> Rows:
-    """Return the rows of one client with the coefficients of their linear predictors."""
-    if not len(line.inside):
-        return Rows(line, batch, torch.zeros(0, 0))
-    rest = start_of(line.reading)[line.rest]
-    read = predictors_of(partial(line.terms, rest=rest, batch=batch), len(line.inside))
-    return Rows(line, batch, read.design)
-
-
 def seen_line(reading: Reading) -> Line:
     """Find by trial which entries of v enter a likelihood through linear predictors alone."""
     none = Line(reading, torch.zeros(0, dtype=torch.long))
@@ -266,7 +141,9 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         points.append(start + torch.cat([far * w, 0.5 * u]))
     if not all_linked(reading.terms(points[0], batch)):
         return None
-    slopes = torch.stack([jacrev(lambda v: predictors(reading.terms(v, batch)))(v) for v in points])
+    slopes = torch.stack(
+        [jacobian(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
+    )
     constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
     for v in points[: len(SIZES)]:
         eta = predictors(reading.terms(v, batch))

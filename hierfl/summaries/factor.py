@@ -1,14 +1,16 @@
-"""A client's likelihood as a Gaussian factor, found by variational steps on the client's own rows.
+"""Clients' likelihoods as Gaussian factors, found by variational steps on the clients' own rows.
 
-The server sends its belief about any client's v, Normal(m, C). With it, q is the Normal
+The server sends what it believes of any client's v, Normal(m, C). With it, q is the Normal
 distribution closest to Normal(v; m, C) p(y | v) (in KL(q || .)), and the factor is what the
 likelihood contributes to q:
 
-    exp(eta . v - v' Lambda v / 2)
-    Lambda = -E_q[d^2 log p(y | v)],    eta = E_q[d log p(y | v)] + Lambda E_q[v]
+    exp(eta . v - v' Lambda v / 2),    Lambda = -E_q[d^2 log p(y | v)],    eta = E_q[d log p(y | v)] + Lambda E_q[v]
 
-It is exact where the likelihood is Gaussian. Natural parameters allow a singular Lambda (a client
-with one row, a column that never varies).
+It is exact where the likelihood is Gaussian. Natural parameters make a singular Lambda (a client
+with one row, a column that never varies) no trouble. Steps start at the q of the factor of the
+round before, or at a mode in the first round; they are whole steps while a client's ELBO rises, and
+a client that is still does not move any more. So no client's factor depends on the clients beside
+it.
 
 Source: conjugate-computation variational inference, Khan and Lin 2017, arXiv:1703.04265.
 """
@@ -19,78 +21,215 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
-from hierfl.laplace.mode import CAP, newton_step
-from hierfl.summaries.expectations import Expected, Nodes, Rows
+from hierfl.summaries.expectations import Nodes, node_at_mean
+from hierfl.summaries.packed_rows import Expected, PackedRows
 
-CLIMB, SETTLE = 12, 30  # Newton steps to the mode, and variational steps from there
-LARGEST = 1e12  # of an expected curvature, relative to that at the mean: above, q is far too wide
+CLIMB, FIRST, LATER = (
+    10,
+    4,
+    12,
+)  # Newton steps to the mode; variational steps of the first and of later rounds
+CAP = 4.0  # the longest step, in unconstrained coordinates
+SHARES = (1.0, 0.5, 0.25, 0.0625, 0.0)  # of a Newton step that are tried
+UPHILL = 1e-2  # nats that a Newton step still gains
+STILL, STILL_CURVATURE = (
+    1e-3,
+    3e-3,
+)  # posterior sds that a mean still moves, relative change of the precision
+SHORTER, SHORTEST = 0.3, 1e-3  # a rejected step is tried again so much shorter, down to the second
+WIDE = 1e4  # an expected curvature beyond so many times the precision: q is far too wide
+LARGEST = 1e30  # derivatives beyond it are none
 GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
 NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a number
-RATE = 0.3  # of a variational step: whole steps run away where labels are rare
 
 
 class Factor(NamedTuple):
-    """The Gaussian factor of a client's likelihood.
+    """The Gaussian factors of C clients' likelihoods.
 
-    precision: (V, V) Lambda, without negative eigenvalues.
-    shift: (V,) eta.
-    raised: () how many eigenvalues of Lambda were negative, and are 0 instead.
+    precision: (C, V, V) Lambda, without negative eigenvalues.
+    shift: (C, V) eta.
+    raised: (C,) how many eigenvalues of Lambda were negative, and are 0 instead.
     """
 
     precision: Tensor
     shift: Tensor
     raised: Tensor
 
-    def log(self, v: Tensor) -> Tensor:
-        """Return the log of the factor at v (V,), ()."""
-        return self.shift @ v - 0.5 * v @ self.precision @ v
+
+class _Found(NamedTuple):
+    """Where q is, (C, ...) each: its mean and precision, the expectations there, and the ELBO."""
+
+    mean: Tensor
+    precision: Tensor
+    slope: Tensor
+    curvature: Tensor
+    raised: Tensor
+    elbo: Tensor
 
 
-def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Factor:
-    """Return the factor of a client's likelihood, given the server's belief: m and C."""
-    prior = torch.linalg.inv_ex(covariance).inverse
-    prior = 0.5 * (prior + prior.mT)
-    mean = _mode(rows, loc, prior)
-    precision = prior + _positive(rows.at_mean(mean, prior).curvature)[0]
-    for _ in range(SETTLE):
-        slope, curvature = _expected(rows, mean, precision, nodes)
-        precision = (1.0 - RATE) * precision + RATE * (prior + _positive(curvature)[0])
-        step = newton_step(slope - prior @ (mean - loc), precision, cap=CAP)
-        mean = mean + RATE * step
-    slope, curvature = _expected(rows, mean, precision, nodes)
-    curvature, raised = _positive(curvature)
-    return Factor(curvature, slope + curvature @ mean, raised)
+def factor_of(
+    rows: PackedRows, belief: tuple[Tensor, Tensor], nodes: Nodes, before: Factor, known: Tensor
+) -> Factor:
+    """Return the factors of clients' likelihoods.
+
+    Args:
+        rows: of C clients.
+        belief: m (V,) and C (V, V), of any client's v, of the server.
+        nodes: at which expectations are summed.
+        before: the clients' factors of the round before.
+        known: (C,) bool, which clients have one.
+    """
+    loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
+    precision = prior + before.precision
+    mean = torch.linalg.solve(precision, (prior @ loc + before.shift)[..., None])[..., 0]
+    if bool(known.all()):
+        return _settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
+    mode, curvature, raised, slope = _climbed(rows, loc, prior)
+    if not len(
+        rows.line.inside
+    ):  # points of a wide belief are too far out: the mode's curvature, this once
+        first = Factor(curvature, slope + _times(curvature, mode), raised)
+    else:
+        start = prior + curvature
+        first = _settled(rows, (loc, prior), nodes, mode, start, torch.zeros_like(known), FIRST)
+    if not bool(known.any()):
+        return first
+    later = _settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
+    return Factor(*(_where(known, a, b) for a, b in zip(later, first, strict=True)))
 
 
-def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
-    """Return expectations under q, or the derivatives at its mean if expectations overflow.
+def _settled(
+    rows: PackedRows,
+    belief: tuple[Tensor, Tensor],
+    nodes: Nodes,
+    mean: Tensor,
+    precision: Tensor,
+    known: Tensor,
+    steps: int,
+) -> Factor:
+    """Take variational steps from q, a mean (C, V) and precision (C, V, V), until all are still."""
+    loc, prior = belief
+    clients = len(mean)
+    rate, done = torch.ones(clients), torch.zeros(clients, dtype=torch.bool)
+    before, was_wide = None, torch.zeros(clients, dtype=torch.bool)
+    for turn in range(steps):
+        now, wide = _evaluated(rows, belief, nodes, mean, precision)
+        if before is None:
+            done = wide & ~known  # at the mode of a first round: the curvature there has to do
+        else:  # where the ELBO fell, go back and take a shorter step
+            fell = now.elbo < before.elbo - 1e-9 * before.elbo.abs().clamp(min=1.0)
+            worse = ~now.elbo.isfinite() | (fell & ~wide & ~was_wide) | done
+            now = _Found(*(_where(worse, a, b) for a, b in zip(before, now, strict=True)))
+            rate = torch.where(worse, SHORTER * rate, (2.0 * rate).clamp(max=1.0))
+        rate, before, was_wide = torch.where(wide, SHORTER, rate), now, wide
+        pull = now.slope - (now.mean - loc) @ prior
+        share = rate[:, None, None]
+        next_precision = (1.0 - share) * now.precision + share * (prior + now.curvature)
+        step = _step(pull, next_precision)
+        drift = _size(prior + now.curvature - now.precision) / _size(prior + now.curvature)
+        still = ((step * pull).sum(1).abs() < STILL**2) & (drift < STILL_CURVATURE)
+        done = done | still | (rate < SHORTEST)
+        if bool(done.all()) or turn == steps - 1:
+            break
+        mean = _where(done, now.mean, now.mean + rate[:, None] * step)
+        precision = _where(done, now.precision, next_precision)
+    return Factor(now.curvature, now.slope + _times(now.curvature, now.mean), now.raised)
+
+
+def _evaluated(
+    rows: PackedRows, belief: tuple[Tensor, Tensor], nodes: Nodes, mean: Tensor, precision: Tensor
+) -> tuple[_Found, Tensor]:
+    """Return expectations under q; where q is far too wide (the second), values at its mean.
 
     A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows
     q.
     """
-    found, there = rows.expected(mean, precision, nodes)
-    most = LARGEST * (1.0 + there.curvature.abs().amax())
-    # a comparison with NaN is false
-    usable = (found.curvature.abs() <= most).all() & (found.slope.abs() <= most).all()
-    slope = torch.where(usable, found.slope, there.slope)
-    return Expected(slope, torch.where(usable, found.curvature, there.curvature))
+    loc, prior = belief
+    found = rows.expected(mean, precision, nodes)
+    wide = ~_usable(found) | (_largest(found.curvature) > WIDE * (1.0 + _largest(precision)))
+    if bool(wide.any()):
+        there = rows.expected(mean, precision, node_at_mean(rows.line))
+        found = Expected(*(_where(wide, a, b) for a, b in zip(there, found, strict=True)))
+    usable = _usable(found)
+    slope = torch.where(usable[:, None], found.slope, 0.0)
+    curvature = _where(usable, found.curvature, prior.expand_as(found.curvature))
+    curvature, raised = positive(curvature)
+    away = mean - loc
+    tril = torch.linalg.cholesky_ex(precision).L
+    distance = (away * (away @ prior)).sum(1) + (prior * torch.cholesky_inverse(tril)).sum((1, 2))
+    log_det = tril.diagonal(dim1=1, dim2=2).log().sum(1)
+    elbo = torch.where(usable, found.value - 0.5 * distance - log_det, torch.nan)
+    return _Found(mean, precision, slope, curvature, raised, elbo), wide
+
+
+def _usable(found: Expected) -> Tensor:
+    """Return for which clients all expectations are finite, (C,); no comparison with NaN holds."""
+    most = torch.maximum(_largest(found.curvature), found.slope.abs().amax(1))
+    return (most < LARGEST) & found.value.isfinite()
+
+
+def _climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
+    """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) of each client by Newton steps.
+
+    Returns: The modes (C, V), and there the curvatures, how many of their eigenvalues were raised,
+        and the slopes.
+    """
+    here, shares = node_at_mean(rows.line), torch.tensor(SHARES)
+    mean = loc.expand(rows.clients, -1).clone()
+    precision, done = (
+        prior.expand(rows.clients, -1, -1),
+        torch.zeros(rows.clients, dtype=torch.bool),
+    )
+    for turn in range(CLIMB + 1):
+        found = rows.expected(mean, precision, here)
+        curvature, raised = positive(found.curvature)
+        pull = found.slope - (mean - loc) @ prior
+        step = _step(pull, prior + curvature)
+        done = done | ((step * pull).sum(1).abs() < UPHILL)
+        if turn == CLIMB or bool(done.all()):
+            break
+        tried = mean[:, None] + shares[:, None] * step[:, None]
+        away = tried - loc
+        density = rows.values(tried) - 0.5 * (away * (away @ prior)).sum(-1)
+        best = shares[density.nan_to_num(nan=-torch.inf).argmax(1)]
+        mean = _where(done, mean, mean + best[:, None] * step)
+    return mean, curvature, raised, found.slope
+
+
+def positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
+    """Return curvatures (C, V, V) with negative eigenvalues set to 0, and their number, (C,)."""
+    curvature = _symmetric(curvature)
+    none = curvature.new_zeros(len(curvature))
+    size = curvature.shape[-1]
+    if size == 1:
+        return curvature.clamp(min=0.0), (curvature[:, 0, 0] < 0.0).to(curvature.dtype)
+    floor = 1e-12 * curvature.diagonal(dim1=1, dim2=2).abs().amax(1) + NOTHING
+    fine = torch.linalg.cholesky_ex(curvature + floor[:, None, None] * torch.eye(size)).info == 0
+    if bool(fine.all()):
+        return curvature, none
+    values, vectors = torch.linalg.eigh(curvature[~fine])
+    negative = values < -1e-6 * values.abs().amax(1, keepdim=True)
+    raised = (vectors * values.clamp(min=0.0)[:, None]) @ vectors.mT
+    return (
+        curvature.index_put((~fine,), raised),
+        none.index_put((~fine,), negative.sum(1).to(none.dtype)),
+    )
 
 
 def rounded(factor: Factor) -> Factor:
-    """Return a factor in double precision, rounded to about 32 binary digits.
+    """Return factors in double precision, rounded to about 32 binary digits.
 
-    The server's chains amplify rounding. What clients send differs between engines by the last few
-    of 53 digits, and must not lead to other draws. Entries are rounded in units of the square roots
-    of the precision's diagonal, because entries near 0 differ in all of their digits.
+    What clients send differs between engines by the last few of 53 digits, and must not lead to
+    other draws. Entries are rounded in units of the square roots of the precision's diagonal, as
+    those that are nearly 0 beside others differ in all of their digits.
     """
-    size = factor.precision.diagonal().abs().sqrt()
-    size = size.maximum(LEAST * size.amax()).clamp(min=NOTHING)
+    size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)
     each = size.log2().floor().exp2()
-    whole = (factor.shift / each).abs().amax().clamp(min=1.0).log2().floor().exp2()
+    whole = (factor.shift / each).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
     return Factor(
-        _on_grid(factor.precision, each[:, None] * each * GRID),
+        _on_grid(factor.precision, each[..., :, None] * each[..., None, :] * GRID),
         _on_grid(factor.shift, whole * each * GRID),
         factor.raised,
     )
@@ -100,24 +239,27 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
     return (value / unit).round() * unit
 
 
-def _mode(rows: Rows, loc: Tensor, prior: Tensor) -> Tensor:
-    """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) by Newton steps, halved if better."""
-    shares = torch.tensor([1.0, 0.5, 0.25, 0.0625], dtype=loc.dtype)
-
-    def density(v: Tensor) -> Tensor:
-        return rows.log_likelihood(v) - 0.5 * (v - loc) @ prior @ (v - loc)
-
-    mean = loc
-    for _ in range(CLIMB):
-        curvature = _positive(rows.at_mean(mean, prior).curvature)[0]
-        step = newton_step(grad(density)(mean), curvature + prior, cap=CAP)
-        tried = torch.vmap(lambda by, mean=mean, step=step: density(mean + by * step))(shares)
-        mean = mean + shares[tried.nan_to_num(nan=-torch.inf).argmax(0)] * step
-    return mean
+def _step(pull: Tensor, precision: Tensor) -> Tensor:
+    """Return Newton steps (C, V), shortened to at most `CAP`."""
+    step = torch.cholesky_solve(pull[..., None], torch.linalg.cholesky_ex(precision).L)[..., 0]
+    return step * (CAP / (step.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)
 
 
-def _positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a curvature with its negative eigenvalues set to 0, and how many there were."""
-    values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
-    floor = 1e-6 * values.abs().amax()
-    return (vectors * values.clamp(min=0.0)) @ vectors.mT, (values < -floor).sum().to(values.dtype)
+def _symmetric(matrix: Tensor) -> Tensor:
+    return 0.5 * (matrix + matrix.mT)
+
+
+def _size(matrix: Tensor) -> Tensor:
+    return matrix.flatten(1).norm(dim=1)
+
+
+def _largest(matrix: Tensor) -> Tensor:
+    return matrix.abs().amax((1, 2))
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def _where(flag: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(flag.view(-1, *[1] * (one.dim() - 1)), one, other)

@@ -152,6 +152,10 @@ def inverse_with_diagonal(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Ten
 
 
 def _inverse_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if matrix.shape[-1] == 1:  # LAPACK takes longer for a call than this for a thousand
+        good = (matrix > 0.0) & matrix.isfinite()
+        safe = torch.where(good, matrix, 1.0)
+        return 1.0 / safe, torch.where(good, safe.log(), torch.nan)[..., 0, 0]
     tril, info = torch.linalg.cholesky_ex(matrix)
     good = (info == 0) & matrix.isfinite().all((-2, -1))
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)

@@ -69,7 +69,7 @@ class Hierarchy:
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
-        _ = self.inside, self.outside, self._order, self.row, self.arrangement
+        _ = self.inside, self.outside, self.order, self.row, self.arrangement
 
     @property
     def program(self) -> Program:
@@ -115,12 +115,13 @@ class Hierarchy:
         return torch.tensor([i for i in range(size) if i not in mine], dtype=torch.long)
 
     @cached_property
-    def _order(self) -> Tensor:
+    def order(self) -> Tensor:
+        """Where each scalar of z lies in (m, s), (K,) int64."""
         return torch.argsort(torch.cat([self.inside, self.outside]))
 
     def whole(self, means: Tensor, scales: Tensor) -> Tensor:
         """Return z of m (Km,) and s (Ks,)."""
-        return torch.cat([means, scales])[self._order]
+        return torch.cat([means, scales])[self.order]
 
     # ------------------------------------------------------------------------------------ the prior
     @cached_property
@@ -265,5 +266,5 @@ class Hierarchy:
         )
         moved = (ahead - self.local(at_zero, batch, t).mean).permute(1, 2, 0)  # (C, Dn, Km)
         others = torch.zeros(self.reading.own_size - self.normal_size, count, dtype=z.dtype)
-        shared = (self._order[self.reading.shared][:, None] == torch.arange(count)).to(z.dtype)
+        shared = (self.order[self.reading.shared][:, None] == torch.arange(count)).to(z.dtype)
         return torch.cat([moved, *(v.expand(len(moved), -1, -1) for v in (others, shared))], 1)

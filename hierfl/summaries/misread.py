@@ -1,8 +1,8 @@
 """Whether a client's likelihood is what was read off a few rows of a program.
 
-Which parameters a likelihood reads, which of them shift its linear predictors, and what a
-non-centered program's effects are: all of that is found by trial, on made-up rows. Each client
-tests it on its own rows.
+Which numbers a likelihood reads, which of them shift its linear predictors, and what a non-centered
+program's effects
+are: all of that is found by trial, on made-up rows. Each client tests the answer on its own rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.summaries.expectations import Rows
+from hierfl.data.batch import ClientBatch
+from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.reading import Reading
 
 TRIES = 2  # random points
@@ -38,21 +39,26 @@ def points_to_test(reading: Reading) -> Points:
     return Points(z, AWAY * torch.randn(TRIES, reading.own_size, generator=g))
 
 
-def misread(rows: Rows, points: Points) -> Tensor:
-    """Return 1 if a client's log likelihood differs from what was read of it, else 0, ().
+def misread(rows: PackedRows, batch: ClientBatch, points: Points) -> Tensor:
+    """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,).
 
-    `rows` are in double precision. A random point at which it is not finite says nothing.
+    Where it is not finite at a random point, that point says nothing.
+
+    Args:
+        rows: of C clients.
+        batch: the same, in double precision.
+        points: at which it is compared.
     """
     reading = rows.line.reading
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
     found = []
     for z, w in zip(points.z, points.w, strict=True):
-        known = whole.log_likelihood(torch.cat([w, z]), rows.batch)
+        known = whole.log_likelihoods(torch.cat([w, z]), batch)
         own = w
         if reading.effects is not None:
             shift, scale = reading.effects.at(z)
             own = shift + scale @ w
-        read = rows.log_likelihood_by_line(torch.cat([own, z[reading.shared]]))
+        read = rows.values(torch.cat([own, z[reading.shared]]).expand(rows.clients, 1, -1))[:, 0]
         apart = (read - known).abs() > NATS + RELATIVE * known.abs()
         found.append(apart | (known.isfinite() & ~read.isfinite()))
-    return torch.stack(found).any().to(rows.design.dtype)
+    return torch.stack(found).any(0).to(known.dtype)

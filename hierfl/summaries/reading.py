@@ -14,7 +14,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.linear_predictors import moved_rows
@@ -88,6 +87,16 @@ class Reading:
         """Return log p(y | v) of the rows of one client, ()."""
         return log_likelihood(self.terms(v, batch))
 
+    def log_likelihoods(self, v: Tensor, batch: ClientBatch) -> Tensor:
+        """Return log p(y | v) of the rows of C clients, (C,), at one v (D + U,) for all of them."""
+        values, own = self.values(v), self.program.latents.local_block
+        if own.size:
+            many = v[: own.size].expand(batch.num_clients, 1, own.size)
+            values = {**values, **own.unflatten(many)[0]}
+        terms = terms_at(self.program, values, batch).values()
+        each = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]
+        return torch.stack(each).sum(0)
+
 
 def log_likelihood(terms: dict[str, Site]) -> Tensor:
     """Return the sum of the log densities of the likelihood's sites of one client, ()."""
@@ -113,7 +122,9 @@ def read_likelihood(program: Program) -> Reading:
         for _ in range(TRIES):
             v = start_of(everything).double()
             v = v + AWAY * torch.randn(len(v), generator=g)
-            slope = grad(lambda v: everything.log_likelihood(v, batch))(v)
+            with torch.enable_grad():
+                v.requires_grad_()
+                (slope,) = torch.autograd.grad(everything.log_likelihood(v, batch), v)
             felt = felt + slope[everything.own_size :].nan_to_num(nan=1.0).abs()
     read = [
         position

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -29,8 +29,9 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.secret_noise import normals_at
 from hierfl.program.program import ProgramError
-from hierfl.summaries.expectations import Line, Nodes, Rows
+from hierfl.summaries.expectations import Line, Nodes
 from hierfl.summaries.factor import Factor
+from hierfl.summaries.packed_rows import PackedRows
 
 NEEDED = (
     "row_noise needs dp-accounting for its budget: install it with pip install 'hierfl[privacy]'"
@@ -118,17 +119,22 @@ def check_line(line: Line) -> None:
 
 
 def private_factor(
-    rows: Rows,
+    rows: PackedRows,
     belief: tuple[Tensor, Tensor],
     before: Factor,
     nodes: Nodes,
     how: RowNoise,
-    key: Tensor,
+    keys: Tensor,
 ) -> Factor:
-    """Return the factor of a client's likelihood, with noise.
+    """Return the factors of clients' likelihoods, with noise.
 
-    `belief` is the server's m (V,) and C (V, V); `before` the client's last factor, zeros at first;
-    `key` (2,) int32, of the client at this step.
+    Args:
+        rows: of C clients.
+        belief: m (V,) and C (V, V), of any client's v, of the server.
+        before: the clients' last factors, zeros at first.
+        nodes: at which expectations are summed.
+        how: the budget.
+        keys: (C, 2) int32, of the clients at this step.
 
     Raises:
         ProgramError: a row has several predictors.
@@ -137,25 +143,28 @@ def private_factor(
     loc, covariance = belief
     prior = torch.linalg.inv_ex(covariance).inverse
     prior = 0.5 * (prior + prior.mT)
-    length = rows.design.norm(dim=1, keepdim=True)
-    short = rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
-    clipped, factor = replace(rows, design=short), before
+    length = rows.design.norm(dim=2, keepdim=True)
+    clipped = rows.with_design(
+        rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
+    )
+    factor = before
     for step in range(how.steps):
         precision = prior + factor.precision
-        mean = torch.linalg.solve(precision, prior @ loc + factor.shift)
-        slope, curvature = clipped.by_row(mean, precision, nodes)
+        pull = (prior @ loc + factor.shift)[..., None]
+        mean = torch.linalg.solve(precision, pull)[..., 0]
+        slope, second = clipped.by_predictor(mean, precision, nodes)
         slope = slope.clamp(-how.max_slope, how.max_slope)
-        curvature = curvature.clamp(0.0, how.max_curvature)
-        order = rows.line.order
-        sums = (slope @ short)[order], ((short.mT * curvature) @ short)[order][:, order]
-        factor = _with_noise(*sums, mean, precision, how, noise.fold(key, step))
+        curvature = (-second).clamp(0.0, how.max_curvature)
+        sums = clipped.summed(slope, curvature)
+        noisy = torch.vmap(partial(_with_noise, how))
+        factor = Factor(*noisy(*sums, mean, precision, noise.fold(keys, step)))
     return factor
 
 
 def _with_noise(
-    slope: Tensor, curvature: Tensor, mean: Tensor, precision: Tensor, how: RowNoise, key: Tensor
-) -> Factor:
-    """Return the factor of two sums with noise, and account for that noise."""
+    how: RowNoise, slope: Tensor, curvature: Tensor, mean: Tensor, precision: Tensor, key: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Lambda, eta and the raised eigenvalues of a factor that accounts for its noise."""
     size, z = len(slope), how.noise
     sd = z * 2.0 * how.max_slope * how.max_row_norm
     # an entry off the diagonal counts twice in the norm of a symmetric matrix: its noise has half
@@ -172,14 +181,12 @@ def _with_noise(
     share = values / (values + sd**2 + sd_entry**2 * away)
     known = (vectors * (share * values)) @ vectors.mT
     shift = vectors @ (share * (vectors.mT @ (slope + sd * drawn[:size])))
-    return Factor(known, shift + known @ mean, raised)
+    return known, shift + known @ mean, raised
 
 
-def _check_one_each(rows: Rows) -> None:
-    counted = rows.batch.fields
-    each = next(iter(counted.values())).shape[1]
-    if len(rows.design) != each:
+def _check_one_each(rows: PackedRows) -> None:
+    if not rows.score.by_row or rows.design.shape[1] != 1:
         raise ProgramError(
-            f"row_noise needs one linear predictor a row, and {each} rows have {len(rows.design)}: "
-            f"observe one site a row"
+            f"row_noise needs one linear predictor a row, and a row has {rows.design.shape[1]}: "
+            f"observe one site a row, which depends on that row alone"
         )

@@ -1,7 +1,13 @@
-"""Draws of the surrogate posterior: chains over s, then m given s."""
+"""Draws of the surrogate posterior: of the scales s, then of the means m given s.
+
+The scales are few. They are drawn by importance sampling from a proposal that is fitted to its own
+weighted points in a few turns: the density alone is evaluated, at all points at once. Where that
+fails, and where clients have mixing numbers, which are many, Hamiltonian chains run instead.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +17,31 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.importance_sampling import chosen, normal_points, resampled
+from hierfl.program.handlers import unchecked
 from hierfl.summaries.chains import Sampled, Whitening, laplace, sampled
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.integrated import of_means
+from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.stretched import Stretch, stretch
 from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.weights import smoothed
 
-# chains by the cost of a gradient, N (D + 1)^3: a cheap iteration takes as long for many as for one
+# importance sampling: points of a turn by the number of scales, turns, and points for each draw
+# that is kept
+PILOT, TURNS, MORE = ((4, 512), (12, 1024), (10**9, 2048)), 16, 3
+MANY_SCALES = 12  # more of them are tempered sooner
+ENOUGH = 0.8  # share of the points that is effective, with which a turn is the last
+WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
+NEAR_ZERO = (
+    10.0  # in logs of a scale, from its median: nearly 0 beside the others', with no digits left
+)
+AT_ONCE = 1 << 21  # points x clients x (D + 1)^2 scalars carried at once
+# chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many
+# as for one
 CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
-# split R-hat above which chains run again: of draws used for moments alone, and of those that are
-# kept
+# split R-hat above which chains are run again: of draws that only tell moments, and of those that
+# are kept
 MIXED, MIXED_WELL = 1.1, 1.05
 COLD, WARM = 60, 20  # iterations of the warm-up, from the prior and from earlier draws
 # iterations after it, at first, and at most where R-hat asks for longer chains
@@ -28,7 +50,7 @@ LEAST, MOST = 50, 400
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: chains amplify rounding, which depends on the number of threads."""
+    """Run torch on one thread: chains amplify rounding, which differs between numbers of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,29 +59,45 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class Start(NamedTuple):
+    """What is known of the posterior before.
+
+    draws: (S, K + N M), of the prior or of a posterior nearby.
+    log_weights: (S,), normalized.
+    bounds: (2, Ks) beyond which scales have no digits left.
+    is_prior: the draws are of the prior.
+    """
+
+    draws: Tensor
+    log_weights: Tensor
+    bounds: Tensor
+    is_prior: bool
+
+
 class Draws(NamedTuple):
     """Draws of the surrogate.
 
     draws: (S, K + N M), of z and, where there are some, of all mixing numbers.
-    r_hat: the largest split R-hat of the chains.
-    loc: (X,), tril: (X, X): whitening of the X coordinates that are sampled, for the next time.
+    log_weights: (S,), normalized; equal where draws are final.
+    r_hat: the largest split R-hat of the chains; NaN where none ran.
     """
 
     draws: Tensor
+    log_weights: Tensor
     r_hat: float
-    loc: Tensor
-    tril: Tensor
+
+
+def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
+    """Return how far scales may lie, (2, Ks): one range beyond draws of the prior (S, K + N M)."""
+    s = prior[:, surrogate.hierarchy.outside]
+    if not s.shape[1]:
+        return torch.zeros(2, 0)
+    low, high = s.min(0).values, s.max(0).values
+    return torch.stack([low - (high - low), high + (high - low)])
 
 
 def sample(
-    surrogate: Surrogate,
-    factors: Factors,
-    count: int,
-    *,
-    around: tuple[Tensor, Tensor],
-    known: Tensor | None,
-    final: bool,
-    seed: int,
+    surrogate: Surrogate, factors: Factors, count: int, start: Start, *, final: bool, seed: int
 ) -> Draws:
     """Sample the surrogate posterior.
 
@@ -67,30 +105,137 @@ def sample(
         surrogate: of the program.
         factors: of the clients.
         count: S.
-        around: mean and lower triangular scale of the sampled coordinates, a first guess.
-        known: (S, K + N M) draws of a similar posterior to start from; None: start from the guess.
-        final: the draws are kept, not only their moments: chains run longer and must mix better.
+        start: what is known before.
+        final: the draws are kept, not only their moments: they have equal weights.
         seed: of the noise.
     """
+    word = noise.word(f"two_stage {seed}") & 0x7FFFFFFF
+    if not surrogate.mixed:
+        found = _weighted(surrogate, factors, count, start, final=final, seed=word)
+        if found is not None:
+            return found
+    g = torch.Generator().manual_seed(word)
+    normal = torch.randn(count, len(surrogate.hierarchy.inside), generator=g)
+    chains = _chains(surrogate, factors, count, start, final, word, g)
+    draws = surrogate.with_means(surrogate.from_signed(chains.draws), normal, factors)
+    return Draws(draws, torch.full((count,), -math.log(count)), chains.r_hat)
+
+
+# ------------------------------------------------------------------------- importance sampling
+def _weighted(
+    surrogate: Surrogate, factors: Factors, count: int, start: Start, *, final: bool, seed: int
+) -> Draws | None:
+    """Return draws by importance sampling of the scales; None where the proposal is not good enough."""
     hierarchy = surrogate.hierarchy
-    g = torch.Generator().manual_seed(noise.word(f"two_stage {seed}") & 0x7FFFFFFF)
-    normal = torch.randn(count, len(hierarchy.inside), generator=g)
-    if not len(surrogate.even):
-        scales, r_hat = torch.zeros(count, 0), 1.0
-        loc, tril = around
+    density = Density(surrogate, factors, start.bounds)
+    equal = torch.full((count,), -math.log(count))
+    if not len(hierarchy.outside):
+        s, log_weights = torch.zeros(count, 0), equal
+        _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
-        found = _chains(surrogate, factors, count, around, known, final, seed, g)
-        scales, r_hat = surrogate.from_signed(found.draws), found.r_hat
-        loc, tril = found.whitening
-    return Draws(surrogate.with_means(scales, normal, factors), r_hat, loc, tril)
+        proposal, share = _adapted(density, start)
+        many = int(count * min(MORE, max(1.0, 1.2 / share))) // 2 * 2 if final else count
+        s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
+        log_p, mean, covariance = density.at(s)
+        weights = smoothed((log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf))
+        if not (weights.k_hat < WORST_K_HAT and weights.effective > LEAST_SHARE * many):
+            return None
+        log_weights, none = weights.log, ~weights.log.isfinite()
+        s = torch.where(
+            none[:, None], s.median(0).values, s
+        )  # points without weight may have no density at all
+        if final:  # sorted, so that what is kept is spread evenly
+            order = s[:, 0].argsort(stable=True)
+            at = order[chosen(log_weights[order], count)]
+            s, mean, covariance, log_weights = s[at], mean[at], covariance[at], equal
+    e = (
+        normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
+        if mean.shape[1]
+        else mean
+    )
+    e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
+    m = mean + (torch.linalg.cholesky_ex(covariance).L @ e[..., None])[..., 0]
+    draws = torch.cat([m, s], 1)[:, hierarchy.order]
+    return Draws(draws, log_weights, torch.nan)
 
 
+def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
+    """Fit a proposal to its own weighted points until it is good or gets no better.
+
+    Returns:
+        The proposal, and the share of its points that is effective.
+    """
+    s = start.draws[:, density.surrogate.hierarchy.outside]
+    proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
+    e = normal_points(next(points for most, points in PILOT if size <= most), size + 1)
+    least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
+    best, stuck, tempered = 0.0, 0, False
+    for turn in range(TURNS):
+        y, log_q = proposal.at(e)
+        log_w = (density.at(y)[0] - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        share = effective_share(log_w)
+        stuck = 0 if share > 1.1 * best or tempered else stuck + 1
+        patience = 0 if share > 0.4 else 1 if share > 0.1 else 3
+        if turn and (share > ENOUGH or stuck > patience):
+            break
+        best, tempered = max(best, share), share < least
+        power = _power(log_w, aim) if tempered else 1.0
+        proposal = fitted(y, (power * log_w).softmax(0))
+    return proposal, share
+
+
+def _power(log_weights: Tensor, share: float) -> float:
+    """Return the power of the weights with which such a share of the points is effective."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        power = 0.5 * (low + high)
+        low, high = (power, high) if effective_share(power * log_weights) > share else (low, power)
+    return power
+
+
+def effective_share(log_weights: Tensor) -> float:
+    """Return the share of points (S,) that is effective."""
+    w = log_weights.softmax(0)
+    return 1.0 / (len(w) * float(w.square().sum()))
+
+
+class Density:
+    """The density of the scales, with everything else integrated out.
+
+    Args:
+        surrogate: of the program.
+        factors: of the clients.
+        bounds: (2, Ks) beyond which it is 0.
+    """
+
+    def __init__(self, surrogate: Surrogate, factors: Factors, bounds: Tensor) -> None:
+        self.surrogate, self.factors, self.bounds = surrogate, factors, bounds
+        size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
+        self.at_once = max(1, AT_ONCE // (size + (len(surrogate.hierarchy.inside) + 1) ** 2))
+
+    def at(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(s) (S,), and mean (S, Km) and covariance (S, Km, Km) of m given s (S, Ks)."""
+        even, middle = self.surrogate.even, s.median(0).values if s.shape[1] else s[0]
+        least = torch.where(even, middle - NEAR_ZERO, self.bounds[0])
+        far = ((s < least) | (s > self.bounds[1]) | ~s.isfinite()).any(1)
+
+        def one(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            found = of_means(self.surrogate.hierarchy, s, self.factors)
+            value, covariance = found.log_integral()
+            return value, covariance @ found.shift, covariance
+
+        with unchecked():
+            near = torch.where(far[:, None], middle, s)
+            value, mean, covariance = torch.vmap(one, chunk_size=min(self.at_once, len(s)))(near)
+        return torch.where(far, -torch.inf, value), mean, covariance
+
+
+# -------------------------------------------------------------------------------------- chains
 def _chains(
     surrogate: Surrogate,
     factors: Factors,
     count: int,
-    around: tuple[Tensor, Tensor],
-    known: Tensor | None,
+    start: Start,
     final: bool,
     seed: int,
     g: torch.Generator,
@@ -98,24 +243,22 @@ def _chains(
     cost = len(factors.shift) * (surrogate.hierarchy.reading.own_size + 1) ** 3
     chains = next(many for most, many in CHAINS if cost <= most)
     density = surrogate.density(factors, chains)
-    whitening = Whitening(*around)
-    if known is None:
-        spread = whitening.tril.diagonal().clone()
-        whitening = laplace(density, whitening.loc, chains, spread)
+    points = surrogate.sampled(resampled(start.draws, start.log_weights, len(start.draws)))
+    whitening = Whitening(points.mean(0), torch.diag(points.std(0) + 1e-9))
+    if start.is_prior:
+        whitening = laplace(density, whitening.loc, chains, whitening.tril.diagonal().clone())
         away = torch.randn(chains, len(surrogate.even), generator=g)
-        points = start = whitening.loc + away @ whitening.tril.mT
+        points = first = whitening.loc + away @ whitening.tril.mT
         warmup = COLD
     else:
-        at = torch.randperm(len(known), generator=g)[:chains]
-        points = surrogate.sampled(known)
-        start, warmup = points[at], WARM
+        first, warmup = points[torch.randperm(len(points), generator=g)[:chains]], WARM
     scales = stretch(points, surrogate.even)
-    start, whitening = scales.to_u(start), scales.whitening_in_u(whitening)
+    first, whitening = scales.to_u(first), scales.whitening_in_u(whitening)
     least = 2 * LEAST if final else LEAST
     while True:
         found = sampled(
             scales.density(density),
-            start,
+            first,
             whitening,
             draws=count,
             warmup=warmup,
@@ -128,14 +271,12 @@ def _chains(
             return _of_x(found, scales)
         if least >= MOST:
             warnings.warn(
-                f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not "
-                "trust spreads; a prior that keeps scales away from infinity helps",
+                f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not trust "
+                f"spreads; a prior that keeps scales away from infinity helps",
                 stacklevel=2,
             )
             return _of_x(found, scales)
-        # of fewer draws than chains, some chains start together
-        last = torch.arange(-chains, 0).clamp(min=-count)
-        start, whitening, warmup, least = found.draws[last], found.whitening, WARM, 2 * least
+        first, whitening, warmup, least = found.draws[-chains:], found.whitening, WARM, 2 * least
 
 
 def _of_x(found: Sampled, scales: Stretch) -> Sampled:

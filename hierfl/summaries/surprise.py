@@ -20,6 +20,7 @@ doi:10.1214/07-BA218); that factors stand in for rows is hierfl's choice.
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, smoothed
 from hierfl.method import Surprise
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.sampling import sample
+from hierfl.summaries.sampling import Start, sample
 from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of z
@@ -47,14 +48,14 @@ class Known:
         surrogate: of the program.
         factors: of N clients.
         draws: (S, K) of z, of the surrogate posterior.
-        around: mean and lower triangular scale of the coordinates that chains sample.
+        bounds: of the scales, as `bounds_of` returns them.
         seed: of chains.
     """
 
     surrogate: Surrogate
     factors: Factors
     draws: Tensor
-    around: tuple[Tensor, Tensor]
+    bounds: Tensor
     seed: int
 
 
@@ -94,16 +95,13 @@ def _without(known: Known, client: int) -> Tensor:
     precision, shift, fields = known.factors
     rest = Factors(precision.index_fill(0, one, 0.0), shift.index_fill(0, one, 0.0), fields)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of chains used for moments alone
-        return sample(
-            known.surrogate,
-            rest,
-            min(DRAWS, len(known.draws)),
-            around=known.around,
-            known=known.draws,
-            final=False,
-            seed=known.seed + client,
-        ).draws
+        warnings.simplefilter("ignore")  # of chains whose draws tell moments alone
+        draws = known.draws
+        equal = torch.full((len(draws),), -math.log(len(draws)))
+        start = Start(draws, equal, known.bounds, False)
+        count, seed = min(DRAWS, len(draws)), known.seed + client
+        found = sample(known.surrogate, rest, count, start, final=True, seed=seed)
+        return found.draws
 
 
 def _tail(

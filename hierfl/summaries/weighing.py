@@ -1,4 +1,4 @@
-"""How a client's marginal likelihood differs from that of its factor, at given global sites.
+"""How clients' marginal likelihoods differ from those of their factors, at given global sites.
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -19,55 +18,126 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.importance_sampling import normal_points
-from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import first_row
-from hierfl.summaries.conditional import Proposal, points_of_one, sides_of
-from hierfl.summaries.expectations import Rows, gauss_hermite
+from hierfl.program.sites import Values
+from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
+from hierfl.summaries.expectations import gauss_hermite
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.packed_rows import PackedRows
 
-NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
-POINTS = 128  # quasi-random points where there are more
-MIXED = 128  # the same where some are mixing numbers
+NODES = {1: 12, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
+POINTS = 32  # quasi-random points where there are more
+TIMES = (1, 4, 16)  # as many times as many points are tried
+MIXED = 128  # points where some are mixing variables
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
-NUMBERS_AT_ONCE = 1 << 22  # clients x draws x points x rows that are carried at once
-CLIENTS = 128  # carried at once, about, where there are more
+TRIED, ERROR = (
+    32,
+    0.1,
+)  # draws at which few points are compared with many; sd of the error of all clients, in nats
+CONDITIONALS = 1 << 21  # draws x clients x (D + 1)^2 scalars carried at once
 
 
 class Ratios(NamedTuple):
-    """A client's marginal likelihoods over those of its factor, at S draws.
+    """C clients' marginal likelihoods over those of their factors, at S draws.
 
-    log: (S,) log E[ p(y_k | v) / factor_k(v) ]. error: (S,) its error, from the difference of two
-    halves of the points; 0 for a sum over nodes. Points
-        together have moments that halves lack, so it is too large rather than too small.
+    log: (C, S) log E[ p(y_k | v) / factor_k(v) ].
+    error: (C, S) error of it, by the difference of two halves of the points; 0 of a sum's nodes.
+        All points together have moments that halves do not have, so that it is too large rather
+        than too small.
     """
 
     log: Tensor
     error: Tensor
 
 
-def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
-    """Return standard normal points (P, M + Dn) and their log weights (P,).
+@dataclass(frozen=True, eq=False)
+class Weigher:
+    """Evaluates how clients' marginal likelihoods differ from those of their factors.
 
-    `size` is Dn, the number of Normal local parameters, and `mixing` M.
+    Args:
+        hierarchy: the program's prior.
     """
-    dtype = torch.get_default_dtype()
+
+    hierarchy: Hierarchy
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the points are quasi-random, and not the nodes of a sum."""
+        size = self.hierarchy.normal_size
+        return bool(self.hierarchy.mixing_size) or (size > 0 and size not in NODES)
+
+    def ratios(
+        self,
+        rows: PackedRows,
+        factor: Factor,
+        draws: Tensor,
+        *,
+        fields: Values,
+        keys: Tensor,
+        proposals: Proposal | None = None,
+    ) -> Ratios:
+        """Return the ratios of C clients at draws of z, (S, K).
+
+        Args: rows: of the clients. factor: of the clients. draws: (S, K). fields: their values of
+            `Hierarchy.fields`, (C, ...) each. keys: (C, 2) int32, of the clients at this step.
+            proposals: of their mixing variables, (2, C, M) and (2, C, M, M); None: the program has
+            none.
+        """
+        at = _At(self.hierarchy, rows, factor, fields, proposals)
+        points, log_weights = standard_points(self.hierarchy)
+        if not self.sampled:
+            return at.ratios(draws, points.expand(rows.clients, *points.shape), log_weights)
+        turns = self._turns(keys, points.shape[1])
+        if proposals is not None:
+            return at.ratios(draws, points @ turns, log_weights)
+        some = draws[:: max(1, len(draws) // TRIED)]
+        sets = [standard_points(self.hierarchy, times) for times in TIMES]
+        tried = [at.ratios(some, e @ turns, w).log for e, w in sets]
+        most = ERROR / math.sqrt(self.hierarchy.program.num_clients)
+        rough = torch.stack([(t - tried[-1]).std(1) >= most for t in tried[:-1]])  # (2, C)
+        needed = rough.to(torch.long).cumprod(0).sum(0)  # the first set that is good enough
+        log, error = torch.zeros(2, rows.clients, len(draws))
+        for i in needed.unique().tolist():
+            who = (needed == i).nonzero()[:, 0]
+            e, w = sets[i]
+            found = at.some(who).ratios(draws, e @ turns[who], w)
+            log[who], error[who] = found
+        return Ratios(log, error)
+
+    def _turns(self, keys: Tensor, size: int) -> Tensor:
+        """Return rotations (C, size, size) of the points, at random for each client.
+
+        Clients would otherwise err in the same direction, and their errors add up.
+        """
+        key = noise.fold(keys, noise.word("two_stage.weigh"))
+        return torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
+
+
+def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tensor]:
+    """Return standard normal points (P, M + Dn) of local scalars, and their log weights (P,).
+
+    Args:
+        hierarchy: the program's prior.
+        times: as many times as many, where they are quasi-random.
+    """
+    size, mixing = hierarchy.normal_size, hierarchy.mixing_size
     if mixing:
         return _standardized(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
     if size in NODES:
-        nodes, weights = gauss_hermite(NODES[size], dtype)
+        nodes, weights = gauss_hermite(NODES[size], torch.get_default_dtype())
         grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
         return grid, torch.cartesian_prod(*[weights.log()] * size).view(-1, size).sum(1)
-    count = POINTS if size else 1
-    points = _standardized(count, size) if size else torch.zeros(1, 0)
-    return points, torch.full((count,), -math.log(count))
+    if not size:
+        return torch.zeros(1, 0), torch.zeros(1)
+    count = times * max(POINTS, 2 * size)
+    return _standardized(count, size), torch.full((count,), -math.log(count))
 
 
 def _standardized(count: int, size: int) -> Tensor:
-    """Return quasi-random standard normal points whose covariance is the identity, or variances 1.
+    """Return quasi-random standard normals with identity covariance, or with variances of 1.
 
-    Otherwise all clients would err in the same direction if their likelihoods are Gaussian with
-    another spread than their factors.
+    Where clients' likelihoods are Gaussian about another spread than their factors, all of them
+    would otherwise err in the same direction.
     """
     points = normal_points(count, size)
     if count < ENOUGH * size:
@@ -77,70 +147,90 @@ def _standardized(count: int, size: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Weigher:
-    """Evaluates how a client's marginal likelihood differs from that of its factor.
-
-    Args:
-        hierarchy: the program's prior.
-        points: (P, M + Dn), standard normal.
-        log_weights: (P,), of the points.
-    """
+class _At:
+    """Clients, and where their local scalars lie given z."""
 
     hierarchy: Hierarchy
-    points: Tensor
-    log_weights: Tensor
+    rows: PackedRows
+    factor: Factor
+    fields: Values
+    proposals: Proposal | None
 
-    def __post_init__(self) -> None:
-        """Build cached tensors outside torch.func transforms."""
-        _ = self.sampled, self.halves
+    def some(self, who: Tensor) -> _At:
+        """Return the clients at some positions."""
+        if len(who) == self.rows.clients:
+            return self
+        factor = Factor(*(v[who] for v in self.factor))
+        fields = {name: v[who] for name, v in self.fields.items()}
+        return _At(self.hierarchy, self.rows.some(who), factor, fields, None)
 
-    def ratios(
-        self, rows: Rows, factor: Factor, draws: Tensor, proposals: Proposal | None = None
-    ) -> Ratios:
-        """Return the ratios of one client at draws of z (S, K), given its mixing proposals."""
-        hierarchy, batch = self.hierarchy, rows.batch
-        own, given = first_row(batch), (factor.precision[None], factor.shift[None])
-        of_one = None if proposals is None else Proposal(*(v[:, None] for v in proposals))
-        points, sides = self._turned(batch), sides_of(len(self.points), hierarchy)
+    def ratios(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+        """Return the ratios at draws (S, K), by standard normal points (C, P, M + Dn)."""
+        count, size = points.shape[1:]
+        at_once = max(1, CONDITIONALS // (self.rows.clients * (size + 1) ** 2))
+        if self.proposals is not None:
+            at_once = max(1, at_once // count)
+        each = [self._ratios(z, points, log_weights) for z in draws.split(at_once)]
+        return Ratios(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
 
-        def one(z: Tensor) -> Ratios:
-            found = points_of_one(hierarchy, z, own, given, of_one, points, sides)
+    def _ratios(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+        if self.proposals is not None:
+            return self._mixed(draws, points, log_weights)
+        mean, tril = normals_of(self.hierarchy, self.fields, self.factor[:2], draws)
+        parts = torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1]))
+        each = []
+        for p in parts:
+            w = mean[:, p, None] + points[:, None] @ tril[:, p].mT  # (C, s, P, D)
+            each.append(_summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights)))
+        return Ratios(*(torch.cat(found, 1) for found in zip(*each, strict=True)))
 
-            def ratio(w: Tensor) -> Tensor:
-                v = torch.cat([w, z[hierarchy.reading.shared]])
-                return rows.log_likelihood_by_line(v) - factor.log(v)
+    def _mixed(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+        """Return the ratios where clients have mixing variables: each point has its own weight."""
+        h, factor, sides = (
+            self.hierarchy,
+            self.factor[:2],
+            sides_of(len(log_weights), self.hierarchy),
+        )
+        e, row = points.movedim(1, 0), h.batch(self.fields, self.rows.clients)  # (P, C, M + Dn)
 
-            log_weights = self.log_weights + found.log_weight
-            each = torch.vmap(ratio)(found.own) + log_weights
-            whole = each.logsumexp(0) - log_weights.logsumexp(0)
-            if not self.sampled:
-                return Ratios(whole, torch.zeros_like(whole))
-            half, other = (each[h].logsumexp(0) - log_weights[h].logsumexp(0) for h in self.halves)
-            return Ratios(whole, 0.5 * (half - other))
+        def at(z: Tensor) -> tuple[Tensor, Tensor]:
+            def one(e: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+                found = point(h, z, row, factor, self.proposals, e, side)
+                return found.own, found.log_weight
 
-        clients = min(CLIENTS, hierarchy.program.num_clients)
-        at_once = max(1, NUMBERS_AT_ONCE // (clients * len(self.points) * max(1, batch.num_rows)))
-        found: Ratios = torch.vmap(one, chunk_size=at_once)(draws)
-        return found
+            own, weight = torch.vmap(one)(e, sides)
+            return own, weight
 
-    @cached_property
-    def sampled(self) -> bool:
-        """Whether the points are quasi-random, and not the nodes of a sum."""
-        return len(self.points) > 1 and bool((self.log_weights == self.log_weights[0]).all())
+        own, weight = torch.vmap(at)(draws)  # (S, P, C, D) and (S, P, C)
+        log_weights = log_weights + weight.movedim(2, 0)
+        return _summed(
+            self.log_ratio(draws, own.movedim(2, 0)), log_weights, self.halves(log_weights[0, 0])
+        )
 
-    @cached_property
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """Positions of two halves of the points, (P / 2,); reflections stay together."""
-        second = torch.arange(len(self.points)) // 2 % 2 == 1
+    def log_ratio(self, draws: Tensor, w: Tensor) -> Tensor:
+        """Return log p(y | v) - log factor(v), (C, S, P), at w (C, S, P, D) and draws (S, K)."""
+        u = draws[:, self.hierarchy.reading.shared]
+        v = torch.cat([w, u[None, :, None].expand(*w.shape[:3], -1)], -1).flatten(1, 2)
+        log_factor = (v @ self.factor.shift[..., None])[..., 0]
+        log_factor = log_factor - 0.5 * ((v @ self.factor.precision) * v).sum(-1)
+        found = self.rows.values(v) - log_factor
+        return found.view(w.shape[:3])
+
+    def halves(self, log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return two halves of the points, each with all reflections; None of a sum's nodes."""
+        if len(log_weights) == 1 or (
+            self.hierarchy.normal_size in NODES and self.proposals is None
+        ):
+            return None
+        second = torch.arange(len(log_weights)) // 2 % 2 == 1
         return (~second).nonzero()[:, 0], second.nonzero()[:, 0]
 
-    def _turned(self, batch: ClientBatch) -> Tensor:
-        """Return the points; quasi-random ones are rotated at random for each client.
 
-        Otherwise the clients' errors would have the same direction, and add up.
-        """
-        if not self.sampled:
-            return self.points
-        size = self.points.shape[1]
-        key = noise.fold(batch.key, noise.word("two_stage.weigh"))
-        return self.points @ torch.linalg.qr(noise.normals(key, (size, size))[0])[0]
+def _summed(log_ratio: Tensor, log_weights: Tensor, halves: tuple[Tensor, Tensor] | None) -> Ratios:
+    """Return the ratios, of log ratios (C, S, P) at points with log weights (..., P)."""
+    each = log_ratio + log_weights
+    whole = each.logsumexp(-1) - log_weights.logsumexp(-1)
+    if halves is None:
+        return Ratios(whole, torch.zeros_like(whole))
+    half, other = (each[..., h].logsumexp(-1) - log_weights[..., h].logsumexp(-1) for h in halves)
+    return Ratios(whole, 0.5 * (half - other))

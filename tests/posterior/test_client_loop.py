@@ -79,6 +79,7 @@ def test_engines_and_chunks_change_no_answer(inside: Fit, monkeypatch: pytest.Mo
         assert torch.allclose(ask(one_by_one), wanted[name], atol=1e-10), name
     monkeypatch.setattr(client_loop, "CLIENTS_AT_ONCE", 3)
     monkeypatch.setattr(client_loop, "CLIENT_DRAWS_AT_ONCE", 6)
+    monkeypatch.setattr(client_loop, "MOST_CLIENT_DRAWS", 6)
     for name, ask in ASKED.items():
         assert torch.allclose(ask(inside), wanted[name], atol=1e-10), name
 

@@ -17,6 +17,9 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import Program
+from hierfl.summaries.expectations import Line, nodes_of
+from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.packed_rows import PackedRows, UnitScore, packed
 
 
 def people(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
@@ -63,7 +66,23 @@ def rows_of_client(data: ClientData, k: int) -> ClientBatch:
     return full_batch(data, torch.tensor([k]))
 
 
-# ----------------------------------------------------------------------------------- that are taken
+def packed_rows(line: Line, batch: ClientBatch) -> PackedRows:
+    """Return the rows of a batch, in double precision."""
+    return packed(UnitScore(line), batch)
+
+
+def factor_of_rows(rows: PackedRows, loc: Tensor, covariance: Tensor) -> Factor:
+    """Return the factors of clients that have none yet."""
+    size = len(loc)
+    none = Factor(
+        torch.zeros(rows.clients, size, size), torch.zeros(rows.clients, size), torch.zeros(1)
+    )
+    return factor_of(
+        rows, (loc, covariance), nodes_of(rows.line), none, torch.zeros(rows.clients) > 0.0
+    )
+
+
+# ------------------------------------------------------------------------------------ that are taken
 def gaussian(batch: ClientBatch) -> None:
     """Means with known scales."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))

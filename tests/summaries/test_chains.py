@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.few_rows import double_precision
+from hierfl.summaries import sampling
 from hierfl.summaries.chains import Sampled, Whitening, largest_r_hat, sampled
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.prior_moments import prior_draws
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.sampling import MIXED_WELL, sample
+from hierfl.summaries.sampling import MIXED_WELL, Start, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from tests.summaries import programs
@@ -127,14 +130,25 @@ def test_only_scales_that_may_be_zero_are_signed(prior: Any, even: bool) -> None
     assert found.tolist() == [even]  # mu is integrated out
 
 
-def test_signed_draws_have_the_moments_of_a_grid() -> None:
+@pytest.mark.parametrize("by", ["weights", "chains"])
+def test_draws_of_scales_have_the_moments_of_a_grid(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight factors, almost no spread between them: tau's posterior piles up at 0."""
+    if by == "chains":  # as where no proposal is good enough
+        monkeypatch.setattr(sampling, "_weighted", lambda *args, **options: None)
     surrogate = surrogate_of(programs.spread)
     eta = torch.tensor([0.3, -0.2, 0.1, 0.0, 0.4, -0.5, 0.2, -0.1])
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1.0, 0.7])
     factors = Factors(precision[:, None, None], (eta * precision)[:, None], {})
-    around = (torch.tensor([0.8]), torch.tensor([[0.6]]))
-    found = sample(surrogate, factors, 4000, around=around, known=None, final=True, seed=5)
+    with double_precision(), torch.no_grad():
+        factors = Factors(factors.precision.double(), factors.shift.double(), {})
+        prior = prior_draws(surrogate.hierarchy, 0)
+        equal = torch.full((len(prior),), -math.log(len(prior)))
+        start = Start(prior, equal, bounds_of(surrogate, prior), True)
+        found = sample(surrogate, factors, 4000, start, final=True, seed=5)
+    assert math.isnan(found.r_hat) == (by == "weights")
+    assert torch.equal(found.log_weights, torch.full_like(found.log_weights, -math.log(4000)))
     tau = torch.linspace(0.0005, 5.0, 5000)
     mu = torch.linspace(-4.0, 4.0, 401)[:, None]
     spread = (tau.square() + 1.0 / precision[:, None]).sqrt()  # (8, T)

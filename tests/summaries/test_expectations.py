@@ -12,13 +12,21 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from hierfl.core.importance_sampling import normal_points
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.summaries.expectations import Line, nodes_of, seen_line
 from hierfl.summaries.factor import factor_of
+from hierfl.summaries.packed_rows import UnitScore, packed
 from hierfl.summaries.reading import read_likelihood
 from tests.summaries import programs
-from tests.summaries.programs import people, program_of, rows_of_client
+from tests.summaries.programs import (
+    factor_of_rows,
+    packed_rows,
+    people,
+    program_of,
+    rows_of_client,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +44,12 @@ from tests.summaries.programs import people, program_of, rows_of_client
 def test_expectations_equal_brute_force(name: str, within: float) -> None:
     """Slope and curvature are those averaged over 1,024 points of the same Normal distribution."""
     line = seen_line(read_likelihood(program_of(getattr(programs, name))))
-    batch, size = rows_of_client(people(), 0), line.reading.size
-    rows = rows_of(line, batch)
+    batch, size = in_double(rows_of_client(people(), 0)), line.reading.size
     mean = 0.2 * torch.cos(torch.arange(float(size)))
     spread = 0.15 * torch.eye(size) + 0.05 * torch.ones(size, size)
     with torch.no_grad(), pyro.validation_enabled(False):
-        found, _ = rows.expected(mean, spread.inverse(), nodes_of(line))
+        rows = packed_rows(line, batch)
+        found = rows.expected(mean[None], spread.inverse()[None], nodes_of(line))
     points = mean + normal_points(1024, size) @ torch.linalg.cholesky(spread).mT
 
     def log_p(v: Tensor) -> Tensor:
@@ -50,8 +58,10 @@ def test_expectations_equal_brute_force(name: str, within: float) -> None:
     slope = torch.vmap(grad(log_p), chunk_size=512)(points).mean(0)
     curvature = -torch.vmap(jacrev(grad(log_p)), chunk_size=512)(points).mean(0)
     scale = curvature.abs().max()
-    assert (found.slope - slope).abs().max() <= within * (slope.abs().max() + scale)
-    assert (found.curvature - curvature).abs().max() <= within * scale
+    assert (found.slope[0] - slope).abs().max() <= within * (slope.abs().max() + scale)
+    assert (found.curvature[0] - curvature).abs().max() <= within * scale
+    value = torch.vmap(log_p, chunk_size=512)(points).mean().detach()
+    assert float(found.value[0]) == pytest.approx(float(value), rel=within)
 
 
 # ------------------------------------------------------------------------------------ factors
@@ -72,16 +82,18 @@ def test_the_factor_of_gaussian_rows_is_exact(client: int) -> None:
     x, y = batch.x[0], batch.y[0]
     for far in (0.0, 3.0):
         loc, covariance = torch.full((2,), far), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
-        found = factor_of(rows_of(line, batch), loc, covariance, nodes_of(line))
-        assert torch.allclose(found.precision, x.mT @ x / 0.49, atol=1e-9)
-        assert torch.allclose(found.shift, x.mT @ y / 0.49, atol=1e-8)
+        with torch.no_grad():
+            found = factor_of_rows(packed_rows(line, batch), loc, covariance)
+        assert torch.allclose(found.precision[0], x.mT @ x / 0.49, atol=1e-9)
+        assert torch.allclose(found.shift[0], x.mT @ y / 0.49, atol=1e-8)
         assert int(found.raised) == 0
 
 
 def factor(line: Line, data: ClientData, k: int, loc: float = 0.0) -> Any:
     size = line.reading.size
-    rows = rows_of(line, rows_of_client(data, k))
-    return factor_of(rows, torch.full((size,), loc), 4.0 * torch.eye(size), nodes_of(line))
+    with torch.no_grad(), pyro.validation_enabled(False):
+        rows = packed_rows(line, rows_of_client(data, k))
+        return factor_of_rows(rows, torch.full((size,), loc), 4.0 * torch.eye(size))
 
 
 def test_separable_rows_and_rows_without_any_positive_stay_finite() -> None:
@@ -114,13 +126,50 @@ def test_raised_counts_the_directions_that_are_not_log_concave() -> None:
     y = torch.tensor([-4.0, 4.0])
     data = ClientData.from_clients({"a": {"y": y}, "b": {"y": y}})
     line = seen_line(read_likelihood(program_of(far_apart, data)))
-    found = factor_of(
-        rows_of(line, rows_of_client(data, 0)),
-        torch.zeros(1),
-        torch.full((1, 1), 1e-2),
-        nodes_of(line),
-    )
+    with torch.no_grad(), pyro.validation_enabled(False):
+        rows = packed_rows(line, rows_of_client(data, 0))
+        found = factor_of_rows(rows, torch.zeros(1), torch.full((1, 1), 1e-2))
     assert int(found.raised) == 1
-    assert torch.equal(found.precision, torch.zeros(1, 1))
+    assert torch.equal(found.precision, torch.zeros(1, 1, 1))
     line = seen_line(read_likelihood(program_of(programs.binary)))
     assert int(factor(line, people(), 0).raised) == 0
+
+
+def test_clients_together_are_clients_alone() -> None:
+    """Expectations, values and factors do not depend on the clients beside, padded or packed."""
+    data = people()
+    line = seen_line(read_likelihood(program_of(programs.tails)))
+    size, count = line.reading.size, data.num_clients
+    loc, covariance = 0.2 * torch.cos(torch.arange(float(size))), 2.0 * torch.eye(size)
+    with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        loc, covariance = loc.double(), covariance.double()
+        score = UnitScore(line)
+        together = packed(score, full_batch(data))
+        found = factor_of_rows(together, loc, covariance)
+        at = torch.randn(count, 6, size)
+        values = together.values(at)
+        for k in range(count):
+            alone = packed(score, rows_of_client(data, k))
+            one = factor_of_rows(alone, loc, covariance)
+            assert torch.allclose(one.precision[0], found.precision[k], rtol=1e-9)
+            assert torch.allclose(one.shift[0], found.shift[k], rtol=1e-9)
+            assert torch.allclose(alone.values(at[k : k + 1])[0], values[k], rtol=1e-12)
+            some = together.some(torch.tensor([k])).values(at[k : k + 1])[0]
+            assert torch.allclose(some, values[k], rtol=1e-12)
+
+
+def test_a_factor_that_is_known_is_the_start_of_the_next() -> None:
+    """From the factor before, the next one under the same belief is the same."""
+    data, line = people(), seen_line(read_likelihood(program_of(programs.binary)))
+    loc, covariance = torch.zeros(line.reading.size), 2.0 * torch.eye(line.reading.size)
+    with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        rows, belief = (
+            packed(UnitScore(line), full_batch(data)),
+            (loc.double(), covariance.double()),
+        )
+        nodes, known = nodes_of(line), torch.ones(data.num_clients) > 0.0
+        first = factor_of_rows(rows, *belief)
+        second = factor_of(rows, belief, nodes, first, known)
+        third = factor_of(rows, belief, nodes, second, known)
+        assert torch.allclose(second.precision, first.precision, rtol=0.05, atol=0.02)
+        assert torch.allclose(third.precision, second.precision, rtol=1e-3, atol=1e-3)

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientData, methods
+from hierfl import ClientData, full_batch, methods
 from hierfl.program import read as reading_room
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Program, ProgramError
-from hierfl.summaries.expectations import rows_of, seen_line
+from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.reading import read_likelihood
 from tests.summaries import programs
-from tests.summaries.programs import people, program_of, rows_of_client, years
+from tests.summaries.programs import packed_rows, people, program_of, years
 
 # an effect, correlated ones, global parameters that are read, scales beside the predictor, no
 # predictor, chained
@@ -26,13 +26,11 @@ TAKEN = ("spread_raw", "slopes_lkj_raw", "counts", "tails", "gumbel", "chained")
 
 
 def flags(program: Program, data: ClientData) -> list[float]:
-    """Return what the first two clients say of a program."""
+    """Return what each client says of a program."""
     line = seen_line(read_likelihood(program))
     with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
-        clients = range(2)
-        points = points_to_test(line.reading)
-        rows = [rows_of(line, in_double(rows_of_client(data, k))) for k in clients]
-        return [float(misread(of_client, points)) for of_client in rows]
+        batch = in_double(full_batch(data))
+        return misread(packed_rows(line, batch), batch, points_to_test(line.reading)).tolist()
 
 
 @pytest.mark.parametrize("name", TAKEN)

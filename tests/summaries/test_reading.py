@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.expectations import rows_of, seen_line
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.reading import Reading, read_likelihood
 from tests.summaries import programs
-from tests.summaries.programs import people, program_of, rows_of_client
+from tests.summaries.programs import packed_rows, people, program_of, rows_of_client
 
 
 def read_sites(reading: Reading) -> list[str]:
@@ -88,13 +89,15 @@ def bent(kind: str) -> Any:
 def test_only_straight_predictors_are_taken_for_lines(kind: str, straight: bool) -> None:
     line = seen_line(read_likelihood(program_of(bent(kind))))
     assert len(line.inside) == (1 if straight else 0)
-    batch = rows_of_client(data := people(), 2)
-    rows = rows_of(line, batch)
-    assert data.counts[2] * (2 if kind == "two" else 1) == len(rows.design) or not straight
-    for far in (0.1, 3.0, 9.0):
-        v = torch.tensor([far])
-        known = line.reading.log_likelihood(v, batch)
-        assert torch.allclose(rows.log_likelihood_by_line(v), known, rtol=1e-9)
+    batch = in_double(rows_of_client(data := people(), 2))
+    with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        rows = packed_rows(line, batch)
+        count = rows.design.shape[0] * rows.design.shape[1]
+        assert data.counts[2] * (2 if kind == "two" else 1) == count or not straight
+        for far in (0.1, 3.0, 9.0):
+            v = torch.tensor([far])
+            known = line.reading.log_likelihood(v, batch)
+            assert torch.allclose(rows.values(v[None, None])[0, 0], known, rtol=1e-9)
 
 
 def test_numbers_outside_the_predictor_are_kept_apart() -> None:

@@ -27,7 +27,7 @@ from hierfl.program.handlers import unchecked
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import prior_draws
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.sampling import sample
+from hierfl.summaries.sampling import Start, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surprise import Known, _mixture_tail, surprises
 from hierfl.summaries.surrogate import Surrogate
@@ -66,10 +66,11 @@ def simulated(surrogate: Surrogate, seed: int) -> Factors:
 
 
 def known(surrogate: Surrogate, factors: Factors, seed: int) -> Known:
-    spread = surrogate.sampled(prior_draws(surrogate.hierarchy, 0))
-    around = (spread.mean(0), torch.diag(spread.std(0)))
-    found = sample(surrogate, factors, 600, around=around, known=None, final=False, seed=seed)
-    return Known(surrogate, factors, found.draws, (found.loc, found.tril), seed)
+    prior = prior_draws(surrogate.hierarchy, 0)
+    bounds = bounds_of(surrogate, prior)
+    start = Start(prior, torch.full((len(prior),), -math.log(len(prior))), bounds, True)
+    found = sample(surrogate, factors, 600, start, final=True, seed=seed)
+    return Known(surrogate, factors, found.draws, bounds, seed)
 
 
 def surrogate_of_lines() -> Surrogate:

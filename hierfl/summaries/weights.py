@@ -1,4 +1,4 @@
-"""Weighted draws at the server of two_stage."""
+"""Weighted draws of the server of two_stage."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
     Where no weight is far above the mean there is no tail: k-hat is 0.
     """
-    span = float(log_ratios.max() - log_ratios.min())
-    if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
+    span, size = float(log_ratios.max() - log_ratios.min()), float(log_ratios.abs().max())
+    if math.isfinite(size) and span <= ROUNDING * max(1.0, size):
         count = len(log_ratios)
         return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
     found = pareto_smoothed(log_ratios)

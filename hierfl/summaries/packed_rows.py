@@ -1,0 +1,416 @@
+"""The rows of many clients, packed, and the expectations of their log likelihoods.
+
+The log likelihood of one unit is recorded once as a list of torch's operations and mapped over all
+units. The sum over units is differentiated by autograd: units are independent, so the derivatives
+of the sum are those of each. A unit is a row; or all rows of a client, where a likelihood is not a
+product over rows (a Gaussian process, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.linear_predictors import FAILS, moved_rows
+from hierfl.laplace.links import predictors, scores
+from hierfl.laplace.trials import alike
+from hierfl.program.few_rows import in_double
+from hierfl.summaries.expectations import Line, Nodes
+from hierfl.summaries.graphs import graph_of
+from hierfl.summaries.reading import start_of
+
+AT_ONCE = (
+    1 << 18
+)  # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds
+AWAY = 0.3  # sd of the random points at which a graph is compared with its program
+MANY = 8  # units a client for which a product of matrices each pays
+COMPARED = 8  # units on which it is
+
+
+class Expected(NamedTuple):
+    """Expectations under Normal distributions of v, one for each of C clients.
+
+    value: (C,) E[log p(y | v)].
+    slope: (C, V) E[d log p(y | v)].
+    curvature: (C, V, V) -E[d^2 log p(y | v)].
+    """
+
+    value: Tensor
+    slope: Tensor
+    curvature: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The tensors of n units, each of which is a client to the program.
+
+    Args:
+        like: a batch of one client, whose fields the units' take the place of.
+        fields: name -> (n, 1, B, ...), B rows a unit.
+        client_fields: name -> (n, 1, 1, ...).
+        masks: (n, 1, B) bool, false at padded rows; None: there are none.
+        counts: (n, 1) numbers of rows.
+        client: (n,) int64, the position of each unit's client, ascending.
+        clients: C.
+    """
+
+    like: ClientBatch
+    fields: dict[str, Tensor]
+    client_fields: dict[str, Tensor]
+    masks: Tensor | None
+    counts: Tensor
+    client: Tensor
+    clients: int
+
+    @classmethod
+    def of(cls, batch: ClientBatch, *, by_row: bool) -> Units:
+        """Return the units of a batch, in double precision: its rows, or its clients."""
+        batch = in_double(batch)
+        like = replace(batch, fields={}, client_fields={}, rows=None, own_keys=batch.own_keys[:1])
+        count = batch.num_clients
+        if not by_row:
+            fields = {n: v[:, None] for n, v in batch.fields.items()}
+            own = {n: v[:, None] for n, v in batch.client_fields.items()}
+            masks = None if batch.rows is None else batch.rows[:, None]
+            return cls(like, fields, own, masks, batch.counts[:, None], torch.arange(count), count)
+        mask = batch.mask()
+        client = torch.arange(count)[:, None].expand(mask.shape)[mask]
+        fields = {n: v[mask][:, None, None] for n, v in batch.fields.items()}
+        own = {n: v[client][:, None] for n, v in batch.client_fields.items()}
+        return cls(like, fields, own, None, torch.ones(len(client), 1), client, count)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, n in front."""
+        masks = () if self.masks is None else (self.masks,)
+        return (*self.fields.values(), *self.client_fields.values(), *masks, self.counts)
+
+    def batch(self, own: tuple[Tensor, ...]) -> ClientBatch:
+        """Return the batch of one unit, whose tensors are given."""
+        first, second = len(self.fields), len(self.fields) + len(self.client_fields)
+        return replace(
+            self.like,
+            fields=dict(zip(self.fields, own[:first], strict=True)),
+            client_fields=dict(zip(self.client_fields, own[first:second], strict=True)),
+            rows=None if self.masks is None else own[second],
+            counts=own[-1],
+        )
+
+
+class UnitScore:
+    """The log likelihood of a unit, given s and its predictors, less those at l = 0.
+
+    Args:
+        line: which scalars of v enter through linear predictors.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.reading = line, line.reading
+        self.in_vmap = self.reading.program.in_vmap
+        self.start = start_of(self.reading).double()
+        self.recorded = True  # False: rows take different branches
+        self.graphs: dict[Any, Callable[..., Tensor] | None] = {}
+        self.by_row = self._is_product_over_rows()
+
+    def program(self, shift: Tensor, rest: Tensor, batch: ClientBatch) -> Tensor:
+        """Return log p(y | v) of a batch of one client, ().
+
+        Args:
+            shift: (p,) of the predictors, from l = 0.
+            rest: (S,) s.
+            batch: of one client.
+        """
+        size = len(self.line.inside)
+        if not size:
+            return self.reading.log_likelihood(rest, batch)
+        terms = self.line.terms(rest.new_zeros(size), rest, batch)
+        return scores(terms, predictors(terms) + shift).sum()
+
+    def predictors(self, line: Tensor, batch: ClientBatch) -> Tensor:
+        """Return the predictors (p,) of a batch of one client at l (L,)."""
+        return predictors(self.line.terms(line, self.start[self.line.rest], batch))
+
+    def of(self, units: Units, count: int) -> Callable[..., Tensor]:
+        """Return the log likelihood of a unit, a function (shift, rest, its tensors) -> ().
+
+        Args:
+            units: of the clients.
+            count: p, the number of predictors of a unit.
+        """
+        key = tuple((v.shape[1:], v.dtype) for v in units.tensors)
+        if key not in self.graphs:
+            own = [v[0] for v in units.tensors]
+            inputs = (torch.zeros(count), self.start[self.line.rest], *own)
+            self.graphs[key] = graph_of(partial_of(self, units), *inputs)
+        graph = self.graphs[key]
+        if graph is not None and not self._agree(graph, units, count):
+            graph = self.graphs[key] = (
+                None  # it has the branches of the row that it was recorded with
+            )
+        return graph or partial_of(self, units)
+
+    def _agree(self, graph: Callable[..., Tensor], units: Units, count: int) -> bool:
+        """Return whether graph and program agree on some units, at random points."""
+        g = torch.Generator().manual_seed(0)
+        rest, program = self.start[self.line.rest], partial_of(self, units)
+        last = len(units.client) - 1
+        for i in torch.linspace(0, last, min(COMPARED, last + 1)).long().tolist():
+            own = [v[i] for v in units.tensors]
+            at = torch.randn(count, generator=g), rest + AWAY * torch.randn(len(rest), generator=g)
+            if not alike(graph(*at, *own), program(*at, *own)):
+                return False
+        return True
+
+    def _is_product_over_rows(self) -> bool:
+        """Return whether a client's likelihood is the product of those of its rows, one at a time."""
+        program = self.reading.program
+        if not self.in_vmap or program.joint:
+            return False
+        g = torch.Generator().manual_seed(0)
+        batch = moved_rows(program, g)
+        try:
+            units = Units.of(batch, by_row=True)
+            v = self.start + AWAY * torch.randn(len(self.start), generator=g)
+            each = [
+                self.reading.log_likelihood(v, units.batch(tuple(t[i] for t in units.tensors)))
+                for i in range(len(units.client))
+            ]
+            return alike(torch.stack(each).sum(), self.reading.log_likelihood(v, batch))
+        except FAILS:
+            return False
+
+
+def packed(score: UnitScore, batch: ClientBatch) -> PackedRows:
+    """Return the rows of a batch of C clients."""
+    return PackedRows(score, Units.of(batch, by_row=score.by_row))
+
+
+def partial_of(score: UnitScore, units: Units) -> Callable[..., Tensor]:
+    """Return the program's log likelihood of a unit: (shift, rest, its tensors) -> ()."""
+    return lambda shift, rest, *own: score.program(shift, rest, units.batch(own))
+
+
+class PackedRows:
+    """The rows of C clients.
+
+    Args:
+        score: of the program.
+        units: of the clients.
+    """
+
+    def __init__(self, score: UnitScore, units: Units) -> None:
+        self.score, self.line, self.units = score, score.line, units
+        self.tensors, self.client = self.units.tensors, self.units.client
+        self.clients = self.units.clients
+        self.design = self._design()
+        self.of_unit = score.of(self.units, self.design.shape[1])
+
+    def some(self, who: Tensor) -> PackedRows:
+        """Return the rows of the clients at some positions (C',)."""
+        place = torch.full((self.clients,), -1).index_copy(0, who, torch.arange(len(who)))
+        where = (place[self.client] >= 0).nonzero()[:, 0]
+        units = self.units
+        return PackedRows(
+            self.score,
+            replace(
+                units,
+                fields={n: v[where] for n, v in units.fields.items()},
+                client_fields={n: v[where] for n, v in units.client_fields.items()},
+                masks=None if units.masks is None else units.masks[where],
+                counts=units.counts[where],
+                client=place[self.client[where]],
+                clients=len(who),
+            ),
+        )
+
+    def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
+        """Map a function over units: at once, or one by one where the program cannot be mapped."""
+        if self.score.in_vmap:
+            return torch.vmap(one, in_dims=in_dims)(*trees)
+        dims = in_dims if isinstance(in_dims, tuple) else (0,) * len(trees)
+        count = next(len(t) for t, d in zip(trees, dims, strict=True) if d == 0)
+        each = [
+            one(*(t if d is None else t[i] for t, d in zip(trees, dims, strict=True)))
+            for i in range(count)
+        ]
+        return torch.stack(each)
+
+    def by_client(self, of_units: Tensor) -> Tensor:
+        """Sum (n, ...) over each client's units, (C, ...)."""
+        zeros = of_units.new_zeros(self.clients, *of_units.shape[1:])
+        return zeros.index_add_(0, self.client, of_units)
+
+    def _design(self) -> Tensor:
+        """Return the coefficients of l in each unit's predictors, (n, p, L)."""
+        size, line = len(self.line.inside), self.score.predictors
+        if not size:
+            return torch.zeros(len(self.client), 0, 0)
+        points = torch.cat([torch.zeros(1, size), torch.eye(size)])
+
+        def of_unit(*own: Tensor) -> Tensor:
+            batch = self.units.batch(own)
+            at = torch.vmap(lambda along: line(along, batch))(points)
+            return (at[1:] - at[0]).mT
+
+        found: Tensor = self.over_units(of_unit, *self.tensors)
+        return found
+
+    # ------------------------------------------------------------------------------ expectations
+    def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
+        """Return expectations under v ~ Normal(mean (C, V), precision (C, V, V)^-1) of each client.
+
+        They are not finite where a client's derivatives at far nodes are beyond what doubles can
+        add.
+        """
+        shift, spread, points = self._nodes(mean, precision, nodes)
+        n, size = len(self.client), nodes.rest.shape[0] * nodes.row.shape[0]
+        width = max(1, size * max(1, self.design.shape[1]))
+        parts = torch.arange(n).split(max(1, AT_ONCE // width))
+        each = [
+            self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p) for p in parts
+        ]
+        return self._of_clients([torch.cat(v) for v in zip(*each, strict=True)])
+
+    def _nodes(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, ...]:
+        """Return means (n, J, p) and sds (n, p) of predictors given s, and points of s (C, J, S)."""
+        inside, rest, x, k = self.line.inside, self.line.rest, self.design, self.client
+        points = mean[:, None, rest].expand(-1, len(nodes.rest), -1)
+        if len(rest):
+            within = torch.linalg.inv_ex(precision).inverse[:, rest][:, :, rest]
+            points = points + nodes.rest @ torch.linalg.cholesky_ex(within).L.mT
+        covariance = torch.linalg.inv_ex(precision[:, inside][:, :, inside]).inverse
+        moved = (points - mean[:, None, rest]) @ precision[:, rest][:, :, inside] @ covariance
+        at = mean[:, None, inside] - moved  # (C, J, L)
+        shift = at[k] @ x.mT
+        spread = ((x @ covariance[k]) * x).sum(-1).clamp(min=0.0).sqrt()
+        return shift, spread, points
+
+    def _derivatives(
+        self, shift: Tensor, spread: Tensor, points: Tensor, nodes: Nodes, part: Tensor
+    ) -> list[Tensor]:
+        """Return the expected value and derivatives of some units, in their predictors and in s.
+
+        Returns:
+            (n,), (n, p), (n, p), (n, S), (n, S, p) and (n, S, S).
+        """
+        own, size = [v[part] for v in self.tensors], points.shape[-1]
+        row, weights = nodes.row, nodes.row_weights
+        if not len(self.line.inside):
+            row, weights = row[:1] * 0.0, torch.ones(1)
+
+        def of_unit(eta: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
+            at = torch.vmap(lambda eta, rest: self.of_unit(eta, rest, *own), in_dims=(0, None))
+            return torch.vmap(at)(eta, rest)
+
+        with torch.enable_grad():
+            eta = (shift[:, :, None] + row[:, None] * spread[:, None, None]).requires_grad_()
+            rest = points.detach().clone().requires_grad_()
+            value = (self.over_units(of_unit, eta, rest, *own) @ weights) @ nodes.rest_weights
+            slopes = _gradients(value.sum(), (eta, rest), create=True)
+            second = _gradients(slopes[0].sum(), (eta, rest))[0]
+            along = [_gradients(slopes[1][..., i].sum(), (eta, rest)) for i in range(size)]
+        n, p = len(part), eta.shape[-1]
+        cross = [a[0].sum((1, 2)) for a in along]
+        rest_second = [a[1].sum(1) for a in along]
+        return [
+            value.detach(),
+            slopes[0].detach().sum((1, 2)),
+            second.sum((1, 2)),
+            slopes[1].detach().sum(1),
+            torch.stack(cross, 1) if cross else value.new_zeros(n, 0, p),
+            torch.stack(rest_second, 1) if rest_second else value.new_zeros(n, 0, 0),
+        ]
+
+    def _of_clients(self, found: list[Tensor]) -> Expected:
+        """Return what `_derivatives` gives by unit and predictor, by client and scalar of v."""
+        value, slope, second, rest_slope, cross, rest_second = found
+        x, order = self.design, self.line.order
+        size, others = len(self.line.inside), len(self.line.rest)
+        top = (x.mT * second[:, None]) @ x
+        parts = [value[:, None], (slope[:, None] @ x)[:, 0], rest_slope]
+        parts += [v.flatten(1) for v in (top, cross @ x, rest_second)]
+        widths = [1, size, others, size * size, others * size, others * others]
+        value, slope, rest_slope, *blocks = self.by_client(torch.cat(parts, 1)).split(widths, 1)
+        top, corner, low = (
+            b.reshape(self.clients, -1, width)
+            if width
+            else b.new_zeros(self.clients, others if i else 0, width)
+            for i, (b, width) in enumerate(zip(blocks, (size, size, others), strict=True))
+        )
+        whole = torch.cat([torch.cat([top, corner.mT], 2), torch.cat([corner, low], 2)], 1)
+        slope = torch.cat([slope, rest_slope], 1)[:, order]
+        return Expected(value[:, 0], slope, -whole[:, order][:, :, order])
+
+    def with_design(self, design: Tensor) -> PackedRows:
+        """Return the same rows with other coefficients (n, p, L) of their predictors."""
+        other = copy(self)
+        other.design = design
+        return other
+
+    def by_predictor(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+        """Return the expected first and second derivative in each predictor, (n, p) both."""
+        shift, spread, points = self._nodes(mean, precision, nodes)
+        every = torch.arange(len(self.client))
+        _, slope, second, *_ = self._derivatives(shift, spread, points[self.client], nodes, every)
+        return slope, second
+
+    def summed(self, slope: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
+        """Return slopes (C, V) and curvatures (C, V, V) of those by predictor, (n, p); s is empty."""
+        x, order = self.design, self.line.order
+        square = self.by_client((x.mT * curvature[:, None]) @ x)
+        return self.by_client((slope[:, None] @ x)[:, 0])[:, order], square[:, order][:, :, order]
+
+    # ------------------------------------------------------------------------------ values
+    def values(self, at: Tensor) -> Tensor:
+        """Return log p(y | v), (C, T), at v (C, T, V)."""
+        return torch.cat([self._values(part) for part in at.split(self.draws_at_once(), 1)], 1)
+
+    def draws_at_once(self, points: int = 1) -> int:
+        """Return how many draws of so many points are carried at once."""
+        return max(1, AT_ONCE // (len(self.client) * max(1, self.design.shape[1]) * points))
+
+    def _values(self, at: Tensor) -> Tensor:
+        rest = at[..., self.line.rest]
+        dim: int | None = 0
+        if self.clients == 1 or not rest.shape[-1] or bool((rest == rest[:1]).all()):
+            rest, dim = (
+                rest[0],
+                None,
+            )  # the same for all units: what depends on it alone is computed once
+        else:
+            rest = rest[self.client]
+
+        def of_unit(eta: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
+            return torch.vmap(lambda e, r: self.of_unit(e, r, *own))(eta, rest)
+
+        dims = (0, dim, *[0] * len(self.tensors))
+        eta = self._predictors(at[..., self.line.inside])
+        return self.by_client(self.over_units(of_unit, eta, rest, *self.tensors, in_dims=dims))
+
+    def _predictors(self, line: Tensor) -> Tensor:
+        """Return the predictors from l = 0, (n, T, p), at l (C, T, L)."""
+        x, count = self.design, line.shape[1]
+        if len(x) < MANY * self.clients:
+            return line[self.client] @ x.mT
+        found = x.new_empty(len(x) * x.shape[1], count)
+        ends = (torch.arange(self.clients + 1)[:, None] > self.client).sum(1) * x.shape[1]
+        flat = x.flatten(0, 1)
+        for k, (first, last) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
+            torch.mm(flat[first:last], line[k].mT, out=found[first:last])
+        return found.view(len(x), x.shape[1], count).mT
+
+
+def _gradients(total: Tensor, inputs: tuple[Tensor, ...], *, create: bool = False) -> list[Tensor]:
+    """Return the derivatives of a scalar in the inputs, zeros where it does not depend on one."""
+    if not total.requires_grad:
+        return [torch.zeros_like(v) for v in inputs]
+    found = torch.autograd.grad(
+        total, inputs, retain_graph=True, create_graph=create, allow_unused=True
+    )
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
