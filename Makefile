@@ -17,7 +17,7 @@ demo-flower: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python examples/flower_hospitals/deploy.py --out demo-flower-out
 
 test: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -q
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
 
 # The tests that take minutes. Their results are kept in tests/SLOW.md.
 test-slow: $(STAMP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Iterator
 
 import torch
@@ -105,7 +107,9 @@ def _chains(fit: Snapshot) -> Iterator[Check]:
     """Warn if the server's chains have not mixed; asked only if it samples by chains."""
     if "r_hat" not in fit.history:
         return
-    r_hat = float(fit.history["r_hat"].dropna().iloc[-1])
+    r_hat = float(fit.history["r_hat"].iloc[-1])
+    if math.isnan(r_hat):  # the last draws are weighted ones
+        return
     bad = not r_hat <= R_HAT
     why = (
         f", above {R_HAT}: they have not mixed, so do not trust standard deviations and "
