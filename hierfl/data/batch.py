@@ -141,17 +141,6 @@ class ClientBatch:
         fields = shapes({**self.fields, **self.client_fields}.items())
         return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
 
-    def some(self, who: Tensor) -> ClientBatch:
-        """Return the batch of the clients at some positions, (C',) int64."""
-        return replace(
-            self,
-            fields={name: v[who] for name, v in self.fields.items()},
-            client_fields={name: v[who] for name, v in self.client_fields.items()},
-            rows=None if self.rows is None else self.rows[who],
-            counts=self.counts[who],
-            own_keys=self.own_keys[who],
-        )
-
     def redrawn(self, word: int | Tensor) -> ClientBatch:
         """Return the same rows with other noise, such as that of another step or draw.
 

@@ -191,12 +191,9 @@ class Rounds:
             prior + means["log_marginals"] * self.marginal.program.num_clients
         )
         at = torch.cat(points)
-        density = torch.stack(
-            [
-                q.log_prob(at, FREEDOM) + math.log(sizes[a] / sizes[part])
-                for a, q in zip(used, so_far, strict=True)
-            ]
-        ).logsumexp(0)
+        shares = [math.log(sizes[a] / sizes[part]) for a in used]
+        each = [q.log_prob(at, FREEDOM) + s for q, s in zip(so_far, shares, strict=True)]
+        density = torch.stack(each).logsumexp(0)
         weights = smoothed(torch.cat([log_p[a, : sizes[a]] for a in used]) - density)
         again = (
             part + 1 < len(sizes)

@@ -49,11 +49,12 @@ from hierfl.summaries.expectations import Line, nodes_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.misread import misread, points_to_test
-from hierfl.summaries.packed_rows import UnitScore, packed
+from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.row_noise import RowNoise, check_line, private_factor
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import Weigher
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide

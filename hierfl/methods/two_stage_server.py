@@ -77,26 +77,15 @@ class Rounds:
             )
             loc, covariance = any_client(self.surrogate, prior, equal, none)
             return {
+                **_nothing(count, weighed, kept),
                 "factors": {
                     "precision": torch.zeros(count, size, size),
                     "shift": torch.zeros(count, size),
                     "fields": fields,
                 },
-                "seen": torch.zeros(count, dtype=torch.bool),
                 "loc": loc,
                 "covariance": covariance,
                 "scouts": {**unweighted(len(prior), kept), "draws": prior},
-                "final": unweighted(weighed, kept),
-                "ratios": torch.zeros(weighed),
-                "weighed": torch.zeros(count, dtype=torch.bool),
-                "heavy": torch.zeros(count, dtype=torch.bool),
-                "powers": torch.ones(count),
-                "narrow": {
-                    "draws": torch.zeros(weighed, kept),
-                    "log_target": torch.zeros(weighed),
-                    "weighed": torch.zeros(count, dtype=torch.bool),
-                },
-                "failed": torch.zeros(count, dtype=torch.bool),
                 "bounds": bounds_of(self.surrogate, prior),
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
@@ -323,6 +312,22 @@ class Rounds:
         known = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
         points = resampled(known["draws"], known["log_weights"], self.draws)[:, : self.shared]
         return {"_shared.points": points.to(torch.get_default_dtype())}
+
+
+def _nothing(count: int, weighed: int, kept: int) -> Tree:
+    """Return what the server has of N clients, and of the draws to weight (S, K), at first."""
+    none = torch.zeros(count, dtype=torch.bool)
+    return {
+        **{name: none.clone() for name in ("seen", "weighed", "heavy", "failed")},
+        "final": unweighted(weighed, kept),
+        "ratios": torch.zeros(weighed),
+        "powers": torch.ones(count),
+        "narrow": {
+            "draws": torch.zeros(weighed, kept),
+            "log_target": torch.zeros(weighed),
+            "weighed": none.clone(),
+        },
+    }
 
 
 def _check_read(share: Tensor) -> None:

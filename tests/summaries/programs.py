@@ -19,7 +19,8 @@ from hierfl.data.clients import ClientData
 from hierfl.program.program import Program
 from hierfl.summaries.expectations import Line, nodes_of
 from hierfl.summaries.factor import Factor, factor_of
-from hierfl.summaries.packed_rows import PackedRows, UnitScore, packed
+from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.units import UnitScore
 
 
 def people(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:

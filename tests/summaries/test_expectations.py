@@ -17,8 +17,9 @@ from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.summaries.expectations import Line, nodes_of, seen_line
 from hierfl.summaries.factor import factor_of
-from hierfl.summaries.packed_rows import UnitScore, packed
+from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.units import UnitScore
 from tests.summaries import programs
 from tests.summaries.programs import (
     factor_of_rows,

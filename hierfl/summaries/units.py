@@ -1,0 +1,171 @@
+"""Units: what the likelihood of many clients is a product over, each a client to the program.
+
+The log likelihood of one unit is recorded once as a list of torch's operations. A unit is a row; or
+all rows of a client, where a likelihood is not a product over rows (a Gaussian process, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.linear_predictors import FAILS, moved_rows
+from hierfl.laplace.links import predictors, scores
+from hierfl.laplace.trials import alike
+from hierfl.program.few_rows import in_double
+from hierfl.summaries.expectations import Line
+from hierfl.summaries.graphs import graph_of
+from hierfl.summaries.reading import start_of
+
+AWAY = 0.3  # sd of the random points at which a graph is compared with its program
+COMPARED = 8  # units on which it is
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The tensors of n units, each of which is a client to the program.
+
+    Args:
+        like: a batch of one client, whose fields the units' take the place of.
+        fields: name -> (n, 1, B, ...), B rows a unit.
+        client_fields: name -> (n, 1, 1, ...).
+        masks: (n, 1, B) bool, false at padded rows; None: there are none.
+        counts: (n, 1) numbers of rows.
+        client: (n,) int64, the position of each unit's client, ascending.
+        clients: C.
+    """
+
+    like: ClientBatch
+    fields: dict[str, Tensor]
+    client_fields: dict[str, Tensor]
+    masks: Tensor | None
+    counts: Tensor
+    client: Tensor
+    clients: int
+
+    @classmethod
+    def of(cls, batch: ClientBatch, *, by_row: bool) -> Units:
+        """Return the units of a batch, in double precision: its rows, or its clients."""
+        batch = in_double(batch)
+        like = replace(batch, fields={}, client_fields={}, rows=None, own_keys=batch.own_keys[:1])
+        count = batch.num_clients
+        if not by_row:
+            fields = {n: v[:, None] for n, v in batch.fields.items()}
+            own = {n: v[:, None] for n, v in batch.client_fields.items()}
+            masks = None if batch.rows is None else batch.rows[:, None]
+            return cls(like, fields, own, masks, batch.counts[:, None], torch.arange(count), count)
+        mask = batch.mask()
+        client = torch.arange(count)[:, None].expand(mask.shape)[mask]
+        fields = {n: v[mask][:, None, None] for n, v in batch.fields.items()}
+        own = {n: v[client][:, None] for n, v in batch.client_fields.items()}
+        return cls(like, fields, own, None, torch.ones(len(client), 1), client, count)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, n in front."""
+        masks = () if self.masks is None else (self.masks,)
+        return (*self.fields.values(), *self.client_fields.values(), *masks, self.counts)
+
+    def batch(self, own: tuple[Tensor, ...]) -> ClientBatch:
+        """Return the batch of one unit, whose tensors are given."""
+        first, second = len(self.fields), len(self.fields) + len(self.client_fields)
+        return replace(
+            self.like,
+            fields=dict(zip(self.fields, own[:first], strict=True)),
+            client_fields=dict(zip(self.client_fields, own[first:second], strict=True)),
+            rows=None if self.masks is None else own[second],
+            counts=own[-1],
+        )
+
+
+class UnitScore:
+    """The log likelihood of a unit, given s and its predictors, less those at l = 0.
+
+    Args:
+        line: which scalars of v enter through linear predictors.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.reading = line, line.reading
+        self.in_vmap = self.reading.program.in_vmap
+        self.start = start_of(self.reading).double()
+        self.recorded = True  # False: rows take different branches
+        self.graphs: dict[Any, Callable[..., Tensor] | None] = {}
+        self.by_row = self._is_product_over_rows()
+
+    def program(self, shift: Tensor, rest: Tensor, batch: ClientBatch) -> Tensor:
+        """Return log p(y | v) of a batch of one client, ().
+
+        Args:
+            shift: (p,) of the predictors, from l = 0.
+            rest: (S,) s.
+            batch: of one client.
+        """
+        size = len(self.line.inside)
+        if not size:
+            return self.reading.log_likelihood(rest, batch)
+        terms = self.line.terms(rest.new_zeros(size), rest, batch)
+        return scores(terms, predictors(terms) + shift).sum()
+
+    def predictors(self, line: Tensor, batch: ClientBatch) -> Tensor:
+        """Return the predictors (p,) of a batch of one client at l (L,)."""
+        return predictors(self.line.terms(line, self.start[self.line.rest], batch))
+
+    def of(self, units: Units, count: int) -> Callable[..., Tensor]:
+        """Return the log likelihood of a unit, a function (shift, rest, its tensors) -> ().
+
+        Args:
+            units: of the clients.
+            count: p, the number of predictors of a unit.
+        """
+        key = tuple((v.shape[1:], v.dtype) for v in units.tensors)
+        if key not in self.graphs:
+            own = [v[0] for v in units.tensors]
+            inputs = (torch.zeros(count), self.start[self.line.rest], *own)
+            self.graphs[key] = graph_of(partial_of(self, units), *inputs)
+        graph = self.graphs[key]
+        if graph is not None and not self._agree(graph, units, count):
+            graph = self.graphs[key] = (
+                None  # it has the branches of the row that it was recorded with
+            )
+        return graph or partial_of(self, units)
+
+    def _agree(self, graph: Callable[..., Tensor], units: Units, count: int) -> bool:
+        """Return whether graph and program agree on some units, at random points."""
+        g = torch.Generator().manual_seed(0)
+        rest, program = self.start[self.line.rest], partial_of(self, units)
+        last = len(units.client) - 1
+        for i in torch.linspace(0, last, min(COMPARED, last + 1)).long().tolist():
+            own = [v[i] for v in units.tensors]
+            at = torch.randn(count, generator=g), rest + AWAY * torch.randn(len(rest), generator=g)
+            if not alike(graph(*at, *own), program(*at, *own)):
+                return False
+        return True
+
+    def _is_product_over_rows(self) -> bool:
+        """Return whether a client's likelihood is the product of those of its rows, one at a time."""
+        program = self.reading.program
+        if not self.in_vmap or program.joint:
+            return False
+        g = torch.Generator().manual_seed(0)
+        batch = moved_rows(program, g)
+        try:
+            units = Units.of(batch, by_row=True)
+            v = self.start + AWAY * torch.randn(len(self.start), generator=g)
+            each = [
+                self.reading.log_likelihood(v, units.batch(tuple(t[i] for t in units.tensors)))
+                for i in range(len(units.client))
+            ]
+            return alike(torch.stack(each).sum(), self.reading.log_likelihood(v, batch))
+        except FAILS:
+            return False
+
+
+def partial_of(score: UnitScore, units: Units) -> Callable[..., Tensor]:
+    """Return the program's log likelihood of a unit: (shift, rest, its tensors) -> ()."""
+    return lambda shift, rest, *own: score.program(shift, rest, units.batch(own))
