@@ -21,7 +21,8 @@ import hierfl
 from hierfl import cli
 from hierfl.comparisons import find_study
 from hierfl.core.trees import tree_leaves
-from hierfl.methods.about import About, described, names
+from hierfl.methods.about import About
+from hierfl.methods.listed import described, names
 from hierfl.program import marked
 from hierfl.runs import choice, until_good
 
