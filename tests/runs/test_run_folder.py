@@ -22,7 +22,6 @@ from hierfl.core.trees import named_leaves
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import LOCK_FILE, held
-from hierfl.runs.records import digest
 from hierfl.runs.run_folder import clear
 from tests.programs import federation, fit, regression
 
@@ -283,14 +282,3 @@ def test_the_engine_is_part_of_a_runs_identity(tmp_path: Path) -> None:
     for name, value in named_leaves(resumed.progress.server).items():
         assert torch.equal(value, theirs[name])
     back.save(tmp_path / "whole")  # a fit that was loaded is still of its run
-
-
-def test_records_of_earlier_releases_say_no_engine(tmp_path: Path) -> None:
-    """A record without engine is taken for one of any engine."""
-    run(tmp_path, rounds=4)
-    for path in state.checkpoints(tmp_path):
-        record = state.read_record(path)
-        for key in ("engine", "device"):
-            del record["about"][key]
-        (path / "state.json").write_text(json.dumps({**record, "sha256": digest(record)}))
-    assert run(tmp_path, resume=True, engine="sequential").progress.round == 4
