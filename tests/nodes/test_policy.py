@@ -195,7 +195,7 @@ def test_every_kind_of_method_has_a_preview(name: str, tmp_path: Path) -> None:
     around = machines(EACH[name](), rows(), tmp_path)
     found = preview(around.nodes["east"])
     cannot = name in ("fedmap", "fedvi")  # Pyro's inspection does not run their params
-    assert ("cannot be run by itself" in found["txt"]) == cannot
+    assert ("cannot be run alone" in found["txt"]) == cannot
     assert ("dot" in found) != cannot
     assert "Source of the model" in found["txt"] and "  ['" in found["txt"]
 
