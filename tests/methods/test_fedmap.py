@@ -160,11 +160,11 @@ def test_a4_the_gradient_server_descends_the_envelope() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("omega", ["size", "uniform"])
+@pytest.mark.parametrize("omega", ["rows", "uniform"])
 def test_theorem_1(omega: Any, way: str) -> None:
     """One round equals gamma - lr grad M(gamma), with grad M by central differences."""
     data, lr, h = toy(3), 0.7, 1e-5
-    weights = SHARES if omega == "size" else torch.full((5,), 0.2)
+    weights = SHARES if omega == "rows" else torch.full((5,), 0.2)
     gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
 
     def value(at: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ def test_theorem_1(omega: Any, way: str) -> None:
         [(value(gamma + h * e) - value(gamma - h * e)) / (2 * h) for e in torch.eye(4)]
     )
     fitted = fit(
-        toy_method(server="gradient", omega=omega, server_optimizer=SGD(lr)),
+        toy_method(server="gradient", weights=omega, server_optimizer=SGD(lr)),
         data,
         rounds=1,
         **WAYS[way],
@@ -380,7 +380,7 @@ def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
         "server": prior.best if server == "best" else server,
         "server_optimizer": SGD(0.01),
     }
-    omega = "size" if isinstance(prior, LearnedNormal) else "mean-likelihood"
+    omega = "rows" if isinstance(prior, LearnedNormal) else "mean-likelihood"
     method = fedmap(
         personal(prior),
         optimizer=SGD(0.02),
@@ -455,7 +455,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("omega", ["size", "uniform", "likelihood", "mean-likelihood"])
+@pytest.mark.parametrize("omega", ["rows", "uniform", "likelihood", "mean-likelihood"])
 @pytest.mark.parametrize("way", WAYS)
 def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
     """One client has a million rows and the other 10, in float32."""
@@ -494,7 +494,7 @@ def test_a_warning_when_one_client_has_nearly_all_the_weight(
         steps=1,
         weights="likelihood",
     )
-    with pytest.warns(UserWarning, match="the others hardly count: take omega='size'"):
+    with pytest.warns(UserWarning, match="the others hardly count: take weights='rows'"):
         fit(method, federation((50, 3)), rounds=1)
 
 
@@ -628,7 +628,7 @@ def test_a_prior_for_each_layer() -> None:
     [
         (
             {"weights": "size"},
-            "omega is 'rows'; it must be one of size, uniform, mean-likelihood, likelihood",
+            "weights is 'size'; it must be one of rows, uniform, mean-likelihood, likelihood",
         ),
         ({"server": "mean"}, "server is 'mean'; it must be one of average, gradient"),
         ({"restart": "never"}, "restart is 'never'"),
