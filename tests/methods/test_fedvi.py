@@ -171,7 +171,7 @@ def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows(way
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
     model = heads(merge=lambda common, own: common + 0.0 * own)
     ours = fit(
-        method(model, tau=0.0, steps=1, server_optimizer=SGD(1.3, momentum)),
+        method(model, kl_weight=0.0, steps=1, server_optimizer=SGD(1.3, momentum)),
         data,
         rounds=3,
         seed=2,
@@ -289,8 +289,8 @@ def test_the_halves_are_disjoint_and_cover_all_rows() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="local_features is 6: of 6 features"):
         heads(local_features=6)
-    with pytest.raises(ValueError, match=r"tau \(-1"):
-        method(tau=-1.0)
+    with pytest.raises(ValueError, match=r"kl_weight \(-1"):
+        method(kl_weight=-1.0)
     with pytest.raises(
         hierfl.ProgramError, match=r"the embedding gives shape \(6,\) per row, but features=7"
     ):

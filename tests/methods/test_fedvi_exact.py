@@ -52,7 +52,9 @@ def test_v2_a_constructor_without_inputs_gives_one_network_for_all(way: str) -> 
     All clients share one beta and one bias.
     """
     data = federation((5, 7))
-    result = fit(deaf(heads(prior_scale=1e-12), scale=1e-12, tau=0.0), data, rounds=3, **WAYS[way])
+    result = fit(
+        deaf(heads(prior_scale=1e-12), scale=1e-12, kl_weight=0.0), data, rounds=3, **WAYS[way]
+    )
     theta = result.message
     assert not torch.equal(
         theta["constructor.last.bias"], result.program.start()[0]["constructor.last.bias"]
@@ -100,7 +102,7 @@ def test_v3_at_the_prior_the_kl_and_its_gradient_are_0(way: str) -> None:
     )
     after = []
     for tau in (0.0, 1e6):
-        base = method(model, tau=tau, steps=1, batch_size=None, server_optimizer=SGD(1.0))
+        base = method(model, kl_weight=tau, steps=1, batch_size=None, server_optimizer=SGD(1.0))
         after.append(fit(replace(base, guide=still), data, rounds=1, **WAYS[way]))
     assert abs(after[1].history["kl"][0]) < 1e-12
     for name, value in after[0].message.items():

@@ -66,7 +66,10 @@ def between(data: ClientData) -> Agreement:
 # Networks are given the same method either way.
 BOTH = [
     *((name, "summaries") for name in ("regression", "counts", "network", "bayesian_network")),
-    *((name, "sums") for name in ("logistic", "apart", "learned_prior_network", "batch_norm_network")),
+    *(
+        (name, "sums")
+        for name in ("logistic", "apart", "learned_prior_network", "batch_norm_network")
+    ),
 ]
 
 
