@@ -99,7 +99,7 @@ def solved(base: Method) -> Method:
                 "w.loc": loc.view(1, 1, 2),
                 "w.scale": precision.rsqrt().expm1().log().view(1, 1, 2),
             }
-            return {**lane, "phi": phi}
+            return {**lane, "phi": lane["phi"]._replace(params=phi)}
 
         return replace(base.client(program), phases=(Phase(solve),))
 

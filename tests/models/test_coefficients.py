@@ -243,7 +243,7 @@ def test_invalid_options_raise_when_the_model_is_built(
 
 
 def test_unknown_option_raises() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slope'"):
+    with pytest.raises(TypeError, match="has no argument 'slope': did you mean 'slopes'"):
         models.regression("bernoulli", slope="global")  # type: ignore[call-arg]
 
 

@@ -21,6 +21,7 @@ from hierfl.method import over_draws
 from hierfl.models.likelihood import normal
 from hierfl.program.program import Program
 from hierfl.program.read import read
+from tests.programs import fit
 
 DRAWS = 4000
 
@@ -132,8 +133,7 @@ def test_every_engine_makes_the_same_draws(engine: str, data: ClientData) -> Non
     )
     how: Any = {"compile": True} if engine == "compiled" else {"engine": engine}
     one, other = (
-        hierfl.fit(method, data, rounds=2, seed=3, **of).progress
-        for of in ({"compile": False}, how)
+        fit(method, data, rounds=2, seed=3, **of).progress for of in ({"compile": False}, how)
     )
     for a, b in zip(
         tree_leaves((one.server, one.table)), tree_leaves((other.server, other.table)), strict=True
