@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hierfl.cli import app
 
-COMMANDS = ("demo", "study", "compare", "table", "plot", "methods", "audit", "new", "data", "node")
+COMMANDS = ("demo", "compare", "table", "plot", "methods", "audit", "new", "data", "node")
 
 
 def test_help_names_every_command_in_the_order_of_a_users_work() -> None:
