@@ -15,7 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -121,12 +121,12 @@ def _one(name: str) -> None:
     print(json.dumps(sorted({(file_of(c)[len(str(ROOT)) + 1 :], c.co_qualname) for c in found})))
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Print the table, or what one run enters."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", choices=BEFORE, help=argparse.SUPPRESS)
     parser.add_argument("--list", choices=BEFORE, help="print the functions that one run enters")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     if arguments.one:
         _one(arguments.one)
         return

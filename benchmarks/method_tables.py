@@ -8,8 +8,8 @@ A table stands between <!-- methods: NAME --> and <!-- end of methods -->.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -67,8 +67,16 @@ def outdated() -> list[Path]:
     return [page for page in pages if with_tables(page.read_text()) != page.read_text()]
 
 
-if __name__ == "__main__":
+def main(args: Sequence[str] | None = None) -> None:
+    """Print the pages whose tables are outdated, and write them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="bring the pages up to date")
+    asked = parser.parse_args(args)
     for page in outdated():
-        if "--write" in sys.argv:
+        if asked.write:
             page.write_text(with_tables(page.read_text()))
         print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -141,7 +141,12 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
             words, quick = given, [] if runs else ["--help"]
         if words[0] in ("compare", "table", "plot", "data"):  # other tests run them
             assert all((ROOT / word).exists() for word in words if "/" in word)
-            if words[0] == "compare" and not words[1].startswith("--") and words[1].islower():
+            if (
+                words[0] == "compare"
+                and words[1:]
+                and not words[1].startswith("--")
+                and words[1].islower()
+            ):
                 assert find_study.find(words[1]).exists()
             words, quick = words[:1], ["--help"]
         assert CliRunner().invoke(cli.app, [*words, *quick]).exit_code == 0

@@ -260,7 +260,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         (robust(plain), "uses what each client sends individually"),
         (scaffold(_shared(), optimizer=SGD(0.01)), "'scaffold' does not"),
         (fedpa(_shared()), "'fedpa' does not"),
-        (server_optimized(plain, SGD(1.0)), "server_optimized goes around quantized"),
+        (server_optimized(plain, SGD(1.0)), "wrap quantized in server_optimized, not the reverse"),
         (fedabml(personal, server="exact"), "'fedabml' sends moments, which is none"),
         (quantized(plain), "'fedavg 8 bits' is in few bits already"),
     ):
