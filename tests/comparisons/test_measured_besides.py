@@ -197,7 +197,10 @@ def test_the_smallest_distance_is_the_best(tmp_path: Path) -> None:
     [
         ({"net": {"hidden": [3]}}, "is of lines: leave out 'hidden'"),
         ({"evaluation": {"metric": "accuracy"}}, "take 'explained'"),
-        ({"evaluation": {"metric": "explained", "by_class": True}}, "'by_class' and 'calibration' are of classes"),
+        (
+            {"evaluation": {"metric": "explained", "by_class": True}},
+            "'by_class' and 'calibration' are of classes",
+        ),
     ],
 )
 def test_what_lines_do_not_have_is_refused(changes: Found, told: str) -> None:
