@@ -32,10 +32,10 @@ FAR = 3.0  # how much wider than the prior the starts are spread, on the scale w
 
 
 def options(name: str, problem: Problem, number: int) -> dict[str, Any]:
-    """Return the options that make a start bad, `start`, where the method has it, and its seed, where it has one."""
+    """Return the options that make a start bad: `start`, where the method has it."""
     known = inspect.signature(getattr(hierfl.methods, name)).parameters
     found: dict[str, Any] = {"start": far_values(problem, number)} if "start" in known else {}
-    return {**found, "seed": number} if "seed" in known else found
+    return found
 
 
 def misled(method: Method, number: int) -> Method:

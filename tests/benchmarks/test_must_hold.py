@@ -250,4 +250,4 @@ def test_a_misled_server_starts_elsewhere_and_differs_by_number() -> None:
     away = torch.stack([(one - plain["loc"]).abs() / sd for one in starts])
     assert (away > 0.0).all() and float(away.max()) > 1.0
     assert not torch.equal(*starts)
-    assert bad_starts.options("two_stage", problem, 3) == {"seed": 3}
+    assert bad_starts.options("two_stage", problem, 3) == {}
