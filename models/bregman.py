@@ -50,8 +50,9 @@ class BregmanPrior:
         conjugate: g* in closed form, with the output shape of g. Default None: <x, s> - g(s) at
             s = grad g*(x).
 
-    >>> cosh = BregmanPrior(lambda s: torch.cosh(s))  # grows as x^2 near 0, and as |x| log |x| far
-    away >>> round(float(cosh.divergence(torch.tensor([2.0]), torch.tensor([0.0]))), 4) 1.6512
+    >>> cosh = BregmanPrior(lambda s: torch.cosh(s))  # x^2 near 0, |x| log |x| far away
+    >>> round(float(cosh.divergence(torch.tensor([2.0]), torch.tensor([0.0]))), 4)
+    1.6512
     """
 
     g: Callable[[Tensor], Tensor]
