@@ -66,7 +66,7 @@ class CannotRemake(ValueError):
 def public_name(name: str) -> str:
     """Return the public name of "module:qualname"; the name itself where it has none.
 
-    >>> public_name("hierfl.models.bayes_net:network"), public_name("pyro.distributions.torch:Normal")
+    >>> public_name("hierfl.models.bayesian_network:network"), public_name("pyro.distributions.torch:Normal")
     ('hierfl.models.network', 'pyro.distributions.Normal')
     >>> public_name("my_study:my_model")
     'my_study:my_model'

@@ -319,7 +319,7 @@ def test_methods_whose_server_does_more_than_average_are_refused_by_name(
 
 def test_refusals() -> None:
     for value in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"beta is .*: it must be a number, 0 or more"):
+        with pytest.raises(ValueError, match=r"beta is .*: it must be finite, 0 or more"):
             over_relaxed(fedavg(common()), value)
     for value in (0.0, 1.5):
         with pytest.raises(ValueError, match="must be above 0 and at most 1"):
