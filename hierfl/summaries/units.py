@@ -123,17 +123,16 @@ class UnitScore:
             units: of the clients.
             count: p, the number of predictors of a unit.
         """
+        program = partial_of(self, units)
+        if not self.recorded:
+            return program
         key = tuple((v.shape[1:], v.dtype) for v in units.tensors)
         if key not in self.graphs:
             own = [v[0] for v in units.tensors]
-            inputs = (torch.zeros(count), self.start[self.line.rest], *own)
-            self.graphs[key] = graph_of(partial_of(self, units), *inputs)
-        graph = self.graphs[key]
-        if graph is not None and not self._agree(graph, units, count):
-            graph = self.graphs[key] = (
-                None  # it has the branches of the row that it was recorded with
-            )
-        return graph or partial_of(self, units)
+            graph = graph_of(program, torch.zeros(count), self.start[self.line.rest], *own)
+            agree = graph is not None and self._agree(graph, units, count)
+            self.graphs[key] = graph if agree else None
+        return self.graphs[key] or program
 
     def _agree(self, graph: Callable[..., Tensor], units: Units, count: int) -> bool:
         """Return whether graph and program agree on some units, at random points."""
