@@ -49,8 +49,8 @@ def settle(federation: Federation, last: Tree, table: Table) -> None:
     if without:
         some = ", ".join(f"'{name}'" for name in without[:NAMED])
         warnings.warn(
-            f"{len(without)} clients have too few rows for what predictions need of them, so that "
-            f"theirs are NaN ({some}{', ...' if len(without) > NAMED else ''}): leave them out, "
+            f"too few rows at {some}{', ...' if len(without) > NAMED else ''} for what predictions "
+            f"need, so that theirs are NaN (clients: {len(without)}): leave such clients out, "
             "Settings(min_rows=2)",
             stacklevel=3,
         )

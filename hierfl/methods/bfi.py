@@ -106,7 +106,7 @@ def _client(marginal: Marginal, steps: int) -> Client:
                 z = work["z"] + by * step
                 return marginal.value(z, guess(work, z), batch, NEWTON)[0] + marginal.log_prior(z)
 
-            fractions = FRACTIONS.to(step.dtype)
+            fractions = FRACTIONS.to(step)
             values = torch.vmap(value)(fractions)
         best = fractions[values.nan_to_num(nan=-torch.inf).argmax(0)]
         return {**work, "z": work["z"] + best * step}

@@ -87,7 +87,8 @@ def there(mode: FakeTensorMode, tree: Tree) -> Tree:
     return tree_map(fake, tree)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# two_stage packs rows: their number decides shapes, which fake tensors do not have
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "two_stage"])
 def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
     federation_ = federate(PROGRAMS[name](), federation())
     client, ids = federation_.client, torch.arange(4)

@@ -533,7 +533,7 @@ def test_a_layer_in_two_places_is_refused() -> None:
 def test_a_client_with_one_row_is_named_and_its_predictions_are_nan() -> None:
     data = federation((5, 3, 1))
     method = batch_normed(fedavg(regression(), steps=2, batch_size=None))
-    with pytest.warns(UserWarning, match=rf"1 clients have too few rows .* \('{data.names[2]}'\)"):
+    with pytest.warns(UserWarning, match=rf"too few rows at '{data.names[2]}' .* \(clients: 1\)"):
         fitted = fit(method, data, rounds=1)
     scores = fitted.predict(data, draws=1).mean
     assert bool(scores[:8].isfinite().all())
