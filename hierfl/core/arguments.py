@@ -23,20 +23,7 @@ def shown(value: Any) -> str:
 
 
 def expect_count(value: Any, what: str, *, least: int = 1) -> int:
-    """Return `value`, which must be an integer that is large enough.
-
-    Args:
-        value: as a user passes it.
-        what: name of the argument.
-        least: the smallest that is accepted.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is too small.
-
-    >>> expect_count(3, "draws")
-    3
-    """
+    """Return `value`, which must be an integer of `least` or more; `what` names it in the error."""
     number = expect_integer(value, what, f"{least} or more")
     if number < least:
         raise ValueError(f"{what} is {number}: it must be {least} or more")
@@ -44,11 +31,7 @@ def expect_count(value: Any, what: str, *, least: int = 1) -> int:
 
 
 def expect_integer(value: Any, what: str, which: str = "") -> int:
-    """Return `value`, which must be an integer, such as a seed.
-
-    Raises:
-        TypeError: it is no integer.
-    """
+    """Return `value`, which must be an integer, such as a seed; else a TypeError."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     of = f" of {which}" if which else ""
@@ -56,11 +39,7 @@ def expect_integer(value: Any, what: str, which: str = "") -> int:
 
 
 def expect_path(value: Any, what: str, like: str) -> Path:
-    """Return `value` as a path.
-
-    Raises:
-        TypeError: it is neither a string nor a path.
-    """
+    """Return `value` as a path; a TypeError where it is neither a string nor a path."""
     if isinstance(value, str | os.PathLike) and not isinstance(value, bytes):
         return Path(value)
     raise TypeError(f"{what} is {shown(value)}, not a path: name one, such as {like!r}")

@@ -1,8 +1,4 @@
-"""The device on which chunks of clients are computed: the CPU, or an accelerator beside it.
-
-An accelerator holds the clients' rows and a chunk's working state. Server state, client states and
-the history stay on the CPU, so checkpoints, posteriors and reports do not depend on the device.
-"""
+"""The device that computes chunks of clients; server, client states and history stay on the CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +16,7 @@ CPU = torch.device("cpu")
 
 
 def device_of(name: str | torch.device) -> torch.device:
-    """Return the device of a name such as "cpu", "cuda" or "cuda:1".
-
-    Raises:
-        ValueError: this machine has no such device, or torch does not know the name.
-    """
+    """Return the device of a name such as "cuda:1"; a ValueError where there is none."""
     try:
         device = torch.device(name)
         if device.type != "cpu":
@@ -57,10 +49,7 @@ def on(device: torch.device) -> Iterator[None]:
 
 
 class _MoveCpuArguments(TorchFunctionMode):
-    """Move CPU tensors to the device in every operation that mixes the two.
-
-    Zero-dimensional tensors are left alone: torch moves those itself.
-    """
+    """Move CPU tensors to the device in operations that mix the two; torch moves scalars itself."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -18,11 +18,7 @@ class CannotWrite(OSError):
 
 @contextmanager
 def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Iterator[None]:
-    """Turn an error of the system into one that names what was being written.
-
-    Raises:
-        CannotWrite: the file cannot be written; `errno` is the system's.
-    """
+    """Raise `CannotWrite`, which names file, size and fix, in place of an error of the system."""
     try:
         yield
     except CannotWrite:
@@ -60,11 +56,7 @@ def private_folder(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, and wait until it is on disk.
-
-    Raises:
-        CannotWrite: it cannot be written.
-    """
+    """Write a file that only its owner can read, and wait until it is on disk."""
     with writing(path, len(content)), open(path, "wb", opener=_private) as file:
         file.write(content)
         file.flush()
@@ -76,11 +68,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def write_all(file: int, content: bytes, at: int, path: Path) -> None:
-    """Write all bytes at a place of an open file: the system may write only a part, without an error.
-
-    Raises:
-        CannotWrite: they cannot be written.
-    """
+    """Write all bytes at a place of an open file; the system may write a part without an error."""
     rest = memoryview(content)
     with writing(path, len(content)):
         while rest:

@@ -39,11 +39,7 @@ def _uniforms(count: int, size: int, seed: int) -> Array:
 
 
 def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
-    """Return quasi-random standard normals: a scrambled Sobol sequence and its reflection about 0.
-
-    Returns:
-        (S, K), in torch's default dtype.
-    """
+    """Return quasi-random normals (S, K): a scrambled Sobol sequence and its reflection about 0."""
     half = torch.as_tensor(
         ndtri(_uniforms(count // 2, size, seed)), dtype=torch.get_default_dtype()
     )
@@ -51,13 +47,7 @@ def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
 
 
 def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return quasi-random standard normals, and the factors that turn them into Student t's.
-
-    A row of the normals times its factor is a point of the multivariate Student t distribution.
-
-    Returns:
-        The normals (S, K) and the factors (S, 1), in torch's default dtype.
-    """
+    """Return normals (S, K) and factors (S, 1), whose products are quasi-random Student t's."""
     uniforms = _uniforms(count // 2, size + 1, seed)
     stretch = 1.0 / np.sqrt(gammaincinv(freedom / 2.0, uniforms[:, -1:]) * 2.0 / freedom)
     normal, heavy = (
@@ -125,14 +115,9 @@ class Split(NamedTuple):
 
 
 def sides(fall: Tensor, far: float) -> Tensor:
-    """Return scales of Gaussians from the drop of their log density at one distance from the mode.
+    """Return scales of Gaussians whose log density falls by `fall` (...) at distance `far`.
 
-    Args:
-        fall: (...) how much lower the log density is at distance `far` than at the mode.
-        far: that distance, > 0.
-
-    Returns:
-        (...) far / sqrt(2 fall), clamped to [0.7, 3]; 1 where `fall` is NaN.
+    far / sqrt(2 fall), clamped to [0.7, 3], and 1 where `fall` is NaN.
     """
     return (far / (2.0 * fall.clamp(min=1e-9)).sqrt()).nan_to_num(nan=1.0).clamp(NARROWEST, WIDEST)
 
@@ -146,11 +131,7 @@ class Weights(NamedTuple):
 
 
 def smoothed(log_ratios: Tensor) -> Weights:
-    """Return the Pareto-smoothed importance weights of S points.
-
-    Args:
-        log_ratios: (S,) log of the target density over the proposal density, up to a constant.
-    """
+    """Return the Pareto-smoothed importance weights of log ratios (S,), known up to a constant."""
     x = log_ratios.double().numpy() - float(log_ratios.max())
     count = len(x)
     tail = math.ceil(min(0.2 * count, 3.0 * math.sqrt(count)))
@@ -178,11 +159,7 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:
-    """Fit a generalized Pareto distribution to excesses over a threshold (Zhang and Stephens 2009).
-
-    Args:
-        excess: (n,) the excesses in ascending order, the largest > 0.
-    """
+    """Return shape k-hat and scale of a generalized Pareto, fitted to ascending excesses (n,)."""
     count = len(excess)
     grid = 30 + int(math.sqrt(count))
     b = 1.0 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
@@ -197,23 +174,12 @@ def pareto_fit(excess: Array) -> tuple[float, float]:
 
 
 def resampled(points: Tensor, log_weights: Tensor, count: int) -> Tensor:
-    """Return `count` of the points (S, K), each repeated in proportion to its weight.
-
-    The scheme is systematic resampling, which adds the least noise.
-    """
+    """Return `count` of the points (S, K), each repeated in proportion to its weight."""
     return points[chosen(log_weights, count)]
 
 
 def chosen(log_weights: Tensor, count: int) -> Tensor:
-    """Return the indices of the points that systematic resampling keeps.
-
-    Args:
-        log_weights: (S,) log weights.
-        count: number of indices to return.
-
-    Returns:
-        (count,) int64, ascending; an index is repeated in proportion to its weight.
-    """
+    """Return the ascending indices (count,) of systematic resampling by log weights (S,)."""
     sums = torch.cumsum(log_weights.double().exp(), 0)
     at = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     return torch.searchsorted(sums / sums[-1], at).clamp(max=len(sums) - 1)

@@ -69,17 +69,7 @@ def check_names(
     known: tuple[str, ...] | None,
     elsewhere: Mapping[str, str] = NOWHERE,
 ) -> None:
-    """Refuse an argument that a function does not have.
-
-    Args:
-        name: of the function.
-        given: names of the arguments given.
-        known: those that it takes; None: any.
-        elsewhere: unknown argument -> what to write; of any other the nearest argument is named.
-
-    Raises:
-        TypeError: naming the function, the argument and the nearest one.
-    """
+    """Refuse an argument outside `known` (None: any); say what to write in its place."""
     for word in given:
         if known is not None and word not in known:
             nearest = difflib.get_close_matches(word, known, n=1)

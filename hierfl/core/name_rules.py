@@ -12,17 +12,9 @@ NameRule = str | Sequence[str] | Callable[[str], bool]
 def names_by_rule(
     names: Sequence[str], rule: NameRule, *, option: str, of: str = "the module's parameters"
 ) -> frozenset[str]:
-    """Return the names that a rule chooses.
+    """Return the names that a rule chooses; every part of the rule must match a name.
 
-    Args:
-        names: all names.
-        rule: "all", "none", a regular expression searched for in each name, a sequence of prefixes,
-            or a predicate `(name) -> bool`.
-        option: name of the argument that the rule was given by, for messages.
-        of: what the names are, for messages.
-
-    Raises:
-        ValueError: the regular expression, the predicate or one of the prefixes matches no name.
+    "all", "none", a regular expression that is searched for, prefixes, or a predicate.
 
     >>> sorted(names_by_rule(["0.weight", "0.bias", "2.bias"], "bias", option="local"))
     ['0.bias', '2.bias']

@@ -1,10 +1,8 @@
-"""Keyed noise: random draws as a pure function of a key, the same in any process and in any order.
+"""Keyed noise: random draws as a pure function of a key, the same in any process and any order.
 
 A key is a pair of int32 words, `Tensor (..., 2)`. A client's key is a hash of its name. Folding in
 the seed, the step and the site gives the key of one draw. A counter, an integer hash and the
-Box-Muller transform then make the noise. All of it is tensor arithmetic: it runs under
-`torch.vmap`, can be traced into a graph, and needs no generator whose state would have to be
-stored, sent or resumed.
+Box-Muller transform make the noise: tensor arithmetic that runs under `torch.vmap`.
 """
 
 from __future__ import annotations
@@ -48,13 +46,7 @@ def _signed(value: int) -> int:
 
 
 def client_keys(names: Iterable[str]) -> Tensor:
-    """Hash the clients' names to their keys.
-
-    A key has 64 bits: the probability that any two of a million clients share one is 3e-8.
-
-    Returns:
-        (N, 2) int32.
-    """
+    """Hash the clients' names to keys (N, 2) int32; two of a million agree with 3e-8."""
     digests = b"".join(
         hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names
     )
@@ -62,16 +54,7 @@ def client_keys(names: Iterable[str]) -> Tensor:
 
 
 def fold(key: Tensor, *words: int | Tensor) -> Tensor:
-    """Fold words into keys (..., 2), one word after another.
-
-    Args:
-        key: (..., 2) int32.
-        *words: integers, which wrap around outside int32, or tensors that broadcast against
-            `key[..., 0]`.
-
-    Returns:
-        (..., 2) int32, of the broadcast shape. The order of the words matters.
-    """
+    """Fold words into keys (..., 2), in order: integers, wrapped to int32, or tensors."""
     mixed = (item.to(torch.int32) if isinstance(item, Tensor) else _signed(item) for item in words)
     first, second = key.unbind(-1)
     return torch.stack(torch.broadcast_tensors(*_mixed(first, second, mixed)), -1)
@@ -133,32 +116,13 @@ def _units(key: Tensor, count: int, stream: int, dtype: torch.dtype) -> Tensor:
 
 
 def uniforms(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Draw uniforms strictly inside (0, 1) as a function of keys.
-
-    Args:
-        key: (..., 2) int32.
-        shape: the shape of each key's draw. The first values of a longer draw are those of a
-            shorter one.
-        dtype: torch's default dtype if None.
-
-    Returns:
-        (..., *shape).
-    """
+    """Draw uniforms inside (0, 1), (..., *shape); the first ones are those of a shorter draw."""
     units = _units(key, math.prod(shape), 0, dtype or torch.get_default_dtype())
     return units.reshape((*key.shape[:-1], *shape))
 
 
 def normals(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Draw standard normals as a function of keys, by the Box-Muller transform.
-
-    Args:
-        key: (..., 2) int32.
-        shape: the shape of each key's draw.
-        dtype: torch's default dtype if None.
-
-    Returns:
-        (..., *shape).
-    """
+    """Draw standard normals, (..., *shape), by the Box-Muller transform."""
     dtype = dtype or torch.get_default_dtype()
     size = math.prod(shape)
     pairs = (size + 1) // 2
@@ -169,17 +133,9 @@ def normals(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = Non
 
 
 def permutations(key: Tensor, counts: Tensor, width: int) -> Tensor:
-    """Shuffle the first `counts` of `width` places, independently for each key.
+    """Shuffle the first `counts` (C,) of `width` places by each key (C, 2); the others stay last.
 
-    Args:
-        key: (C, 2) int32.
-        counts: (C,) int64, each <= width. The order of the first `counts` places does not depend on
-            `width`.
-        width: number of places.
-
-    Returns:
-        (C, width) int64: a permutation in each row, with the places past the count last, in
-        ascending order.
+    The order of the first places does not depend on `width`.
     """
     place = torch.arange(width, device=key.device)
     rank = _words(key, width, 0).long().masked_fill(place >= counts[:, None], 1 << 40)
@@ -187,17 +143,7 @@ def permutations(key: Tensor, counts: Tensor, width: int) -> Tensor:
 
 
 def cohort(seed: int, round_: int, population: int, size: int) -> Tensor:
-    """Draw the cohort of a round: clients without replacement, in O(size) time.
-
-    Args:
-        seed: of the run.
-        round_: number of the round.
-        population: N, the number of clients in all.
-        size: number of clients in the cohort, <= N. A cohort of all N is not drawn.
-
-    Returns:
-        (size,) int64, positions of the clients, ascending.
-    """
+    """Draw a round's clients without replacement, in O(size): ascending positions (size,)."""
     if size == population:
         return torch.arange(population)
     generator = np.random.Generator(

@@ -14,12 +14,7 @@ WRITTEN = ".hierfl-files.json"  # the names of the files that hierfl has written
 
 
 def claim(folder: Path, names: Collection[str]) -> None:
-    """Make a folder, note the files to be written, and refuse to overwrite files of others.
-
-    Raises:
-        FileExistsError: a file of one of the names is there, and hierfl has not written it.
-        OSError: the folder cannot be made or written to.
-    """
+    """Make a folder, note the files to be written, and refuse to overwrite files of others."""
     folder.mkdir(parents=True, exist_ok=True)
     ours: set[str] = set()
     with suppress(OSError, ValueError, TypeError):
@@ -39,11 +34,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: the old one is replaced once the new content is on disk.
-
-    Raises:
-        CannotWrite: it cannot be written.
-    """
+    """Write a file atomically: the old one is replaced once the new content is on disk."""
     path = Path(os.path.realpath(path))  # through a link, not over it
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path, len(content)):

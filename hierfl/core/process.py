@@ -23,15 +23,9 @@ KEPT = {MMAP: 32 << 20, TRIM: 256 << 20, TOP_PAD: 16 << 20}  # bytes; glibc refu
 def keep_memory() -> bool:
     """Raise glibc's malloc thresholds, so that freed tensors are not returned to the system.
 
-    Every run begins with it. Under glibc's defaults a step's tensors of a few megabytes are mapped
-    again each time, and every page of them is zeroed: in FedABML on the benchmark W1, 50,000 page
-    faults and a quarter of the time per round (0.58 s instead of 0.42 s on one core; for MAP, 0.13
-    s instead of 0.09 s). With the thresholds raised, up to 256 MB of freed memory stay with the
-    process.
-
-    Nothing is changed outside Linux, under another C library, or if the environment sets
-    `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_` or any `glibc.malloc` entry of
-    `GLIBC_TUNABLES`.
+    Under glibc's defaults a step's tensors of a few megabytes are mapped and zeroed again each
+    time, a quarter of the time per round of FedABML on the benchmark W1. Nothing is changed outside
+    Linux, or where the environment sets malloc's thresholds itself.
     """
     set_by_user = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
     if (
@@ -76,13 +70,7 @@ class TooLarge(ValueError):
 
 @contextmanager
 def at_most(size: int, operations: int) -> Iterator[None]:
-    """Refuse operations of torch whose results are too large, and a run of too many of them.
-
-    Operations take about thrice as long inside.
-
-    Raises:
-        TooLarge: (inside) a limit is passed.
-    """
+    """Refuse operations of torch with too large results, or too many operations."""
     with _Limit(size, operations):
         yield
 

@@ -14,11 +14,7 @@ DTYPES = {8: torch.int8, 16: torch.int16}
 
 
 class Rounded(NamedTuple):
-    """A tensor as it is sent: scale * numbers.
-
-    numbers: int8 or int16, of the tensor's shape; C may stand in front.
-    scale: of the tensor, () or (C,).
-    """
+    """A tensor as it is sent: int8 or int16 numbers times a scale, () or (C,)."""
 
     numbers: Tensor
     scale: Tensor

@@ -35,13 +35,7 @@ def secret_normals(key: bytes, count: int) -> Tensor:
 
 
 def normals_at(key: Tensor, count: int, secret: str) -> Tensor:
-    """Return standard normals from keys, (..., count) float64; it runs under `torch.vmap`.
-
-    Args:
-        key: (..., 2) int32, such as a client's at a step.
-        count: how many for each key.
-        secret: bytes in hexadecimal; without it they cannot be drawn again.
-    """
+    """Return normals (..., count) float64 from keys (..., 2) and a secret in hexadecimal."""
     drawn: Tensor = _normals_at(key, count, secret)
     return drawn
 

@@ -23,15 +23,7 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What is printed of a result.
-
-    Args:
-        title: its first line.
-        frame: the table; None: there is none. The first and the last rows are printed of a long
-            one.
-        note: what stands under it, one paragraph a line.
-        tables: further tables below the first one, each with its heading.
-    """
+    """What is printed of a result: title, frame, note under it, further tables with headings."""
 
     title: str
     frame: pd.DataFrame | None = None
@@ -40,11 +32,7 @@ class Shown:
 
 
 def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
-    """Let the objects of a class print as a table: as text, and as HTML in a notebook.
-
-    Args:
-        of: object -> what is printed of it.
-    """
+    """Let the objects of a class print as a table: as text, and as HTML in a notebook."""
 
     def decorated(made: Class) -> Class:
         for name, form in (("__repr__", text_of), ("_repr_html_", html_of)):

@@ -58,25 +58,14 @@ class Absent(Tensor):
 
 
 def absent(shape: tuple[int, ...], dtype: torch.dtype, fills: tuple[float, float]) -> Tensor:
-    """Return a field whose values are not there.
-
-    Args:
-        shape: (n, ...) of the rows, or (N, ...) of the clients.
-        dtype: of the values.
-        fills: two values that may stand in for them.
-    """
+    """Return a field without values, of the shape of rows or clients; two `fills` may stand in."""
     made = torch.empty(shape, dtype=dtype, device="meta").as_subclass(Absent)
     made.fills = fills
     return made
 
 
 def form_of(data: ClientData) -> dict[str, dict[str, list[Any]]]:
-    """Return what rows look like, all but their number and values, as JSON.
-
-    Returns:
-        "fields" and "client_fields": name -> dtype and the shape of one; "features": field -> names
-        of its columns; "levels": field -> names of its codes.
-    """
+    """Return dtypes and shapes of fields, and names of columns and codes, as JSON."""
     forms = {
         kind: {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}
         for kind, of in (("fields", data.fields), ("client_fields", data.client_fields))

@@ -28,11 +28,6 @@ def as_tensor(values: Array, name: str) -> Tensor:
     """Return `values` as a tensor: floats in torch's default dtype, integers as int64, or booleans.
 
     None and pandas' NA among numbers become NaN, which a fit refuses by field and client.
-
-    Raises:
-        TypeError: the values are not numbers, or are complex.
-        ValueError: `values` is a single number, has no values, is masked, requires a gradient, is
-            not dense, or holds numbers that int64 or torch's default dtype cannot hold.
     """
     if isinstance(values, Tensor):
         check_dense(values, name)
@@ -46,11 +41,7 @@ def as_tensor(values: Array, name: str) -> Tensor:
 
 
 def check_dense(values: Tensor, name: str) -> None:
-    """Refuse tensors other than plain dense numbers.
-
-    Raises:
-        ValueError: the tensor requires a gradient, is sparse, nested or quantized, or has no data.
-    """
+    """Refuse tensors other than plain dense values without a gradient."""
     fix = None
     if values.requires_grad:
         fix = "requires a gradient: give its numbers, .detach()"
@@ -67,12 +58,7 @@ def check_dense(values: Tensor, name: str) -> None:
 
 
 def check_rows_of_numbers(values: Tensor, name: str) -> None:
-    """Refuse what has no row dimension, no columns, or complex numbers.
-
-    Raises:
-        TypeError: the numbers are complex.
-        ValueError: `values` is a single number, or a row has no values.
-    """
+    """Refuse what has no row dimension, no columns, or complex numbers."""
     if values.dim() == 0:
         raise ValueError(
             f"field '{name}' is a single number: give one value per row, or one per client"
@@ -88,12 +74,7 @@ def check_rows_of_numbers(values: Tensor, name: str) -> None:
 
 
 def _numbers(values: Array, name: str) -> NDArray[Any]:
-    """Return a new array of numbers of a dtype that torch takes.
-
-    Raises:
-        TypeError: the values are not numbers.
-        ValueError: the array is masked, or int64 cannot hold a value.
-    """
+    """Return a new array of numbers of a dtype that torch takes."""
     _check_unmasked(values, name)
     if values is None:
         raise TypeError(f"field '{name}' is None: give one value per row, or leave it out")
@@ -192,12 +173,7 @@ def _too_large(value: object, name: str) -> ValueError:
 # ---------------------------------------------------------------------------------------- float64
 # to float32
 def _in_default_dtype(tensor: Tensor, name: str) -> Tensor:
-    """Return floats in torch's default dtype, once nothing that tells rows apart is lost.
-
-    Raises:
-        ValueError: a value exceeds the range of the dtype, or a column varies less than its
-            rounding.
-    """
+    """Return floats in torch's default dtype, once nothing that tells rows apart is lost."""
     dtype = torch.get_default_dtype()
     found = tensor.to(dtype)
     if tensor.dtype != torch.float64 or dtype == torch.float64:

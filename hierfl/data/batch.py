@@ -142,11 +142,7 @@ class ClientBatch:
         return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
 
     def redrawn(self, word: int | Tensor) -> ClientBatch:
-        """Return the same rows with other noise, such as that of another step or draw.
-
-        Args:
-            word: folded into the keys after those that are there.
-        """
+        """Return the same rows with other noise: `word` is folded into the keys."""
         return replace(self, words=(*self.words, word))
 
     def mask(self) -> Tensor:
@@ -253,12 +249,7 @@ def full_batch(
 
 
 class Keys(NamedTuple):
-    """The noise keys of a step.
-
-    Args:
-        own: (..., C, 2) int32, one key per client.
-        shared: (..., 2) int32, the key that the clients share.
-    """
+    """The noise keys of a step: (..., C, 2) int32 of the clients, and the shared (..., 2)."""
 
     own: Tensor
     shared: Tensor
@@ -278,14 +269,7 @@ class Keys(NamedTuple):
 
 
 def keys_of(data: ClientData, ids: Tensor, seed: int, *at: int) -> Keys:
-    """Return the keys of some clients, and the key they share, at a time in the run.
-
-    Args:
-        data: all clients.
-        ids: (C,) int64, positions of the clients.
-        seed: of the run, 64 bits.
-        *at: words for the time in the run, such as the round and the step.
-    """
+    """Return the keys of clients `ids` (C,), and the shared one, at a time (round, step)."""
     return Keys(noise.fold_now(data.keys[ids], seed, seed >> 32), noise.root_key(seed)).folded(*at)
 
 
@@ -298,16 +282,7 @@ def gather(
     *,
     is_mini_batch: bool = False,
 ) -> ClientBatch:
-    """Gather rows into a batch; every batch is made here.
-
-    Args:
-        data: all clients.
-        ids: (C,) int64, positions of the clients.
-        index: (C, B) int64, positions of the rows to take.
-        inside: (C, B) bool, false at padded rows; None if there are none.
-        keys: of the batch's noise.
-        is_mini_batch: whether the rows are a sample of each client's rows.
-    """
+    """Gather rows `index` (C, B) of clients `ids`; `inside` (C, B) is false at padded rows."""
     flat = (
         index.flatten()
     )  # index_select copies whole rows, in a third of the time of values[index]
@@ -328,9 +303,8 @@ def gather(
 def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
     """Split the batch of one client into batches of at most `size` rows, one after another.
 
-    Each starts where the one before it ends, and continues from the first row once the rows run
-    out. A client with fewer than `size` rows has all of them in each. Which rows a client gets does
-    not depend on the clients it is stacked with.
+    Each continues from the first row once the rows run out. A client with fewer rows has all of
+    them in each. Which rows a client gets does not depend on the clients it is stacked with.
     """
     count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
     place = torch.arange(size)

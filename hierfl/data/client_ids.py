@@ -20,12 +20,7 @@ _RULE = "client_id must be integers or strings, all of one kind and none missing
 
 
 def ids_of(client_id: Array) -> NDArray[Any]:
-    """Return one id per row, (n,): integers, booleans, dates or strings.
-
-    Raises:
-        TypeError: the ids are of another kind or of several kinds, or one is missing.
-        ValueError: `client_id` is not (n,), or is masked.
-    """
+    """Return one id per row, (n,): integers, booleans, dates or strings."""
     if isinstance(client_id, Tensor):
         client_id = client_id.detach().cpu().resolve_conj().resolve_neg()
     if isinstance(client_id, np.ma.MaskedArray) and np.ma.getmaskarray(client_id).any():
@@ -98,14 +93,7 @@ def _checked(raw: NDArray[Any]) -> NDArray[Any]:
 
 # -------------------------------------------------------------------------------------------- names
 def check_client_names(names: Sequence[str]) -> None:
-    """Refuse names that are missing, cannot be written, occur twice, or look like another client's.
-
-    Raises:
-        TypeError: a name is not a string.
-        ValueError: there are no clients; a name is empty, is the word for a missing value, has
-            control characters, occurs twice, or differs from another only in spaces or in its
-            Unicode form.
-    """
+    """Refuse names that are missing, cannot be written, occur twice, or look like another."""
     if not names:
         raise ValueError("there are no clients: give at least one row of one client")
     try:

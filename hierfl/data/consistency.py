@@ -21,13 +21,7 @@ def check_consistent(
     features: Mapping[str, tuple[str, ...]],
     levels: Mapping[str, tuple[str, ...]],
 ) -> None:
-    """Check that the parts of a `ClientData`, which documents them, fit together.
-
-    Raises:
-        TypeError: a field is no tensor of real numbers; a client's or a field's name is not a
-            string.
-        ValueError: as `ClientData`.
-    """
+    """Refuse parts of a `ClientData` that do not fit together, with the errors it documents."""
     if not fields:
         raise ValueError("no field was given: name at least one, such as x=... or y=...")
     check_client_names(names)
@@ -127,11 +121,7 @@ def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, .
 
 
 def mapping_of(what: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return a mapping by name, or an empty one for None.
-
-    Raises:
-        TypeError: it is no mapping.
-    """
+    """Return a mapping by name, or an empty one for None."""
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(f"{what} is a {type(values).__name__}: give {{name: values}}")
     return values or {}
@@ -140,11 +130,7 @@ def mapping_of(what: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]
 def feature_names(
     features: Mapping[str, Sequence[str]] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of fields.
-
-    Raises:
-        TypeError: the names of a field are a single string.
-    """
+    """Return the names of the columns of fields."""
     named = mapping_of("features", features)
     for name, labels in named.items():
         if isinstance(labels, str):

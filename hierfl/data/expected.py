@@ -24,15 +24,7 @@ _HELD = {
 
 
 def expect_client_data(value: Any, what: str) -> ClientData:
-    """Return `value`, which must be `ClientData`.
-
-    Args:
-        value: as a user passes it.
-        what: name of the argument.
-
-    Raises:
-        TypeError: it is something else; the message names the constructor that takes it.
-    """
+    """Return `value`, which must be `ClientData`; the error names the constructor that takes it."""
     if isinstance(value, ClientData):
         return value
     kind, fix = _kind_and_fix(value)

@@ -20,13 +20,7 @@ Levels = Mapping[str, Sequence[str]]
 
 
 class FrameFields(NamedTuple):
-    """What the columns of a frame hold.
-
-    Args:
-        fields: field -> (n,) or (n, columns).
-        features: field -> the names of its columns, where it was given as a list of columns.
-        levels: field, or "field[column]" -> the names of the codes 0, 1, ...
-    """
+    """What the columns of a frame hold: fields, and by "field[column]" the names of codes."""
 
     fields: dict[str, Array]
     features: dict[str, tuple[str, ...]]
@@ -40,18 +34,7 @@ def parts_of_frame(
     client_fields: Mapping[str, Columns],
     levels: Levels,
 ) -> dict[str, Any]:
-    """Return the parts of the `ClientData` of a frame.
-
-    Args:
-        frame: a pandas frame.
-        client: the column that holds the client ids.
-        fields: field -> a column, or a list of columns.
-        client_fields: the same, of columns that are constant within each client.
-        levels: field, or "field[column]" -> levels that are known already.
-
-    Raises:
-        KeyError, TypeError, ValueError: as `ClientData.from_frame`.
-    """
+    """Return the parts of the `ClientData` of a frame, as in `ClientData.from_frame`."""
     if not is_column(frame, client):
         raise _no_column(frame, client)
     twice = next((name for name in client_fields if name in fields), None)
@@ -74,20 +57,7 @@ def parts_of_frame(
 
 
 def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> FrameFields:
-    """Read fields from the columns of a pandas frame.
-
-    Args:
-        frame: a pandas frame.
-        fields: field -> a column, or a list of columns.
-        levels: field, or "field[column]" -> levels that are known already.
-
-    Raises:
-        TypeError: a column holds neither numbers, strings nor categories.
-        KeyError: the frame lacks a column.
-        ValueError: two columns have the name; a column of strings or categories has a missing
-            value, an unknown level or levels that look alike; or one of several columns has more
-            than 2 levels.
-    """
+    """Read fields from columns of a pandas frame; `levels` of codes may be known already."""
     found = FrameFields({}, {}, {})
     for name, wanted in fields.items():
         if is_column(frame, wanted):
@@ -114,12 +84,7 @@ def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> Fra
 
 
 def is_column(frame: Any, name: Any) -> bool:
-    """Return whether a frame has a column of a name; refuse the name if there are several.
-
-    Raises:
-        TypeError: `frame` is no frame.
-        ValueError: several columns have that name.
-    """
+    """Return whether a frame has a column of a name; refuse the name if there are several."""
     if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
         raise TypeError(
             f"frame is a {type(frame).__name__}: give a pandas frame, from_frame(frame, 'client', "
@@ -254,17 +219,7 @@ def _recoded(
 
 
 def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the value that each client has in all its rows, (N, ...).
-
-    Args:
-        name: of the client field, for the message.
-        values: (n, ...) rows sorted by client.
-        offsets: (N + 1,) int64.
-        names: the clients' names.
-
-    Raises:
-        ValueError: a client has several values.
-    """
+    """Return the value that each client has in all its rows, (N, ...); rows are sorted."""
     first = values[offsets[:-1]]
     owner = torch.repeat_interleave(torch.arange(len(names)), offsets.diff())
     same = values == first[owner]

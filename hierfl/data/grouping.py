@@ -15,13 +15,7 @@ from hierfl.data.client_ids import ids_of
 
 
 class SortedRows(NamedTuple):
-    """Rows sorted by client.
-
-    Args:
-        fields: name -> Tensor (n, ...), n the rows of all clients together.
-        offsets: (N + 1,) int64; client k owns the rows `offsets[k]:offsets[k + 1]`.
-        names: the N clients' names.
-    """
+    """Rows sorted by client: fields (n, ...), offsets (N + 1,) int64 and the N names."""
 
     fields: dict[str, Tensor]
     offsets: Tensor
@@ -29,13 +23,7 @@ class SortedRows(NamedTuple):
 
 
 class JoinedClients(NamedTuple):
-    """The rows of separate clients, one client after another.
-
-    Args:
-        fields: name -> Tensor (n, ...), n the rows of all clients together.
-        client_id: (n,) int64, the client that each row belongs to, 0..N-1.
-        names: the N clients' names.
-    """
+    """The rows of separate clients: fields (n, ...), each row's client (n,), and the names."""
 
     fields: dict[str, Tensor]
     client_id: NDArray[np.int64]
@@ -45,19 +33,7 @@ class JoinedClients(NamedTuple):
 def sort_by_client(
     client_id: Array, names: Sequence[str] | None, fields: Mapping[str, Array]
 ) -> SortedRows:
-    """Sort rows by client, keeping the order of the rows within each client.
-
-    Args:
-        client_id: (n,) integers or strings, the client that each row belongs to.
-        names: with integer ids 0..N-1, the name of each client; the ids as strings if None.
-        fields: name -> (n, ...).
-
-    Raises:
-        TypeError: ids that are neither integers nor strings, or are of several kinds; a field that
-            is not numeric.
-        ValueError: `client_id` is not (n,), `names` does not fit it, or a field has another number
-            of rows or another pandas index.
-    """
+    """Sort rows by client, keeping their order within each; `names` are those of ids 0..N-1."""
     raw = ids_of(client_id)
     ids, inverse, counts = np.unique(raw, return_inverse=True, return_counts=True)
     labels = tuple(str(i) for i in ids) if names is None else _names_of(ids, names)
@@ -107,17 +83,7 @@ def _names_of(ids: NDArray[Any], names: Sequence[str]) -> tuple[str, ...]:
 def join_clients(
     clients: Mapping[str, Mapping[str, Array]] | Sequence[Mapping[str, Array]],
 ) -> JoinedClients:
-    """Join the arrays of separate clients, field by field.
-
-    Args:
-        clients: name -> {field: (N_k, ...)}, or a list of such dicts, whose clients are named "0",
-            "1", ...
-
-    Raises:
-        TypeError: `clients` or a client is of another type; a field is not numeric.
-        ValueError: no clients; a client with no fields, with other fields than the first, with
-            fields of different lengths, or with rows of another shape than the first client's.
-    """
+    """Join the arrays of separate clients, field by field; without names they are "0", "1", ..."""
     named = _named(clients)
     first = next(iter(named.values()))
     columns: dict[str, list[Tensor]] = {name: [] for name in first}

@@ -13,14 +13,12 @@ from torch import Tensor
 class JointNormal(dist.MultivariateNormal):
     """The joint Normal distribution of the rows of each client, padded to B rows.
 
-    Padded rows are made independent of the others, with the value at their mean; what they add to
-    the log density is taken off. It is therefore the density of the client's own rows, whatever the
-    padding.
+    Padded rows are made independent of the others, with the value at their mean, and what they add
+    to the log density is taken off: it is that of the client's own rows, whatever the padding.
 
     Args:
         loc: (..., B) means.
-        covariance: (..., B, B), positive definite over the rows of each client; entries of padded
-            rows are ignored.
+        covariance: (..., B, B), positive definite over the rows of each client.
         inside: (..., B) bool, false at padded rows.
     """
 
@@ -34,11 +32,7 @@ class JointNormal(dist.MultivariateNormal):
         self.inside = inside
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of the rows that are not padding, in nats, of the batch shape.
-
-        Args:
-            value: (..., B).
-        """
+        """Return the log density of the rows (..., B) that are not padding, in nats."""
         there = torch.where(self.inside, value, self.loc)
         total: Tensor = super().log_prob(there)  # type: ignore[no-untyped-call]
         return total + 0.5 * math.log(2.0 * math.pi) * (~self.inside).sum(-1)

@@ -19,12 +19,7 @@ Ids = NDArray[np.int64]
 
 
 def codes_of(labels: Array) -> tuple[NDArray[Any], Ids]:
-    """Return the L classes in ascending order, and the index of each row's class, (n,) int64.
-
-    Raises:
-        ValueError: the labels are not (n,), or there are none.
-        TypeError: the labels are floating.
-    """
+    """Return the L classes in ascending order, and the index of each row's class, (n,) int64."""
     if isinstance(labels, np.ma.MaskedArray) and np.ma.getmaskarray(labels).any():
         raise ValueError("labels are masked in some rows: leave these rows out")
     raw = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
@@ -39,12 +34,7 @@ def codes_of(labels: Array) -> tuple[NDArray[Any], Ids]:
 
 
 def checked_ids(ids: Any) -> Tensor:
-    """Return the ids of a partition, (n,) int64.
-
-    Raises:
-        TypeError: they are not integers.
-        ValueError: they are not (n,), one is below -1, or none is 0 or more.
-    """
+    """Return the ids of a partition, (n,) int64, refusing others than -1, 0, 1, ..."""
     found = torch.as_tensor(ids)
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise TypeError(
@@ -63,12 +53,7 @@ def checked_ids(ids: Any) -> Tensor:
 
 
 def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
-    """Refuse numbers of clients and rows that no partition can have.
-
-    Raises:
-        TypeError: a number is no integer.
-        ValueError: a number is below 1, or there are too few rows.
-    """
+    """Refuse numbers of clients and rows that no partition can have."""
     for name, value in (("num_clients", num_clients), ("min_rows", min_rows), ("rows", num_rows)):
         if not isinstance(value, int | np.integer):
             raise TypeError(f"{name} is {value!r}: it must be an integer")
@@ -84,11 +69,7 @@ def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse a concentration that no Dirichlet distribution has.
-
-    Raises:
-        ValueError: it is not positive and finite.
-    """
+    """Refuse a concentration that no Dirichlet distribution has."""
     if not 0.0 < alpha < np.inf:
         raise ValueError(f"alpha is {alpha}: it must be positive and finite")
 

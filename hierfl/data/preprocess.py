@@ -23,13 +23,7 @@ BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in f
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Statistics of one field for each of N clients; merged ones have no dimension N.
-
-    Args:
-        count: (N, ...) float64, the number of values of each feature that are not NaN.
-        mean: (N, ...) float64, their mean; 0 where there are no values.
-        square: (N, ...) float64, their sum of squares about the mean.
-    """
+    """Count, mean and sum of squares about it, (N, ...) float64, of values that are not NaN."""
 
     count: Tensor
     mean: Tensor
@@ -79,12 +73,7 @@ class Scaling:
 
 
 def client_moments(data: ClientData, field: str = "x") -> Moments:
-    """Return each client's statistics of a field: count, mean and sum of squares per feature.
-
-    Raises:
-        KeyError: there is no such field.
-        ValueError: a value is infinite.
-    """
+    """Return each client's statistics of a field: count, mean and sum of squares per feature."""
     values = _field(data, field)
     infinite = values.isinf().reshape(len(values), -1).any(1).nonzero()
     if len(infinite):

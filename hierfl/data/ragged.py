@@ -21,18 +21,11 @@ def cut_ragged(
     few: int = FEW_ROWS,
     padding: int = MUCH_PADDING,
 ) -> tuple[Tensor, ...]:
-    """Cut chunks of clients again, in order, if one would hold much padding.
+    """Cut chunks of clients again, in order, if one would hold more than `padding` padded rows.
 
-    Clients of similar lengths stay together, so that memory follows the rows there are: not the
-    number of clients times the longest of them.
-
-    Args:
-        parts: the ids of each chunk.
-        *counts: (N,) int64, the clients' numbers of rows; of each kind of rows that a chunk is
-            padded in.
-        most: clients of a chunk.
-        few: rows, padded ones included, that a chunk may have whatever part of them is padding.
-        padding: padded rows of a chunk that are still too few to cut it.
+    Clients of similar lengths stay together, at most `most` of them: memory follows the rows there
+    are. A chunk of up to `few` rows, padded ones included, is not cut. Each of `counts` (N,) is one
+    kind of rows that a chunk is padded in.
     """
 
     def padded(ids: Tensor) -> int:
@@ -58,11 +51,7 @@ def _lengths(rows: list[int], most: int, few: int) -> list[int]:
 
 
 def check_padded(data: ClientData) -> None:
-    """Refuse to put all clients into one batch where nearly all of it would be padding.
-
-    Raises:
-        ValueError: the batch would take more than 16 GB, ten times the rows themselves.
-    """
+    """Refuse one batch of all clients that is over 16 GB and ten times the rows themselves."""
     longest, rows = int(data.counts.max()), data.num_rows
     row_bytes = sum(v[:1].nbytes for v in data.fields.values())
     wide = longest * data.num_clients

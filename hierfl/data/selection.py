@@ -14,12 +14,7 @@ from hierfl.core import noise
 
 
 def positions_of(names: Sequence[str], wanted: Iterable[Any]) -> Tensor:
-    """Return the positions of the clients named, (len(wanted),) int64.
-
-    Raises:
-        TypeError: `wanted` is a single string, whose characters would be taken for names.
-        KeyError: no client has one of the names.
-    """
+    """Return the positions of the clients named, (len(wanted),) int64."""
     if isinstance(wanted, str):
         raise TypeError(f"the clients are given as the string '{wanted}': give a list of names")
     place = {name: i for i, name in enumerate(names)}
@@ -34,13 +29,7 @@ def positions_of(names: Sequence[str], wanted: Iterable[Any]) -> Tensor:
 
 
 def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
-    """Return the positions of the clients chosen by their names, their positions or a mask, int64.
-
-    Raises:
-        TypeError: the choice is neither of these.
-        KeyError: no client has one of the names or positions.
-        ValueError: a mask does not have one entry per client, or nothing is chosen.
-    """
+    """Return the positions of clients chosen by names, positions or a mask, int64."""
     if isinstance(clients, str | int):
         raise TypeError(f"the clients are given as {clients!r}: give a list, [{clients!r}]")
     if isinstance(clients, Tensor | np.ndarray):
@@ -77,12 +66,7 @@ def _whole(position: Any) -> int:
 
 
 def rows_kept(keep: Any, num_rows: int) -> Tensor:
-    """Return a mask of rows, (n,) bool.
-
-    Raises:
-        TypeError: the entries are not booleans.
-        ValueError: there is not one entry per row, or no row is kept.
-    """
+    """Return a mask of rows, (n,) bool, that keeps one at least."""
     mask = torch.as_tensor(keep)
     if mask.dtype != torch.bool:
         raise TypeError(
@@ -100,12 +84,7 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
 
 
 def checked_fraction(fraction: Any, seed: Any) -> None:
-    """Refuse a share of rows outside (0, 1), and a seed that is no integer.
-
-    Raises:
-        TypeError: `seed` is no integer, or `fraction` no number.
-        ValueError: `fraction` is outside (0, 1).
-    """
+    """Refuse a share of rows outside (0, 1), and a seed that is no integer."""
     if not isinstance(fraction, float | int | np.floating):
         raise TypeError(f"fraction is {fraction!r}: it must be a number between 0 and 1")
     if not 0.0 < fraction < 1.0:
@@ -115,12 +94,7 @@ def checked_fraction(fraction: Any, seed: Any) -> None:
 
 
 def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
-    """Return the positions of the rows of some clients, one client after another.
-
-    Args:
-        starts: (C,) int64, the first row of each client.
-        counts: (C,) int64, their numbers of rows.
-    """
+    """Return the positions of rows, client by client, from their first rows and counts (C,)."""
     within = torch.arange(int(counts.sum())) - torch.repeat_interleave(
         counts.cumsum(0) - counts, counts
     )
@@ -128,16 +102,7 @@ def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
 
 
 def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
-    """Draw which rows are in the first part of a split of every client's rows, (n,) bool.
-
-    Args:
-        offsets: (N + 1,) int64, the clients' rows.
-        keys: (N, 2) int32, the clients' noise keys.
-        fraction: share of each client's rows.
-
-    Raises:
-        ValueError: every client has a single row.
-    """
+    """Draw which rows, (n,) bool, are in the first part of a split of every client's rows."""
     counts = offsets.diff()
     if int(counts.max()) == 1:
         raise ValueError(

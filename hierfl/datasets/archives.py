@@ -19,18 +19,7 @@ KINDS = "biufUS"  # numbers, booleans and words
 
 
 def read_arrays(path: Path, names: Iterable[str], layout: Mapping[str, str]) -> Arrays:
-    """Return arrays of an archive (.npz).
-
-    Args:
-        path: of the archive.
-        names: of the arrays.
-        layout: name -> description of an array, whose shape in brackets it must have: "(n, 28,
-            28)".
-
-    Raises:
-        ValueError: the file is no archive, is damaged, lacks an array, or holds one of another
-            shape or kind, or larger than `LARGEST`.
-    """
+    """Return arrays of an archive (.npz), each of the shape in brackets in its `layout`, if any."""
     with reading(path), zipfile.ZipFile(path) as archive:
         found, left = {}, LARGEST
         wanted, held = list(names), [entry.removesuffix(".npy") for entry in archive.namelist()]
@@ -54,11 +43,7 @@ class NotTheFile(ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any error that a damaged or foreign file raises into one that names the file.
-
-    Raises:
-        ValueError: (of the block) the file is not what it should be.
-    """
+    """Turn any error that a damaged or foreign file raises into one that names the file."""
     try:
         yield
     except (FileNotFoundError, ImportError, NotTheFile):

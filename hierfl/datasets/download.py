@@ -27,15 +27,9 @@ PARTS = ("train", "test")
 
 @dataclass(frozen=True)
 class Remote:
-    """An image set on the Hub.
+    """An image set on the Hub: its name there, the file that is written, checksums, column names.
 
-    Args:
-        repository: its name there.
-        file: name of the archive that is written.
-        rows: checksum of its rows in any order, as by `checksum_of_rows`.
-        whole: checksum of its rows in the official order, as by `checksum`.
-        image: column of images of one channel.
-        label: column of labels.
+    `rows` is the checksum of rows in any order, `whole` of those in the official order.
     """
 
     repository: str
@@ -63,21 +57,7 @@ REMOTES = {
 
 
 def get(name: str, folder: Path | None = None, say: Callable[[str], None] = print) -> Path:
-    """Download a data set and save its archive; check one that is there already instead.
-
-    Args:
-        name: a key of `REMOTES`.
-        folder: to save to; None: that of the environment variable HIERFL_DATA.
-        say: called with each line for the user.
-
-    Returns:
-        The archive's path.
-
-    Raises:
-        ValueError: the name is unknown, there is no folder, or what came is not the data set.
-        ImportError: flwr-datasets or Pillow is not installed.
-        ConnectionError: the Hub cannot be reached, or its answer cannot be read.
-    """
+    """Download a data set to a folder (None: HIERFL_DATA); check the archive if it is there."""
     if name not in REMOTES:
         raise ValueError(
             f"'{name}' cannot be downloaded: choose from {', '.join(REMOTES)}. docs/data.md says "
@@ -101,12 +81,7 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
 
 
 def downloaded(remote: Remote) -> Arrays:
-    """Return the arrays x_train, y_train, x_test and y_test of a set on the Hub.
-
-    Raises:
-        ImportError: flwr-datasets or Pillow is not installed.
-        ConnectionError: the Hub cannot be reached, or its answer cannot be read.
-    """
+    """Return the arrays x_train, y_train, x_test and y_test of a set on the Hub."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # nobody is told what is downloaded
     try:
         from flwr_datasets import FederatedDataset
@@ -141,11 +116,7 @@ def as_archive(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return what is to be said of the order of rows: nothing where it is the official one.
-
-    Raises:
-        ValueError: the rows are not those of the data set.
-    """
+    """Return what is to be said of the order of rows: nothing where it is the official one."""
     if checksum(arrays) == remote.whole:
         return ", with the checksum of the official files"
     found = checksum_of_rows(arrays)

@@ -22,15 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that is not shipped, but read from a file.
-
-    Args:
-        file: path of the archive (.npz) or the table (.csv), relative to the folder named by
-            HIERFL_DATA.
-        origin: public name, authors and license of the data set, to find it by.
-        arrays: name -> description of the array or the column that the file must hold under that
-            name.
-    """
+    """A data set read from `file` in HIERFL_DATA: where it is from, and what it must hold."""
 
     file: str
     origin: str
@@ -46,12 +38,7 @@ def shipped(file: str) -> Arrays:
 
 
 def located(source: Source) -> Path:
-    """Return the path of a source's file.
-
-    Raises:
-        FileNotFoundError: HIERFL_DATA is not set, or its folder lacks the file. The message says
-            how to get the set.
-    """
+    """Return the path of a source's file; the error says how to get the set."""
     folder = os.environ.get(VARIABLE)
     path = Path(folder or ".") / source.file
     if folder and path.is_file():
@@ -70,29 +57,14 @@ def located(source: Source) -> Path:
 
 
 def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
-    """Read arrays from a source's archive; only those named are decompressed.
-
-    Args:
-        source: the data set.
-        names: names of the arrays to read; all that the source lists if None.
-
-    Raises:
-        FileNotFoundError: as `located`.
-        ValueError: the archive is damaged, lacks an array, or holds one of another shape or kind,
-            or larger than `archives.LARGEST`.
-    """
+    """Read arrays from a source's archive; only those named (None: all listed) are decompressed."""
     return read_arrays(
         located(source), list(source.arrays if names is None else names), source.arrays
     )
 
 
 def columns(source: Source) -> pd.DataFrame:
-    """Read the columns that a source lists from its table; NaN where a value is missing.
-
-    Raises:
-        FileNotFoundError: as `located`.
-        ValueError: the table lacks a column, or holds words where there should be numbers.
-    """
+    """Read the columns that a source lists from its table; NaN where a value is missing."""
     path = located(source)
     with reading(path):
         frame = pd.read_csv(path)

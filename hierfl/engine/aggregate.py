@@ -16,12 +16,7 @@ from hierfl.method import LogShare, Reports, Share
 
 
 class LogSum(NamedTuple):
-    """The sum of `LogShare`s.
-
-    value: their weighted mean.
-    log_weight: () log of the sum of their weights.
-    log_square: () log of the sum of their squared weights.
-    """
+    """The sum of `LogShare`s: their weighted mean, and logs () of the sums of w and of w^2."""
 
     value: Tree
     log_weight: Tensor
@@ -32,12 +27,7 @@ Sums = dict[str, Share | LogSum | Reports]
 
 
 def summed(shares: Share | LogShare) -> Share | LogSum:
-    """Sum shares over clients.
-
-    Args:
-        shares: one share of C clients, C in front of every tensor; a `Share`'s value is multiplied
-            by its weight already.
-    """
+    """Sum the shares of C clients, C in front; a `Share`'s value is times its weight already."""
     if isinstance(shares, Share):
         return Share(
             tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0)
@@ -68,10 +58,9 @@ def added(
 
 
 def means_of(total: Mapping[str, Share | LogSum | Reports]) -> dict[str, Tree]:
-    """Return the weighted mean of each sum of shares, by name; reports stay as they are.
+    """Return the weighted mean of each sum, by name; reports stay as they are.
 
-    For a sum of `LogShare`s there is also `effective_<name>`, (): the effective number of clients,
-    (sum of weights)^2 / sum of squared weights.
+    A sum of `LogShare`s has also `effective_<name>`, (): (sum of w)^2 / sum of w^2.
     """
     means: dict[str, Tree] = {}
     for name, share in total.items():

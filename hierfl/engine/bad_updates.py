@@ -26,17 +26,7 @@ COMPARED, CONFLICTS = "compared", "conflicts"  # columns of the history
 
 
 def not_finite(ups: Up, own: Tree, before: Tree) -> dict[int, str]:
-    """Find the clients of a chunk that must not be counted, and say why.
-
-    Args:
-        ups: what each client sends, C in front of every tensor.
-        own: the clients' new states, C in front.
-        before: their states before the round.
-
-    Returns:
-        A sentence by place in the chunk: of clients whose update has a NaN or an infinity, and of
-        clients whose state has become NaN.
-    """
+    """Return, by place, why a client must not be counted: its update or state is not finite."""
     found: dict[int, str] = {}
     for path, leaf in named_leaves(ups).items():
         if not bool(leaf.sum().isfinite()):
@@ -104,17 +94,8 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
     """Return what the history says of clients that conflict with the others, and warn of each.
 
-    A false alarm comes up in at most 1 of 100 fits, however many clients there are, as far as the
-    p-values are right.
-
-    Args:
-        found: of N clients.
-        names: of the clients.
-
-    Returns:
-        `compared`, how many clients were judged, 0 with fewer than four; `surprise`, the smallest
-        p-value times that number, at most 1; and `conflicts`, of each client where it is below
-        0.01: its name, that number `p`, and `away`, how far out it is.
+    `compared`: clients that were judged; `surprise`: the smallest p-value times their number;
+    `conflicts`: the clients where that is below 0.01, a false alarm in at most 1 of 100 fits.
     """
     values = found.p.double().tolist()
     judged = [k for k, p in enumerate(values) if not math.isnan(p)]

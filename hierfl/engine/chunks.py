@@ -36,14 +36,7 @@ class ClientError(RuntimeError):
 
 
 class Task(NamedTuple):
-    """What one round of a chunk of C clients is computed from.
-
-    message: of the server.
-    own: the clients' states, C in front.
-    ids: (C,) int64, the clients' positions in the data.
-    round: number of the round.
-    slots: the chunk is padded to as many clients; 0: as many as there are.
-    """
+    """A round of a chunk of clients `ids` (C,), with their states in front, padded to `slots`."""
 
     message: Tree
     own: Tree
@@ -60,14 +53,9 @@ class LeftOut(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What one round of a chunk of clients gives.
+    """What a round of a chunk gives: sums, new states, ids and norms of those counted, the others.
 
-    sums: the sums of their shares, by name; none where all clients are left out.
-    own: the new states of the clients that are counted, C in front.
-    ids: (C,) int64, their positions in the data.
-    norms: the norm of each share of each of them, by name; (C,).
-    left_out: the other clients.
-    sent: bytes that the counted clients sent.
+    `sums` is empty where all clients are left out; `sent` are the bytes of the counted clients.
     """
 
     sums: Sums
@@ -79,12 +67,7 @@ class Done(NamedTuple):
 
 
 def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:
-    """Run one round of a chunk of clients on the federation's device; the result is on the CPU.
-
-    Raises:
-        ClientError: a client fails or sends what is not finite and is not skipped, or the chunk
-            fails as a whole.
-    """
+    """Run one round of a chunk of clients on the federation's device; the result is on the CPU."""
     with on(federation.device):
         task = moved(task, federation.device)
         if federation.settings.on_client_error == "skip":
@@ -102,12 +85,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
 def counted(
     federation: Federation, task: Task, ups: Up, own: Tree, left_out: tuple[LeftOut, ...]
 ) -> Done:
-    """Return the sums of what the clients of a task send; `ups` are values times weights, (C, ...).
-
-    Raises:
-        ClientError: an update is not finite.
-        TypeError: a client sends what its method does not declare.
-    """
+    """Return the sums of what clients send; `ups` (C, ...) are values times weights."""
     sent, ups = nbytes(ups), restored(ups)
     sums = {name: _summed(up, task.ids, federation) for name, up in ups.items()}
     _check_finite(sums, ups, federation, task)
@@ -129,11 +107,7 @@ def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple
 def _skipping(
     federation: Federation, phases: tuple[Phase, ...], task: Task
 ) -> tuple[Task, Up, Tree, tuple[LeftOut, ...]]:
-    """Run a chunk without the clients that fail, or that send what is not finite.
-
-    Returns:
-        The task of the counted clients, their updates, their new states, and the other clients.
-    """
+    """Run a chunk without failing clients; return task, updates, states and those clients."""
     left_out: dict[int, str] = {}
     while len(task.ids):
         # a compiled step may overwrite the states that it is given
@@ -194,11 +168,7 @@ def client_round(
     ids: Tensor,
     round_: int,
 ) -> tuple[dict[str, Any], Tree]:
-    """Run one round of the clients at positions `ids` (C,), with their states `own`, C in front.
-
-    Returns:
-        What each client sends, values times weights, and the clients' new states, C in front.
-    """
+    """Run one round of clients `ids` (C,); return their updates times weights, and states."""
     client, at_once = federation.client, federation.at_once
 
     def finish(work: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
@@ -239,11 +209,7 @@ def _after_phase(
 
 
 def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Active], Tree]:
-    """Return a step of C clients, under `torch.vmap` or one after another, as a pure function.
-
-    It maps (working states, message, the step's tensors, which clients still work) to working
-    states; the last two arguments are as `steps` yields them.
-    """
+    """Return a step of C clients as a pure function of (work, message, step's tensors, active)."""
 
     def step(work: Tree, message: Tree, tensors: Tree, active: Active) -> Tree:
         if phase.together:

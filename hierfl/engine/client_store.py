@@ -1,8 +1,6 @@
 """Client state, a row for each client: in memory where it is small, in a file where it is not.
 
-A row is written to a place in the file that no checkpoint points to, so that a run that is killed
-finds the rows of its last checkpoint unchanged. Only clients that have taken part have a place: the
-file grows with them.
+A row is written to a place that no checkpoint points to, so that a killed run finds them unchanged.
 """
 
 from __future__ import annotations
@@ -37,17 +35,9 @@ class DamagedRow(CheckpointError):
 
 @dataclass(eq=False)
 class Stored:
-    """Rows of client state in a file.
+    """Rows of client state in a file: places and CRC-32 sums (N,); -1: has not taken part.
 
-    Args:
-        path: of the file.
-        start: client state before the first round.
-        places: (N,) int64, each client's place in the file, counted in rows; -1: it has not taken
-            part yet.
-        sums: (N,) int64, CRC-32 of each row.
-        pinned: places that checkpoints point to; they are not overwritten.
-        free: places that nothing points to.
-        used: number of places in the file.
+    Places that checkpoints point to are `pinned`, and not overwritten; `free` ones are unused.
     """
 
     path: Path
@@ -78,11 +68,7 @@ class Stored:
         return nbytes(self.start)
 
     def taken(self, ids: Tensor) -> Tree:
-        """Return the rows of clients at positions `ids` (C,): (C, ...) each leaf.
-
-        Raises:
-            DamagedRow: a row is not what was written.
-        """
+        """Return the rows of clients at positions `ids` (C,): (C, ...) each leaf."""
         rows = np.empty((len(ids), self.row_bytes), np.uint8)
         begun = _packed(tree_map(lambda v: v[None], self.start))[0]
         for k, client in enumerate(ids.tolist()):
@@ -145,13 +131,7 @@ Table = Any  # a tree of tensors with the clients in front, or `Stored`
 
 
 def new_table(own: Tree, clients: int, path: Path | None = None) -> Table:
-    """Return the first state of each client, (N, ...); above `IN_MEMORY` bytes, in a file.
-
-    Args:
-        own: client state before the first round.
-        clients: N.
-        path: of the file, if one is needed; None: a temporary file.
-    """
+    """Return the first state of each client, (N, ...); above `IN_MEMORY` bytes, in a file."""
     if nbytes(own) * clients <= IN_MEMORY:
         return tree_map(lambda v: v.expand(clients, *v.shape).clone(), own)
     if path is None:
@@ -168,11 +148,7 @@ def new_stored(own: Tree, clients: int, path: Path) -> Stored:
 
 
 def taken(table: Table, ids: Tensor) -> Tree:
-    """Return the rows of clients at positions `ids` (C,): (C, ...) each leaf.
-
-    Raises:
-        DamagedRow: a row is not what was written.
-    """
+    """Return the rows of clients at positions `ids` (C,): (C, ...) each leaf."""
     return table.taken(ids) if isinstance(table, Stored) else tree_map(lambda v: v[ids], table)
 
 

@@ -38,21 +38,14 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """Compiled functions of trees, by name, structure and the inputs' shapes, dtypes and devices.
-
-    Args:
-        made: signature -> graph; None for a function that cannot be compiled and runs eagerly.
-    """
+    """Compiled functions by name, structure and inputs; None for one that runs eagerly."""
 
     made: dict[Signature, Graph | None] = field(default_factory=dict)
 
     def run(
         self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False
     ) -> Tree:
-        """Return `function(*trees)` of a pure function, by its graph, or eagerly where it has none.
-
-        With `give` the tensors of the first tree may be overwritten.
-        """
+        """Return `function(*trees)`, by its graph if it has one; `give` may overwrite trees[0]."""
         if give:
             loop = Loop(self, name, function, trees[0], *trees[1:])
             loop.step()
@@ -74,10 +67,7 @@ class Graphs:
         spec: Any,
         given: int,
     ) -> Graph | None:
-        """Return the graph of a pure function for such leaves; None: it cannot be compiled.
-
-        `spec` is the tree structure of its arguments; the first `given` leaves may be overwritten.
-        """
+        """Return the graph of a pure function, or None; it may overwrite the first leaves."""
         signature = (name, spec, given, *((v.shape, v.dtype, v.device) for v in leaves))
         if signature not in self.made:
             self.made[signature] = _compile(function, leaves, spec, given)
@@ -85,17 +75,9 @@ class Graphs:
 
 
 class Loop:
-    """A step that is repeated: work -> step(work, *fixed, *batch).
+    """A repeated step, work -> step(work, *fixed, *batch), whose work is overwritten if it can be.
 
-    The working state is overwritten where that saves a copy. Trees are flattened once, not at every
-    step, which took half the time of small networks.
-
-    Args:
-        graphs: the cache of compiled functions.
-        name: of the step.
-        function: the step, pure.
-        work: the working state before the first step.
-        fixed: arguments that are the same at every step.
+    Trees are flattened once, not at every step, which took half the time of small networks.
     """
 
     def __init__(
@@ -153,11 +135,7 @@ def _compile(
 
 
 def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph:
-    """Trace a pure function of trees, rewrite its graph, and lower it to a function of leaves.
-
-    `leaves` are examples, `spec` is the tree structure, and the first `given` leaves may be
-    overwritten.
-    """
+    """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # imports sympy, which takes a second
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -191,11 +169,9 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
 
 @contextmanager
 def _instructions_known() -> Iterator[None]:
-    """Skip torch's trials of vector instructions where the compiler is GCC 12 or later.
+    """Skip torch's trials of vector instructions with GCC 12 or later, which knows all of them.
 
-    With a new cache torch compiles six test programs, which takes 6 of 12 s for W1; in every run as
-    many processes load them, which takes 1 of 3.4 s. GCC 12 knows every instruction that torch asks
-    for. Whether the processor has them, torch reads elsewhere.
+    The trials take 6 of 12 s for W1 with a new cache, 1 of 3.4 s else.
     """
     try:
         from torch._inductor.cpp_builder import _is_gcc_version_less_than, get_cpp_compiler, is_gcc

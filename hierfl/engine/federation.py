@@ -36,19 +36,9 @@ ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What stays the same from round to round.
+    """What stays the same from round to round; `cohort` is the number of clients a round.
 
-    Args:
-        program: the checked program.
-        client: the client's part of the method.
-        server: the server's part of the method.
-        data: the clients' rows.
-        seed: of everything random.
-        cohort: clients a round, 1..N.
-        settings: of the fit.
-        graphs: compiled steps; None: steps run eagerly.
-        rates: options of the method that set its step sizes, for messages.
-        discloses: what the server sees of the clients' updates, as the method declares.
+    `graphs` are compiled steps; `rates` are the options that set the method's step sizes.
     """
 
     program: Program
@@ -120,17 +110,8 @@ class Federation:
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Split clients into chunks of nearly equal size.
 
-        If the method asks for it (`Client.like_rows`), clients with similar numbers of rows, within
-        a factor of 4, are carried together instead, unless all of them have few rows. Chunks that
-        work on all rows and would be padded by more than `PADDING_BYTES` are cut where the lengths
-        of clients differ most.
-
-        Args:
-            ids: (C,) int64, the clients' positions in the data.
-            message: of the server.
-
-        Returns:
-            The ids of each chunk.
+        With `Client.like_rows`, clients whose numbers of rows are within a factor of 4 are carried
+        together. Chunks of all rows with much padding are cut where lengths differ most.
         """
         if self.at_once and self.client.like_rows(message):
             counts = self.data.counts[ids].clamp(min=1)
@@ -158,11 +139,10 @@ class Federation:
         )
 
     def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
-        """Return the number of clients to which chunks are padded, for one compiled shape; 0: none.
+        """Return how many clients chunks are padded to, for one compiled shape; 0: none.
 
-        The last client is repeated, and padded results are discarded. Only compiled steps need it.
-        Chunks of clients with similar numbers of rows differ in shape anyway, and are not padded,
-        nor are chunks whose added clients would take more than `PADDING_BYTES`.
+        The last client is repeated. Chunks of similar numbers of rows, and those that would gain
+        more than `PADDING_BYTES`, are not padded.
         """
         if self.graphs is None or not self.at_once or self.client.like_rows(message):
             return 0
@@ -181,22 +161,7 @@ def federate(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     program: Program | None = None,
 ) -> Federation:
-    """Check a method's program against the data, and set up what stays the same in all rounds.
-
-    Args:
-        method: to run.
-        data: the clients' rows.
-        seed: of everything random.
-        cohort: clients a round, as in `cohort_size`.
-        settings: of the fit.
-        program: the checked program. Default None: it is read from the data.
-
-    Raises:
-        ValueError: `cohort` is out of range; the method needs all clients in every round, and
-            `cohort` is smaller than N or clients may be skipped; bad data; a device that is not
-            available.
-        ProgramError: a model or guide that cannot be run as it is written.
-    """
+    """Check a method's program against the data, and set up what stays the same in all rounds."""
     keep_memory()
     size = cohort_size(cohort, data.num_clients)
     if method.everyone:
@@ -221,15 +186,7 @@ def federate(
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:
-    """Return the number of clients a round, at least 1.
-
-    Args:
-        cohort: None for all clients, a count, or a share in (0, 1].
-        population: N.
-
-    Raises:
-        ValueError: `cohort` is a share outside (0, 1], or a count outside 1..N.
-    """
+    """Return the number of clients a round: None for all, a count, or a share in (0, 1]."""
     if cohort is None:
         return population
     if isinstance(cohort, float):
@@ -276,12 +233,7 @@ def _check_mail(method: Method, client: Client) -> None:
 
 
 def _check_steps_fit(program: Program, client: Client, data: ClientData) -> None:
-    """Refuse mini-batches or halves that the program gives another density for.
-
-    Raises:
-        ValueError: a factor of all of a client's rows, with mini-batches or halves of them.
-        ProgramError: a site that depends on several rows, with mini-batches or halves of them.
-    """
+    """Refuse mini-batches or halves that the program gives another density for."""
     if program.factors:
         _check_factors(program, client, int(data.counts.max()))
     each = [p for p in (*client.phases, *(client.adapt or ())) if p.count]

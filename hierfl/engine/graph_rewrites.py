@@ -58,11 +58,7 @@ def cancel_transposes(graph: fx.GraphModule) -> None:
 
 
 def view_only_entries(graph: fx.GraphModule) -> None:
-    """Replace a `select_backward` into a dimension of size 1 by a view.
-
-    An example is the gradient of w[0] in a plate of one client. The view saves a tensor of zeros to
-    write it into.
-    """
+    """Replace a `select_backward` into a dimension of size 1 by a view, which writes no zeros."""
     for node in graph.graph.nodes:
         if _is(node, aten.select_backward.default) and node.meta["val"].shape[node.args[2]] == 1:
             with graph.graph.inserting_before(node):
@@ -121,9 +117,7 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     """W + c (A B + R) -> (W + c R), with c (A B) added in place: no gradient is written to memory.
 
-    So are several products, such as those of a network that runs on two halves of the rows. Where
-    there is no R (such as the gradient of a prior) and W is among the first `given` inputs, which
-    may be overwritten, nothing is copied.
+    Where there is no R and W is among the first `given` inputs, nothing is copied.
     """
     overwritable = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
     free = set(overwritable)
@@ -179,11 +173,7 @@ def add_to_rows_in_place(graph: fx.GraphModule, given: int = 0) -> None:
 
 
 class Term(NamedTuple):
-    """A summand, `factor` times `node`.
-
-    product: the batched product that the node is, apart from views and constant factors, if nothing
-    else reads it; else None.
-    """
+    """A summand, `factor` times `node`; `product` if it is a batched product nothing else reads."""
 
     factor: float
     node: fx.Node
@@ -193,10 +183,7 @@ class Term(NamedTuple):
 def _terms(
     node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0
 ) -> list[Term]:
-    """Return the summands of a sum, through inner sums and factors that nothing else reads.
-
-    Those inner sums are added to `inside`.
-    """
+    """Return the summands of a sum, through sums (put into `inside`) that nothing else reads."""
     plus, minus = _is(node, aten.add.Tensor), _is(node, aten.sub.Tensor)
     if (plus or minus) and not node.kwargs and all(isinstance(arg, fx.Node) for arg in node.args):
         signs = (factor, factor if plus else -factor)
@@ -241,9 +228,8 @@ def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
 def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     """Return whether all readers of an input but `node` are calls of a matrix product.
 
-    Inductor fuses other readers into kernels that run when their result is wanted, which may be
-    after the input is overwritten. A product with a dimension of size 1 is such a reader: it
-    becomes an elementwise product.
+    Inductor may run other readers after the input is overwritten; a product with a dimension of
+    size 1 becomes such a reader.
     """
     return all(
         _is(reader, aten.bmm.default)

@@ -30,15 +30,10 @@ STRUCTURAL = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)  # of derivatives and densit
 
 
 def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of the constant factors of a graph, and return their values in that order.
+    """Make inputs of the constant factors of a graph (changed), and return their values in order.
 
-    The factors are those of products of a floating-point tensor and a number, and numbers that a
-    graph turns into tensors. A factor of a product becomes a tensor without dimensions of the
-    product's type, which the number was rounded to anyway: results are the same, bit for bit.
-    Graphs of other devices than the CPU stay as they are.
-
-    Args:
-        graph: of a step, after `graph_rewrites.rewrite`. It is changed.
+    A factor becomes a tensor () of the product's type, to which it was rounded anyway: results are
+    equal bit for bit. Graphs of other devices than the CPU stay as they are.
     """
     inputs: dict[tuple[float, torch.dtype], fx.Node] = {}
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1:]

@@ -30,22 +30,10 @@ def steps(
     at: tuple[int, ...],
     few_widths: bool = False,
 ) -> Iterator[tuple[Tree, Active]]:
-    """Yield the tensors of each local step of a phase; `batch_of` makes a batch of them.
+    """Yield the tensors of each local step (`batch_of`), and who still works: (mask (C,),) or ().
 
-    A step costs as few operations as possible here: the clients' dimension of the fields is
-    unflattened by `batch_of` alone, which a compiled step has in its graph.
-
-    Args:
-        data: the federation.
-        ids: (C,) int64, the clients of a chunk.
-        phase: how many steps or epochs, and rows a batch.
-        seed: of the run.
-        at: round and phase; with the number of the step they make the keys of its noise.
-        few_widths: pad all rows of a chunk to one of few widths, up to a quarter more: a compiled
-            step needs a graph for each.
-
-    Yields:
-        The step's tensors, and which clients still work: (mask (C,) bool,), or () where all do.
+    `at` are round and phase. With `few_widths` a chunk's rows are padded to one of few widths, as a
+    compiled step needs a graph for each. `batch_of` unflattens the fields, inside the graph.
     """
     half = None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
     keys, done = keys_of(data, ids, seed, *at), 0
@@ -137,16 +125,12 @@ def row_plan(
     """Choose the rows of every step of a phase on mini-batches.
 
     In "step" units a pass drops its last, smaller batch, so that batches are equal and need no
-    mask; passes are reshuffled, so the dropped rows come up in others. In "epoch" units the smaller
-    batch is kept, and clients with fewer rows stop earlier. A client with fewer rows than a batch
-    works on all of them.
+    mask. In "epoch" units it is kept, and clients with fewer rows stop earlier. A client with fewer
+    rows than a batch works on all of them.
 
     Returns:
-        For K steps of B rows: the rows' positions in the data (K, C, B) int64; which of them are
-        not padding (K, C, B) bool; which clients still work (K, C) bool.
-
-    Raises:
-        ValueError: the phase works on all rows.
+        For K steps of B rows: positions in the data (K, C, B) int64; which of them are not padding
+        (K, C, B) bool; which clients still work (K, C) bool.
     """
     plan = _Plan.of(data, ids, phase, seed=seed, at=at)
     return next(plan.blocks(max(1, plan.steps)))
@@ -154,17 +138,9 @@ def row_plan(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Which rows the clients of a chunk work on, as `row_plan` describes it.
+    """Which rows the clients of a chunk work on, (C,) each, as `row_plan` describes it.
 
-    Args:
-        offsets: (C,) int64, where each client's rows start in the data.
-        counts: (C,) int64, their numbers.
-        size: B, rows of a batch.
-        passes: (C,) int64, batches of one pass over a client's rows.
-        steps: K, of the client with most of them.
-        epochs: passes that each client takes; None: as many as its steps need.
-        orders: of each client's rows in each epoch.
-        half: the half of its rows that the phase works on; None: all.
+    `epochs` are passes of each client, or None: as many as its `steps` need.
     """
 
     offsets: Tensor

@@ -13,10 +13,7 @@ from hierfl.data.batch import ClientBatch
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
-    """Return a function of one client's trees as one of trees with `count` clients in front.
-
-    The clients are carried under `torch.vmap` (`at_once`), or one after another.
-    """
+    """Return a function of one client's trees as one of trees with `count` clients in front."""
 
     def run(*trees: Tree, count: int) -> Tree:
         if at_once:
@@ -52,12 +49,7 @@ def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
 
 
 def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
-    """Split a batch of C clients into C slots, to be mapped over.
-
-    Returns:
-        The clients' own tensors, (C, 1, ...), which `one_slot` makes a batch of one client of; and
-        the tensors that all clients share.
-    """
+    """Split a batch of C clients into slots (C, 1, ...), to be mapped over, and what they share."""
     slots = {
         "fields": {name: values[:, None] for name, values in batch.fields.items()},
         "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},

@@ -1,10 +1,7 @@
 """Chunks of clients on several processes, one core each.
 
-The processes are copies (forks) of this one. They are made once the local steps are compiled, so
-that programs, data and compiled steps are there already, and only what changes from round to round
-goes through the sockets. Threads gained next to nothing: between any two operations a thread waits
-for Python's global lock. Messages are pickled: both ends are this program, and messages are neither
-stored nor read from anywhere else.
+The processes are forks, made once the local steps are compiled: only what changes from round to
+round goes through the sockets. Messages are pickled, as both ends are this program.
 """
 
 from __future__ import annotations
@@ -47,14 +44,7 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
     """Make a `run_all(items)` that yields `task(item)` for each item, `cores` items at once.
 
     The first call runs everything in this process, so that all steps are compiled when it is
-    copied. Items are taken and results yielded `cores` at a time. An error of a task is raised
-    here. The copies end with the context.
-
-    Args:
-        task: a pure function of trees of tensors: what it changes in one process it does not change
-            in another.
-        cores: how many items at once. With 1, or where a process cannot be copied, this process
-            runs everything, on as many cores as torch is set to use.
+    copied. `task` must be pure: a copy changes nothing here. The copies end with the context.
     """
     copies: list[Copy] = []
     latest: list[Generator[Result, None, None]] = []
@@ -114,33 +104,20 @@ def one_core() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy of this process that runs a task on the items it is sent.
-
-    Args:
-        process: its PID.
-        line: this end of the socket to it.
-    """
+    """A copy of this process that runs a task on the items it is sent through `line`."""
 
     process: int
     line: socket.socket
 
     def send(self, item: object) -> None:
-        """Send an item.
-
-        Raises:
-            WorkerDied: the process has ended.
-        """
+        """Send an item; a `WorkerDied` where the process has ended."""
         try:
             send(self.line, item)
         except OSError as error:
             raise self._died() from error
 
     def receive(self) -> Any:
-        """Wait for the result; an error of the task is raised here.
-
-        Raises:
-            WorkerDied: the process has ended.
-        """
+        """Wait for the result; an error of the task is raised here."""
         try:
             done, answer = receive(self.line)
         except (EOFError, OSError) as error:
@@ -170,11 +147,7 @@ class Copy:
 
 
 def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
-    """Fork a process that runs a task on every item it is sent, until its socket is closed.
-
-    The copy also ends when this process does, however that ends: the system kills it (Linux), and
-    its socket closes.
-    """
+    """Fork a process that runs a task on every item it is sent, and ends when this one does."""
     here, there = socket.socketpair()
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -250,11 +223,7 @@ def send(line: socket.socket, tree: object) -> None:
 
 
 def receive(line: socket.socket) -> Any:
-    """Wait for a tree and return it.
-
-    Raises:
-        EOFError: the other end is closed.
-    """
+    """Wait for a tree and return it."""
     [count] = struct.unpack("<Q", _taken(line, 8))
     sizes = struct.unpack(f"<{count}Q", _taken(line, 8 * count))
     head, *parts = [_taken(line, size) for size in sizes]

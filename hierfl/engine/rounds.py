@@ -39,16 +39,9 @@ CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where a run stands.
+    """Where a run stands; rounds change `table`, a row of state for each client, in place.
 
-    Args:
-        server: the server's state.
-        table: a row of client state for each client, in memory or in a file; rounds change it in
-            place, as it may be larger than everything else.
-        history: a record of each round.
-        round: rounds done.
-        compiled: the run's local steps are compiled; a resumed run then compiles too, and goes on
-            bit for bit.
+    `compiled`: local steps are compiled, and those of a resumed run, which goes on bit for bit.
     """
 
     server: Tree
@@ -113,10 +106,9 @@ def rounds(
     until: int,
     elsewhere: RunAll[Task, Done] | None = None,
 ) -> Generator[Progress, None, None]:
-    """Run rounds until `until` are done or the server has finished; yield the progress after each.
+    """Run rounds until `until`, or the server has finished; yield the progress after each.
 
-    Worker processes end when the generator is closed: close it, unless it has run to its end.
-    `elsewhere` runs the tasks of chunks where the clients' rows are not here.
+    Worker processes end when the generator is closed. `elsewhere` runs tasks of remote rows.
     """
     task = partial(work_on, federation, federation.client.phases)
     here: RunAll[Task, Done] | None = elsewhere
@@ -179,14 +171,7 @@ def _deliver(federation: Federation, server: Tree, table: Table) -> int:
 
 
 class Cohort(NamedTuple):
-    """What the clients of a round gave.
-
-    total: the sums of their shares, or their reports, by name.
-    ids: the positions of the clients that are counted, in the order of their norms.
-    norms: of each share of each of them, by name.
-    left_out: the other clients.
-    sent: bytes that the counted clients sent.
-    """
+    """What the clients of a round gave: sums, positions and norms of those counted, the others."""
 
     total: Sums
     ids: Tensor
@@ -250,15 +235,7 @@ def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut])
 def adapt(federation: Federation, server: Tree, count: int, start: Table | None = None) -> Table:
     """Infer the states of new clients by `count` rounds of local steps, global params fixed.
 
-    Args:
-        federation: of the new clients alone.
-        server: the server's last state.
-        count: rounds; none are run where clients keep no state or have no phases to adapt by, and
-            no more than the method needs.
-        start: states that the clients go on from; None: those of new clients.
-
-    Returns:
-        A row of client state for each client.
+    `server` is its last state; `start` are states to go on from, None: those of new clients.
     """
     client, n = federation.client, federation.data.num_clients
     if client.most_adapting is not None:

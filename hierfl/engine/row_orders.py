@@ -16,16 +16,7 @@ FEW_PLACES = 1 << 16  # clients x largest count: a table of so few is made at on
 
 @dataclass(eq=False)
 class _Table:
-    """Orders of clients with similar numbers of rows; those that were asked for last are kept.
-
-    Args:
-        members: (M,) int64, the clients' places in the chunk.
-        keys: (M, 2) int32, of the clients' orders.
-        counts: (M,) int64, their numbers of rows.
-        asked: (M,) int64 each, the first and the last epoch in `rows`; None: nothing was asked for
-            yet.
-        rows: (epochs, M, largest count) int64.
-    """
+    """Orders of clients with similar numbers of rows; those that were asked for last are kept."""
 
     members: Tensor
     keys: Tensor
@@ -60,23 +51,13 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """The order of each client's rows in each epoch: a function of the client's key and the epoch.
-
-    Args:
-        tables: of clients whose numbers of rows differ by less than a factor of 2, or of all
-            clients where the numbers are small: padding then costs less than several tables do.
-    """
+    """The order of each client's rows in an epoch, a function of its key and the epoch."""
 
     tables: tuple[_Table, ...]
 
     @staticmethod
     def of(keys: Tensor, counts: Tensor) -> Orders:
-        """Return the orders of C clients.
-
-        Args:
-            keys: (C, 2) int32.
-            counts: (C,) int64, the clients' numbers of rows.
-        """
+        """Return the orders of clients, in tables of similar lengths unless all are short."""
         few = len(counts) * int(counts.max()) <= FEW_PLACES
         kind = torch.zeros_like(counts) if few else counts.double().log2().floor().long()
         return Orders(
@@ -108,13 +89,7 @@ def _looked_up(table: _Table, epoch: Tensor, place: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """One half of the rows of C clients.
-
-    Args:
-        counts: (C,) int64, the numbers of rows in it.
-        first: (C,) int64, where it begins in the order of the client's rows.
-        orders: of each client's rows in this round.
-    """
+    """One half of the rows of C clients: `counts` (C,), from place `first` of their orders on."""
 
     counts: Tensor
     first: Tensor
@@ -129,10 +104,9 @@ class Half:
 def half_of(
     data: ClientData, ids: Tensor, rows: Literal["support", "query"], *, seed: int, round_: int
 ) -> Half:
-    """Return the support or the query of clients `ids` (C,) in a round; both are all rows.
+    """Return the support or the query of clients in a round; both are all rows.
 
-    Which rows they hold depends on the client's name, the seed and the round alone. Of an odd
-    number the support has one row more; a single row is in both.
+    An odd number's support has one row more; a single row is in both.
     """
     counts = data.counts[ids]
     support = (counts + 1) // 2

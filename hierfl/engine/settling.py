@@ -22,11 +22,7 @@ NAMED = 5  # clients in a message
 
 
 def settle(federation: Federation, last: Tree, table: Table) -> None:
-    """Let every client find what predictions need of its rows, and put it into the table.
-
-    Clients whose state becomes NaN have too few rows; a warning names them. `last` is the server's
-    last message.
-    """
+    """Let every client find what predictions need of its rows, and put it into the table."""
     one = federation.client.settle
     if one is None:
         return

@@ -32,15 +32,8 @@ LIKELY_ROUNDS = 12
 def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
     """Return whether a run would spend more time in eager local steps than compiling them takes.
 
-    One eager step of each phase is measured, and its result thrown away. How long compiling takes
-    is judged by the number of operations in those steps, before anything is traced. A step that
-    fails is not compiled.
-
-    Args:
-        federation: not compiled.
-        rounds: that the run may take.
-        most: the most rounds after which the method has stopped itself (`Method.most_rounds`);
-            then the rounds that it is likely to take count.
+    One eager step of each phase is measured; compiling is judged by its number of operations.
+    `most` is the most rounds of a self-stopping method, for which the likely number counts.
     """
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)

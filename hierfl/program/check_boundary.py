@@ -134,11 +134,7 @@ def check_boundary(
 ) -> None:
     """Refuse a global site that depends on a client's rows, local sites or local params.
 
-    Aggregates over clients, such as means, are refused too: each client would see another value of
-    the global site, and numbers would depend on which clients are in the plate together.
-
-    Raises:
-        ProgramError: a global site depends on something local; the message names the site.
+    Means over clients are refused too: they depend on which clients are in the plate together.
     """
     handler = _Marked()
     marked = replace(

@@ -67,13 +67,10 @@ def not_dealt_with(data: ClientData) -> ValueError:
 
 
 def check_missing(program: Program, data: ClientData) -> None:
-    """Refuse missing labels, and missing values that make a density NaN.
+    """Refuse missing labels, and missing values that make a density or its gradient NaN.
 
-    The density and its gradient are taken where the guide starts, on the rows with missing values
-    together, and on all rows of one client that has some.
-
-    Raises:
-        ValueError: a label is missing, or a density or gradient is not finite.
+    Both are taken where the guide starts, on the rows with missing values together, and on all rows
+    of one client that has some.
     """
     missing = holes(data)
     if not missing:
@@ -128,10 +125,9 @@ FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms
 
 
 def warn_of_unscaled(program: Program, data: ClientData) -> None:
-    """Warn of columns that the model reads as numbers and whose mean or sd exceeds `FAR`.
+    """Warn of columns read as numbers whose mean or sd exceeds `FAR`.
 
-    Labels are left out, unless their site observes any real number. Integers that the model uses as
-    an index are left out.
+    Labels are left out, unless their site observes any real number.
     """
     for name in sorted(program.reads.model & set(data.fields)):
         support = program.supports.get(name, ("", constraints.real))[1]

@@ -23,11 +23,7 @@ from hierfl.program.traces import Center, in_clients, is_deterministic, is_facto
 
 
 def check_names(data: ClientData) -> None:
-    """Refuse a field named like an attribute of every batch: `batch.counts` would not be the field.
-
-    Raises:
-        ValueError: a field has such a name.
-    """
+    """Refuse a field named like an attribute of every batch."""
     taken = {*dir(ClientBatch), *ClientBatch.__dataclass_fields__}
     for name in [*data.fields, *data.client_fields]:
         if name in taken or name.startswith("_"):
@@ -38,14 +34,7 @@ def check_names(data: ClientData) -> None:
 
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
-    """Return the field that each site observes, as it is or transformed (`batch.y.float()`).
-
-    Returns:
-        Observed site -> field.
-
-    Raises:
-        ProgramError: a site observes a value computed from several fields.
-    """
+    """Return the field that each site observes, as it is or transformed (`batch.y.float()`)."""
     values = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
@@ -124,16 +113,7 @@ class _Recorded(Mapping[str, Any]):
 def supports_of(
     trace: Any, labels: Mapping[str, str], data: ClientData
 ) -> dict[str, tuple[str, Constraint]]:
-    """Return the support of each label, where it is the same for every row.
-
-    Args:
-        trace: of the model.
-        labels: observed site -> label field.
-        data: the federation.
-
-    Returns:
-        Label field -> (its site and distribution, in words; the support).
-    """
+    """Return label field -> (its site in words, the support), if it is common to all rows."""
     supports = {}
     for site, name in labels.items():
         fn = trace.nodes[site]["fn"]
@@ -149,12 +129,7 @@ def by_row(fn: Any) -> bool:
 
 
 def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) -> None:
-    """Refuse labels outside a support that differs by row, as the model's distributions say.
-
-    Raises:
-        ValueError: a label is outside the support of its row; the message names site, client and
-            value.
-    """
+    """Refuse labels outside a support that differs by row, as the model's distributions say."""
     sites = list(sites)
     parts = torch.arange(data.num_clients).split(256)
     for ids in cut_ragged(parts, data.counts, most=256) if sites else ():
@@ -174,15 +149,7 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
 
 
 def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: ClientData) -> None:
-    """Refuse labels outside the support of their site.
-
-    Args:
-        program_supports: label field -> (its site, the support), as `supports_of` returns them.
-        data: the federation.
-
-    Raises:
-        ValueError: a label is outside; the message names field, client, value and site.
-    """
+    """Refuse labels outside the support of their site (`supports_of`)."""
     for name, (site, support) in program_supports.items():
         if name not in data.fields:
             continue
@@ -219,15 +186,7 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
 
 
 def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
-    """Refuse labels of a dtype or shape that their site cannot score.
-
-    Args:
-        trace: of the model.
-        labels: observed site -> label field.
-
-    Raises:
-        ProgramError: a site cannot score its label; the message names both.
-    """
+    """Refuse labels of a dtype or shape that their site cannot score."""
     for name, label in labels.items():
         site = trace.nodes[name]
         try:

@@ -33,11 +33,7 @@ if hasattr(constraints, "MixtureSameFamilyConstraint"):
 
 
 def check_support(site: Site) -> None:
-    """Refuse a latent site that no vector of real numbers can stand for.
-
-    Raises:
-        ProgramError: the site is discrete, or no map from the real line onto its support is known.
-    """
+    """Refuse a latent site that no vector of real numbers can stand for."""
     name, fn = site["name"], site["fn"]
     kind = kind_of(fn)
     support = support_of(name, fn)
@@ -62,11 +58,7 @@ def check_support(site: Site) -> None:
 
 
 def check_density(name: str, site: Site) -> None:
-    """Refuse a site whose distribution cannot compute its log density.
-
-    Raises:
-        ProgramError: the log density is not there, or fails inside Pyro.
-    """
+    """Refuse a site whose distribution cannot compute its log density."""
     try:
         site["fn"].log_prob(site["value"])
     except LACKING as error:
@@ -85,12 +77,7 @@ def _no_density(name: str, site: Site) -> ProgramError:
 
 
 def refuse_in_sample(error: Exception) -> None:
-    """Name the site of an error inside `pyro.sample` where its distribution lacks something.
-
-    Raises:
-        ProgramError: the distribution cannot be copied over the site's plates, or cannot be drawn
-            from.
-    """
+    """Name the site of an error inside `pyro.sample` where its distribution lacks something."""
     msg = None
     trace = error.__traceback__
     while trace is not None:
@@ -118,11 +105,7 @@ def kind_of(fn: Any) -> str:
 
 
 def support_of(name: str, fn: Any) -> Any:
-    """Return the support of a site's distribution.
-
-    Raises:
-        ProgramError: it has none.
-    """
+    """Return the support of a site's distribution; a ProgramError where it has none."""
     try:
         return fn.support
     except NotImplementedError as error:

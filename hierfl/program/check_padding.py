@@ -28,12 +28,7 @@ def is_ragged(data: ClientData) -> bool:
 
 
 def check_padding(program: Program, data: ClientData) -> None:
-    """Refuse a program whose log density depends on padded rows.
-
-    Raises:
-        ProgramError: a site differs between some rows alone and the same rows padded; the message
-            names it.
-    """
+    """Refuse a program whose log density depends on padded rows."""
     if not is_ragged(data):
         return
     alone, padded = made_up(program, data), made_up(program, data, PADDED)
@@ -63,12 +58,7 @@ def check_mini_batches(
 ) -> None:
     """Refuse a program whose log density is not a sum of functions of single rows.
 
-    Mini-batches hold some rows of a client in random order, and stand for all of them. What is
-    computed from several rows, such as the row before (an autoregression) or a mean, is another
-    thing there.
-
-    Raises:
-        ProgramError: a site depends on several rows of its client; the message names it.
+    Mini-batches hold some rows of a client in random order, and stand for all of them.
     """
     found = None if priors_alone else next(iter(program.joint), None)
     by_batch = getattr(program.model, "normalizes_by_batch", False)
@@ -109,11 +99,7 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
 
 
 def check_labels_given(program: Program, rows: ClientData) -> None:
-    """Refuse to predict unlabeled rows if a site is computed from labels (autoregression).
-
-    Raises:
-        ValueError: the distribution of a site depends on a label that the rows do not have.
-    """
+    """Refuse to predict unlabeled rows if a site is computed from labels (autoregression)."""
     for label in set(program.labels.values()) - {*rows.fields, *rows.client_fields}:
         site = computed_from(program, label)
         if site:
@@ -176,12 +162,7 @@ def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
 
 
 def check_apart(program: Program, data: ClientData) -> None:
-    """Refuse a program in which a client's log density depends on others in its batch.
-
-    Raises:
-        ProgramError: a local site differs between a client alone and beside another; the message
-            names it.
-    """
+    """Refuse a program in which a client's log density depends on others in its batch."""
     if data.num_clients == 1:
         return
     few = unlike(data, tuple(program.labels.values()))

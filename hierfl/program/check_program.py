@@ -26,11 +26,7 @@ Loss = Callable[[Params, ClientBatch], Tensor]
 
 
 def check_steps(program: Program, batch: ClientBatch) -> Program:
-    """Take a gradient as local steps do, and find whether `torch.vmap` can carry several clients.
-
-    Raises:
-        ProgramError: no gradient can be taken; the message names the site.
-    """
+    """Take a gradient as local steps do, and find whether `torch.vmap` can carry clients."""
     shared, own = program.start()
     params = {**shared, **own}
     if not params:
@@ -142,13 +138,7 @@ def _of_site(density: Callable[..., Tensor], name: str) -> Loss:
 
 
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
-    """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates.
-
-    Raises:
-        ProgramError: the site is in the data plate but not in the clients plate; it is observed
-            outside the clients plate; it is latent in the data plate; or its batch shape is not
-            that of its plates.
-    """
+    """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates."""
     frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
     shape = tuple(site["fn"].batch_shape)
     if DATA in frames and CLIENTS not in frames:
@@ -217,11 +207,7 @@ def _own_dimensions(shape: tuple[int, ...], wanted: tuple[int, ...]) -> int:
 
 
 def check_callable(model: Any, guide: Any) -> None:
-    """Refuse a model that is no function, and a guide that is neither a function nor a family.
-
-    Raises:
-        ProgramError: one of them; the message names what was given instead.
-    """
+    """Refuse a model that is no function, and a guide that is neither a function nor a family."""
     if not callable(model) or isinstance(model, type):
         raise ProgramError(
             f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one "
@@ -247,12 +233,7 @@ def _kind(thing: Any) -> str:
 
 
 def check_cover(latents: Latents, guide: Any) -> None:
-    """Refuse a guide whose latent sites are not those of the model.
-
-    Raises:
-        ProgramError: the guide lacks a site, has an additional one that is not auxiliary, or has
-            one of another shape or on the other side of the clients plate.
-    """
+    """Refuse a guide whose latent sites are not those of the model."""
     drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
     for site in latents.sites:
         if site.name not in drawn:
@@ -281,11 +262,7 @@ def check_cover(latents: Latents, guide: Any) -> None:
 
 
 def check_start(program: Program, batch: ClientBatch) -> None:
-    """Refuse a program whose log density is not finite at the guide's starting values.
-
-    Raises:
-        ProgramError: a part of the log density cannot be computed, or is NaN or infinite.
-    """
+    """Refuse a program whose log density is not finite at the guide's starting values."""
     shared, own = program.start()
     params = {**shared, **own}
     try:

@@ -70,11 +70,7 @@ def _drawn_here() -> Iterator[list[str]]:
 
 @contextmanager
 def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
-    """Refuse a model or guide that moves a global generator in this context, and restore all.
-
-    Raises:
-        ProgramError: a generator has moved; the message names it.
-    """
+    """Refuse a model or guide that moves a global generator in this context; restore all."""
     watched = {name: g for name, g in GENERATORS.items() if not (starts and name == TORCH)}
     with ExitStack() as stack:
         before = {}
@@ -96,12 +92,7 @@ def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
 
 
 def check_pure(program: Program, batch: ClientBatch) -> None:
-    """Refuse a program with its own noise, state or weights, by running it twice.
-
-    Raises:
-        ProgramError: model or guide draws from a global generator; a site differs between two runs
-            with the same keys; or a tensor that requires a gradient reaches a site and is no param.
-    """
+    """Refuse a program with its own noise, state or weights, by running it twice."""
     shared, own = program.start()
     params = {**shared, **own}
     with torch.enable_grad():

@@ -19,11 +19,7 @@ class Differences(NamedTuple):
 
 
 def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
-    """Compare two descriptions.
-
-    Functions are compared by their fingerprints, and not by their names where both have one: a
-    script's model is the same when the script is imported.
-    """
+    """Compare two descriptions, functions by their fingerprints where both have one."""
     found_in = list(_compared(found, wanted, where))
     return Differences([t for sure, t in found_in if sure], [t for sure, t in found_in if not sure])
 

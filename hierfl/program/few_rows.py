@@ -80,13 +80,8 @@ def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]
 def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
     """Return the first site that differs between two batches by more than rounding.
 
-    A difference found in single precision is looked at again in double; where the program cannot be
-    run in double, a larger difference counts. Warn where the program cannot be evaluated at all.
-
-    Args:
-        evaluate: (how far from the starting values, batch) -> a value of each site.
-        one: a batch.
-        other: the batch to compare with it.
+    A difference in single precision is looked at again in double, or must be larger if that cannot
+    be run. A warning says where the program cannot be evaluated at all.
     """
     with untouched_store(), torch.no_grad(), unchecked():
         found = _differing(evaluate, one, other, ROUNDING)

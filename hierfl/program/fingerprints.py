@@ -1,12 +1,8 @@
 """Fingerprints of a user's functions, modules and objects, which a record can only name.
 
-A fingerprint is a dict from a part, in words, to a hash: the code of a function with its constants,
-the values of its closure, its defaults and the globals that it reads, and the functions among all
-these in turn; of an `nn.Module` its layers, its shapes, and the values of what is not learned. Two
-runs can be compared by it, and the parts that differ can be named. It holds no value, only hashes.
-
-The bytes of code are those of one Python version. The version is stored: under another one the code
-is not compared, but everything else is.
+A fingerprint maps a part, in words, to a hash: the code of a function with its constants, closure,
+defaults and globals; of an `nn.Module` its layers, shapes and what is not learned. Code is compared
+under one Python version only, which is stored.
 """
 
 from __future__ import annotations
@@ -56,13 +52,7 @@ HAS_DOCSTRING = 0x4000000  # flag of code objects from Python 3.13 on
 
 
 def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
-    """Return the fingerprint of a function, module or object: part -> hash, and the Python version.
-
-    Args:
-        thing: to tell from others.
-        fixed: the weights of modules are constants, so that their values count; else only those
-            count that require no gradient.
-    """
+    """Return the fingerprint of something; `fixed`: the weights of modules are constants."""
     found = _Parts(_package(thing)).of(thing, "", fixed=fixed)
     return {PYTHON: sys.implementation.cache_tag or sys.version, **dict(found)}
 
@@ -75,12 +65,7 @@ def differing(one: Mapping[str, str], two: Mapping[str, str]) -> list[str]:
 
 
 class _Parts:
-    """One walk through an object.
-
-    Args:
-        package: of the object: functions of it are compared by their code, wherever it is
-            installed.
-    """
+    """One walk through an object of a package, whose functions are compared by their code."""
 
     def __init__(self, package: str) -> None:
         self.package = package

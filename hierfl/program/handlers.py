@@ -25,8 +25,7 @@ from hierfl.program.traces import Site, in_clients
 class ModuleWeights(TorchFunctionMode):
     """A mode in which torch's functions take a registered weight's param in place of the weight.
 
-    It is entered at the first registered weight, so that programs without modules do not pay for
-    it.
+    It is entered at the first one, so that programs without modules do not pay for it.
     """
 
     def __init__(self) -> None:
@@ -68,12 +67,9 @@ class NoSampler(NoKeyedDraw):
 
 
 class Noise:
-    """Standard normals and uniforms for one draw, as a function of its key.
+    """Normals and uniforms for one draw, as a function of its key, (2,), or (C, 2) in the plate.
 
-    Args:
-        key: (2,) int32 for a site outside the clients plate, (C, 2) inside it.
-        axis: dimension of the clients in the shape of the draw, counted from the left; unused
-            outside the plate.
+    `axis` is the clients' dimension in the shape of the draw, from the left.
     """
 
     def __init__(self, key: Tensor, axis: int) -> None:
@@ -101,9 +97,7 @@ class Noise:
 def draw(fn: Any, source: Noise) -> Tensor:
     """Return one reparameterized draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
 
-    Raises:
-        NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is not a known transform of
-            normals or uniforms.
+    A `NoKeyedDraw` where it is no known transform of normals or uniforms (Gamma, Poisson, ...).
     """
     # fn.shape() is Pyro's alone: torch's own distributions, as inside a HalfNormal, lack it
     shape = torch.Size((*fn.batch_shape, *fn.event_shape))
@@ -140,18 +134,8 @@ def draw(fn: Any, source: Noise) -> Tensor:
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
     """Return one client's draw by torch's own sampler, its generator seeded by the key.
 
-    The same key gives the same draw.
-
-    Args:
-        fn: a distribution with reparameterized draws (Gamma, Beta, Dirichlet, StudentT, ...).
-        key: (2,) or (1, 2) int32.
-        reparameterized: whether the draw must have a gradient, as a guide's must; a prior's need
-            not.
-
-    Raises:
-        NoKeyedDraw: the distribution has no reparameterized draw, or there are several clients,
-            stacked or under vmap.
-        NoSampler: the distribution has no draw at all.
+    `reparameterized`: the draw must have a gradient, as a guide's must; a prior's need not. It
+    draws for one client at a time, and not under vmap: else `NoKeyedDraw`.
     """
     if reparameterized and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterized draw)")
@@ -176,12 +160,7 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
 class Answer(Messenger):
     """Answers every `pyro.param` from a dict, and every draw with noise made from the batch's keys.
 
-    Args:
-        params: unconstrained values by name; a param that is not in it is left to Pyro.
-        batch: the clients and rows that the program runs on; None: draws are left to other
-            handlers.
-        reparameterized: refuse a distribution whose draws have no gradient; False: such draws are
-            fine, as those of a prior.
+    A param that is not in the dict is left to Pyro; without a batch, so are draws.
     """
 
     def __init__(
@@ -238,10 +217,7 @@ class Answer(Messenger):
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Let no distribution check its arguments or values, nor those made earlier.
-
-    A check reads a tensor's value, which a traced function has not.
-    """
+    """Let no distribution check its values: a traced function has none to read."""
     checks = torch.distributions.Distribution._validate_sample
     torch.distributions.Distribution._validate_sample = _accept  # type: ignore[method-assign]
     try:

@@ -1,7 +1,7 @@
 """Observed sites with one density for all rows of a client, which lie outside the data plate.
 
-The data plate masks padded rows; outside it a model must leave them out itself. That it asks for
-the mask of its rows is taken to say that it does, and `hierfl.program.check_padding` tests it.
+A model that asks for the mask of its rows is taken to leave padded ones out; `check_padding` tests
+it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,9 @@ from hierfl.program.traces import Center, Site, in_clients, is_deterministic, is
 def joint_sites(
     model: Model, trace: Any, batch: ClientBatch, labels: Mapping[str, str]
 ) -> dict[str, bool]:
-    """Return the observed sites with one density for all rows of a client.
+    """Return the observed sites with one density for all rows -> whether they have one value a row.
 
-    Args:
-        model: the generative program.
-        trace: of the model on the batch.
-        batch: a few rows.
-        labels: observed site -> label field.
-
-    Returns:
-        Site -> whether its event is the rows themselves, so that it has one value a row.
-
-    Raises:
-        ProgramError: the model has such a site, and does not ask for the mask of its rows.
+    A model that has one and does not ask for the mask of its rows is refused.
     """
     outside = {
         name: site
@@ -65,12 +55,7 @@ def joint_sites(
 
 
 def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
-    """Refuse a latent site with one value per row: its shape would differ between clients.
-
-    Raises:
-        ProgramError: the shape of a latent site depends on the number of rows; the message names
-            the site.
-    """
+    """Refuse a latent site with one value per row: its shape would differ between clients."""
     latent = {name: site["fn"].event_shape for name, site in samples(trace) if is_latent(site)}
     if not any(batch.num_rows in shape for shape in latent.values()):
         return

@@ -104,14 +104,7 @@ def is_builder(thing: object) -> bool:
 
 
 def find(name: str) -> Any:
-    """Return what a name in a recipe stands for.
-
-    Args:
-        name: a public name, such as "hierfl.models.regression".
-
-    Raises:
-        CannotRemake: the name is not on the list.
-    """
+    """Return what a public name in a recipe stands for, such as "hierfl.models.regression"."""
     module, _, last = name.rpartition(".")
     found = exported(module, last)
     if found is None:

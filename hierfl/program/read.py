@@ -122,14 +122,8 @@ def _explain(
 class ModelRead:
     """A model, read and checked: what does not depend on its guide.
 
-    Args:
-        data: the federation that it was read from.
-        missing: whether the data have NaN or infinity.
-        traces: of the model on one client and on two.
-        params: that the model itself declares.
-        reads: the fields that it reads.
-
-    All other fields are those of `Program`.
+    `traces` are of the model on one client and on two. All fields but `data`, `missing` and
+    `traces` are those of `Program`.
     """
 
     model: Model

@@ -49,10 +49,7 @@ class _Floats(Messenger):
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
-    """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's.
-
-    A Bernoulli with floating labels is one of them: rows to predict may have integers.
-    """
+    """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's."""
     return frozenset(
         name for name, site in samples(trace) if is_likelihood(site) and _is_picky(site)
     )
@@ -90,13 +87,9 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
 
 
 def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str, bool]:
-    """Return the factors that are likelihood terms: in the data plate, or reading rows.
+    """Return the factors of the likelihood -> whether they have one value a row, else one a client.
 
-    A factor inside the clients plate that reads no field with one value a row belongs to the prior
-    of the client's local sites.
-
-    Returns:
-        Factor -> whether it has one value a row; else it has one a client.
+    A factor outside the data plate that reads no field of rows belongs to the prior.
     """
     found = {name: site for name, site in samples(trace) if is_factor(site) and in_clients(site)}
     of_rows = {
@@ -179,10 +172,9 @@ def _latent(site: Site, pair: Site) -> LatentSite:
 
 
 def derived_of(trace: Any) -> dict[str, int | None]:
-    """Return the deterministic sites that are not one value a row.
+    """Return the deterministic sites that are not one value a row -> plates left of the clients.
 
-    Returns:
-        Name -> number of plates left of the clients; None for a global site.
+    None stands for a global site.
     """
     found: dict[str, int | None] = {}
     for name, site in trace.nodes.items():
@@ -230,10 +222,7 @@ def _param(site: Site, pair: Site) -> ParamSpec:
 
 
 def closed_of(model: Any, guide: Any) -> frozenset[str]:
-    """Return the sites whose KL has a closed form that is valid.
-
-    It is valid where every latent site before it in the model is also drawn before it in the guide.
-    """
+    """Return the sites whose KL has a valid closed form: both draw the same sites before them."""
     order = {name: i for i, name in enumerate(guide.nodes)}
     before: list[str] = []
     closed = set()

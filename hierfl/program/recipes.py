@@ -1,10 +1,8 @@
 """Recipes: how a method, model, guide or optimizer was made, as JSON.
 
-A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is
-stored, and none that a file names is run: public functions are recorded by name
-(`hierfl.program.public_names`), a user's models and guides by the name that they are marked under
-(`hierfl.program.marked`). What is not hierfl's own is recorded with a fingerprint besides, so that
-another one is not taken for it.
+No code is stored, and none that a file names is run: public functions are recorded by name, a
+user's models and guides by the name they are marked under. What is not hierfl's own has a
+fingerprint besides, so that another one is not taken for it.
 """
 
 from __future__ import annotations
@@ -102,11 +100,8 @@ def _name(thing: Any) -> str:
 def describe(value: Any, *, fixed: bool = False) -> JSON:
     """Return a value as JSON; what has no JSON form becomes {"opaque": its type}.
 
-    What is not of hierfl, Pyro or torch has its fingerprint beside its name, under "code".
-
-    Args:
-        value: to describe.
-        fixed: the weights of a module are constants of the model, and distinguished by their values.
+    What is not of hierfl, Pyro or torch has its fingerprint under "code". `fixed`: the weights of a
+    module are constants of the model, and distinguished by their values.
     """
     marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
     if marked:
@@ -164,18 +159,10 @@ def _code_of(thing: Any) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------
 # remaking
 def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:
-    """Make again what `describe` has described.
+    """Make again what `describe` has described; the JSON need not be trusted.
 
-    Args:
-        description: JSON, from a file that need not be trusted: what is called are public factories
-            alone.
-        handed: "model" or "guide" -> what to take for that option of a method. It must be what is
-            described.
-
-    Raises:
-        CannotRemake: the description is malformed, holds what no file can store, names something
-            that is neither public nor marked, or describes something else than what is marked or
-            handed in.
+    `handed`: "model" or "guide" -> what to take for that option of a method, which must be what is
+    described.
     """
     handed = dict(handed or {})
     made = _remade(description, "", handed)

@@ -18,14 +18,7 @@ _LINKS: dict[str, Constraint] = {
 def scale_constraint(link: ScaleLink) -> Constraint:
     """Return the constraint of a scale that is learned as softplus(r) = log(1 + e^r) or as exp(r).
 
-    For scales below 0.1 the two hardly differ. Above, a long step in r makes exp(r) explode, while
-    softplus(r) moves as r does.
-
-    Args:
-        link: "softplus" or "exp".
-
-    Raises:
-        ValueError: `link` is neither 'softplus' nor 'exp'.
+    Above 0.1 a long step in r makes exp(r) explode, while softplus(r) moves as r does.
 
     >>> scale_constraint("exp")
     GreaterThan(lower_bound=0.0)

@@ -28,15 +28,8 @@ Values = dict[str, Tensor]
 class LatentSite:
     """A latent sample site of a model, in the shapes of one client.
 
-    Args:
-        name: of the site.
-        is_local: it is inside the clients plate.
-        plates: (name, size, dim) of its other plates.
-        batch_shape: of its distribution, with one client.
-        event_shape: of its distribution.
-        support: the set its values lie in.
-        has_mean: its prior has a mean inside its support.
-        start: the center of its prior, (*batch_shape, *event_shape).
+    `plates` are (name, size, dim) of all but the clients' plate; `start` is the center of the
+    prior.
     """
 
     name: str
@@ -71,14 +64,7 @@ class LatentSite:
         return self.free_start.numel()
 
     def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        """Map unconstrained numbers to the support.
-
-        Args:
-            free: (*batch, *unconstrained event).
-
-        Returns:
-            The value, and log |d value / d free| summed over an event, (*batch,).
-        """
+        """Map free numbers (*batch, *event) to values, with their log Jacobians (*batch,)."""
         value = self.transform(free)
         jacobian = self.transform.log_abs_det_jacobian(free, value)
         over = self.free_event_dim - (free.dim() - jacobian.dim())
@@ -112,14 +98,7 @@ class Block:
         return self.flatten({site.name: site.start for site in self.sites})
 
     def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
-        """Split a vector into the values of its sites.
-
-        Args:
-            vector: (K,) for global sites, (C, 1, D) for local ones.
-
-        Returns:
-            Site -> value, and site -> log |Jacobian|, (*batch,).
-        """
+        """Split a vector, (K,) or (C, 1, D), into values of its sites and log Jacobians."""
         values, jacobians = {}, {}
         for site, piece in zip(
             self.sites, vector.split([site.size for site in self.sites], -1), strict=True
@@ -171,12 +150,7 @@ class Latents:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A guide family for any model: `guides.low_rank`, or `guides.low_rank(rank=8)`.
-
-    Args:
-        build: (model, latents, **options) -> guide.
-        options: of `build`.
-    """
+    """A guide family for any model: `guides.low_rank`, or `guides.low_rank(rank=8)`."""
 
     build: Callable[..., Guide]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -201,14 +175,7 @@ def family(build: Callable[..., Guide], **options: Any) -> Family:
 
 
 def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
-    """Return what a model, such as a `hierfl.formula`, says of its sites' dimensions; else empty.
-
-    Args:
-        model: with a property `dims`, or without.
-
-    Returns:
-        Site -> (name, labels) of each dimension of its event.
-    """
+    """Return what a model says of its sites' dimensions: site -> (name, labels) of each."""
     # what observes its labels as floats wraps the model (`hierfl.program.read_traces`)
     own = inspect.unwrap(model) if callable(model) else model
     found: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(own, "dims", {})
@@ -216,16 +183,7 @@ def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
 
 
 def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> Tensor:
-    """Return a param's starting value for every client of a batch.
-
-    Args:
-        site: that the param belongs to.
-        start: (*batch, *event) for one client.
-        batch: of C clients.
-
-    Returns:
-        (*batch, *event), with C entries along the clients' dimension if the site is local.
-    """
+    """Return a param's starting value (*batch, *event) for every client of a batch."""
     if not site.is_local:
         return start
     axis = len(site.batch_shape) - 2

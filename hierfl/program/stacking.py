@@ -8,12 +8,7 @@ from hierfl.program.program import Params, Program
 
 
 def stacked(program: Program, rows: Params) -> Params:
-    """Return local params as the tensors that a program with N clients in its plate reads.
-
-    Args:
-        program: whose params they are.
-        rows: local param -> (N, *shape for one client).
-    """
+    """Return local params (N, *shape) as a program with N clients in its plate reads them."""
     axes = {spec.name: spec.axis for spec in program.params}
     return {name: _plate_axis(value, axes[name]) for name, value in rows.items()}
 

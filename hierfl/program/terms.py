@@ -48,8 +48,7 @@ _POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", defau
 def posterior_of(site: str) -> Any:
     """Return the guide's distribution of a site while the ELBO is estimated, else None.
 
-    With it a model may estimate the expectation of its likelihood, without bias, in another way
-    than at the draw it is given.
+    With it a model may estimate its expected likelihood in another way, without bias.
     """
     return (_POSTERIOR.get() or {}).get(site)
 
@@ -118,12 +117,7 @@ def _log_ratios(
 def log_joint(
     model: Model, values: Values, batch: ClientBatch, params: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the log density of a model at given values of its latent sites, in nats.
-
-    Returns:
-        The log density of each client's local sites and rows given the global sites, (C,), and that
-        of the global sites, ().
-    """
+    """Return log densities (C,) of local sites and rows at given values, and () of global sites."""
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
     return sums_by_owner(
@@ -132,14 +126,7 @@ def log_joint(
 
 
 def divergence(q: Any, p: Any) -> Tensor:
-    """Return KL(q || p) in closed form, of the distributions' batch shape.
-
-    For two Normals, the KL of every weight of a mean-field network, it takes one division where
-    torch's takes ten.
-
-    Raises:
-        NotImplementedError: torch knows no closed form for the two.
-    """
+    """Return KL(q || p) in closed form; for two Normals with one division, not torch's ten."""
     both = (dist.Independent, torch.distributions.Independent)
     if (
         isinstance(q, both)

@@ -69,11 +69,7 @@ def per_client(term: Tensor) -> Tensor:
 def sums_by_owner(
     terms: Iterable[tuple[Site, Tensor]], batch: ClientBatch
 ) -> tuple[Tensor, Tensor]:
-    """Add up terms of sites, each scaled and masked as its plates say.
-
-    Returns:
-        The sums of local sites, a client each, (C,), and the sum of global sites, ().
-    """
+    """Add up scaled and masked terms: (C,) of local sites, a client each, and () of global ones."""
     device = batch.counts.device
     own, shared = torch.zeros(batch.num_clients, device=device), torch.zeros((), device=device)
     for site, term in terms:
@@ -105,10 +101,8 @@ def center(fn: Any, by_mean: bool) -> Tensor:
 class Center(Messenger):
     """Sets latent sites to their priors' centers given earlier sites, or to `infer["start"]`.
 
-    Args:
-        by_mean: site -> whether to take the mean as center. Of a site that is not in it the mean is
-            taken if it lies inside the support; that check reads values, which a compiled graph
-            cannot do.
+    Of a site that is not in `by_mean` the mean is taken if it lies inside the support: a check that
+    reads values, which a compiled graph cannot do.
     """
 
     def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:
@@ -135,11 +129,7 @@ class Middle(Messenger):
 
 
 def middle(fn: Any) -> Tensor:
-    """Return the mean of a distribution, or the image of its base's, of shape `fn.shape()`.
-
-    Raises:
-        NotImplementedError: neither is known.
-    """
+    """Return the mean of a distribution, or the image of its base's, of shape `fn.shape()`."""
     if isinstance(fn, torch.distributions.Independent):
         return middle(fn.base_dist)
     if isinstance(fn, torch.distributions.TransformedDistribution):

@@ -38,12 +38,7 @@ OR_NONE = ("rounds", "cohort", "patience")
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of `hierfl.fit` after the model and the data, under the same names.
-
-    Raises:
-        TypeError: an argument is of another kind; the message says how to write it.
-        ValueError: one is out of range.
-    """
+    """The arguments of `hierfl.fit` after the model and the data, checked."""
 
     rounds: int | None
     seed: int
@@ -84,11 +79,7 @@ class Call:
 
 
 def check_model(model: Any, data: Any) -> None:
-    """Refuse what is no method or model, and rows that are no `ClientData`.
-
-    Raises:
-        TypeError: an argument is of another kind; the message says how to make it.
-    """
+    """Refuse what is no method or model, and rows that are no `ClientData`."""
     odd = not isinstance(model, Method) and not callable(model)
     if odd and (isinstance(model, ClientData) or is_frame(model)):
         fix = f", with data = {FRAME}" if is_frame(model) else ""
@@ -102,11 +93,7 @@ def check_model(model: Any, data: Any) -> None:
 
 
 def with_rows(data: ClientData, call: Call) -> tuple[ClientData, Call]:
-    """Return clients with `min_rows` rows or more, and the call for them; a warning names the others.
-
-    Raises:
-        ValueError: no client has as many rows.
-    """
+    """Return clients with `min_rows` rows or more, and the call for them; warn of the others."""
     least, validation = call.settings.min_rows, call.validation
     few = [name for name, n in zip(data.names, data.counts.tolist(), strict=True) if n < least]
     if not few:
@@ -132,11 +119,7 @@ def _without(data: ClientData, names: list[str]) -> ClientData:
 
 
 def check_method(method: Any) -> None:
-    """Refuse what is neither a method nor a model, a function of a batch.
-
-    Raises:
-        TypeError: it is something else; the message says what to hand over.
-    """
+    """Refuse what is neither a method nor a model, a function of a batch."""
     if isinstance(method, Method):
         _check_optimizers(method)
     elif (wrong := _no_method(method)) is not None:
@@ -144,15 +127,7 @@ def check_method(method: Any) -> None:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse an argument of `fit` that should be an integer and is not.
-
-    Args:
-        name: of the argument; `cohort` may be a share, and it, `rounds` and `patience` may be None.
-        value: of the argument.
-
-    Raises:
-        TypeError: it is of another kind.
-    """
+    """Refuse an argument of `fit` that is no integer; `cohort` may be a share, some may be None."""
     wanted = numbers.Real if name == "cohort" else numbers.Integral
     if value is None and name in OR_NONE:
         return

@@ -44,22 +44,10 @@ def save(
     *,
     beside: Mapping[str, bytes | dict[str, Tensor]] | None = None,
 ) -> Path:
-    """Write a checkpoint, whole or not at all; the one before it is kept.
+    """Write a checkpoint, whole or not at all, and return its folder; the one before it is kept.
 
-    The caller holds the lock of the folder (`hierfl.runs.folder_lock.held`).
-
-    Args:
-        folder: of the run; made if it does not exist.
-        progress: where the run stands.
-        about: what identifies the run (`hierfl.runs.identity.about`), as JSON.
-        beside: further files of the checkpoint: name -> bytes, or tensors by name.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        CannotWrite: the disk is full, or the folder cannot be written to; the last checkpoint is
-            still there.
+    `about` identifies the run; `beside` are further files: name -> bytes, or tensors by name. The
+    caller holds the lock of the folder.
     """
     root = Path(folder)
     private_folder(root)
@@ -130,14 +118,8 @@ def load(
 ) -> Progress:
     """Read the newest undamaged checkpoint; damaged ones after it are named in a warning.
 
-    Args:
-        folder: of the run.
-        template: of a run before its first round, for the structure of its states.
-        about: what must identify the run, as `save` was given it, or a part of that; None: any run.
-
-    Raises:
-        CheckpointError: the folder holds no checkpoint, none is undamaged, or the run is another
-            one.
+    `template` is a run before its first round, for the structure of its states; `about`, or a part
+    of it, must identify the run (None: any run).
     """
     reasons = []
     for path in reversed(checkpoints(folder)):
@@ -180,12 +162,7 @@ def load(
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the state.json of a checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing, not JSON, damaged, not of hierfl, or of another
-            version of the format; or an entry is missing or not what `save` writes.
-    """
+    """Read the state.json of a checkpoint, refusing what `save` cannot have written."""
     record = read_json(path / "state.json")
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError("state.json is not of a hierfl run")
@@ -200,11 +177,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Refuse a checkpoint of another run; return what cannot be compared, in words.
-
-    Raises:
-        CheckpointError: the run is another one; the message names what differs.
-    """
+    """Refuse a checkpoint of another run; return what cannot be compared, in words."""
     both = compared(found, wanted)
     if both.differs:
         raise CheckpointError(

@@ -42,15 +42,7 @@ NETWORKS = frozenset({"bayesian_network", "network", "batch_norm_network", "lear
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A method for a model.
-
-    Args:
-        method: made as the user would have made it.
-        why: the method's name and the reason, in one line.
-        program: of the model under the method's guide, read and checked; it keeps what the method
-            recognizes in it.
-        said: warnings of reading the program, for the run to repeat.
-    """
+    """A method for a model, why in one line, its program, and warnings for the run to repeat."""
 
     method: Method
     why: str
@@ -70,19 +62,7 @@ def choose(
 ) -> Choice:
     """Choose a method for a model by the rule of docs/methods.md.
 
-    Args:
-        model: a function of a `ClientBatch`.
-        data: the clients' training rows.
-        settings: of the fit: what the server may see, and whether clients may be missing from a
-            round.
-        cohort: clients a round, as in `hierfl.fit`.
-        seed: of the run.
-        agreed: what nodes agreed on, put into the model that was read. Default None: there are no
-            nodes.
-
-    Raises:
-        ValueError: bad data; `cohort` is out of range.
-        ProgramError: a model that cannot be run as it is written.
+    `agreed` puts what nodes agreed on into the model that was read.
     """
     whole = cohort_size(cohort, data.num_clients) == data.num_clients
     everyone = whole and settings.on_client_error != "skip"

@@ -1,7 +1,6 @@
 """The lock on a run's folder: one writer at a time, and the next one learns who holds it.
 
-The lock is the operating system's (`flock`), on a file in the folder. It ends with its process,
-however that ends, so that a lock of a killed process never has to be broken.
+The lock is the system's (`flock`) on a file in the folder, and ends with its process.
 """
 
 from __future__ import annotations
@@ -38,16 +37,9 @@ class FolderInUse(RuntimeError):
 
 @contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Hold the lock on a run's folder.
+    """Hold the lock on a run's folder, which is made if it does not exist.
 
-    Where the system has no such locks (Windows, some network file systems) nothing is locked, and a
-    warning says so.
-
-    Args:
-        folder: of the run; made if it does not exist.
-
-    Raises:
-        FolderInUse: the lock is held; the message names process, host and since when.
+    Where the system has no such locks, nothing is locked, and a warning says so.
     """
     root, owner = Path(folder), os.getpid()
     private_folder(root)

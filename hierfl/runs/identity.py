@@ -27,10 +27,7 @@ JSON = Any
 
 
 def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
-    """Return what identifies a run, as JSON: a checkpoint of another run is refused.
-
-    The hashes of names and rows are not salted yet: `sealed` does that for the disk.
-    """
+    """Return what identifies a run, as JSON; `sealed` salts its private hashes for the disk."""
     return {
         "method": describe(method),
         "rounds": rounds,

@@ -110,13 +110,7 @@ def _root(folder: object) -> Path:
 def _without_rows(
     found: saved.SavedData, folder: str, federated: Callable[[ClientData], Federation]
 ) -> Federation:
-    """Read the program of a fit with values in place of its rows; what needs the rows fails later.
-
-    Raises:
-        RowsNotSaved: the rows are needed here already: this is a checkpoint of a run, or the
-            program cannot be read without them, or what it starts from depends on them.
-        CheckpointError: torch's default dtype is not that of the fit.
-    """
+    """Read the program of a fit with values in place of its rows."""
     if found.schema is None:
         raise RowsNotSaved(f"'{folder}' was saved without the clients' rows: {saved.HAND_IN}")
     dtype = str(torch.get_default_dtype())

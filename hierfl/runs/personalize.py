@@ -23,21 +23,7 @@ def personalized(
 ) -> tuple[Federation, Progress]:
     """Infer the client states of new clients; no global param moves.
 
-    Args:
-        fit: of other clients.
-        data: the new clients' rows.
-        from_scratch: all start as new clients; False: all are clients of the fit, and go on from their
-            states.
-        rounds: rounds of the clients' own steps; none are taken where the method keeps no client
-            state.
-
-    Returns:
-        The federation of the new clients, and the run's progress with their client states.
-
-    Raises:
-        TypeError: `rounds` is no integer.
-        ValueError: `rounds` is negative; a field is missing or holds NaN, or labels that the method
-            or its guide reads are missing; or a client has no state to go on from.
+    `from_scratch`: all start as new clients; else all go on from their states in the fit.
     """
     rounds = expect_count(rounds, "rounds", least=0)
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)

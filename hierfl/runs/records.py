@@ -15,12 +15,7 @@ DEEPEST = 100  # levels of nested lists and objects; a description of a method h
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file that need not be trusted.
-
-    Raises:
-        CheckpointError: the file is missing, is no plain file, is larger than `LARGEST`, is not
-            JSON, or is nested deeper than `DEEPEST`.
-    """
+    """Read a JSON file that need not be trusted: a plain file, not too large or too deep."""
     try:
         if not path.is_file():  # reading a pipe would wait for ever
             raise OSError("there is no such file")

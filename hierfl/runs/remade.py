@@ -30,11 +30,7 @@ OPERATIONS = 300_000
 
 
 def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
-    """Make a run's method again from its record; `handed` holds the user's own model or guide.
-
-    Raises:
-        CannotRemake: the record describes no method; or as `remake`.
-    """
+    """Make a run's method again from its record; `handed` holds the user's own model or guide."""
 
     def made() -> Method:
         method = remake(who["method"], handed=handed)
@@ -48,13 +44,7 @@ def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
 
 
 def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
-    """Do what uses a method of a record, which may call for anything of hierfl, with any arguments.
-
-    Where the parameters of the record are large, memory is limited.
-
-    Raises:
-        CannotRemake: the work fails.
-    """
+    """Do what uses a method of a record, which may call for anything of hierfl."""
     try:
         with _limits(who):
             return work()

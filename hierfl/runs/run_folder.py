@@ -1,7 +1,6 @@
 """The folder of a run: which entries are checkpoints, how one is put there, which are removed.
 
-Only what this run has written is ever removed: a checkpoint whose record says that it is of this
-run, down to the files that the record lists; and drafts, which no one but hierfl makes. The caller
+Only checkpoints of this run, down to their recorded files, and drafts are ever removed. The caller
 holds the folder's lock.
 """
 

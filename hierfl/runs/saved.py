@@ -34,14 +34,7 @@ def write(
     *,
     with_data: bool,
 ) -> None:
-    """Write a fit: a checkpoint with `fit.json` and, if asked for, `local-rows.safetensors`.
-
-    Raises:
-        CheckpointError: the folder holds another run, or this one after more rounds.
-        FolderInUse: another process writes to it.
-        RowsNotSaved: the fit was loaded without its rows.
-        CannotWrite: such as a full disk.
-    """
+    """Write a fit: a checkpoint with `fit.json` and, if asked for, `local-rows.safetensors`."""
     data = federation.data
     if is_absent(data):
         raise RowsNotSaved(
@@ -105,22 +98,13 @@ def start_of(federation: Federation) -> str:
 
 @dataclass(frozen=True, eq=False)
 class SavedData:
-    """What a saved fit holds of its data.
-
-    Args:
-        data: the clients' rows; None: they were not saved.
-        schema: what the data look like; None: a checkpoint of `fit`.
-    """
+    """What a saved fit holds of its data: rows (None: not saved), schema (None: a checkpoint)."""
 
     data: ClientData | None
     schema: dict[str, Any] | None
 
     def without_rows(self, fills: tuple[float, float]) -> ClientData:
-        """Return the clients without rows; two numbers may stand in for their values.
-
-        Raises:
-            CheckpointError: fit.json is not what hierfl writes.
-        """
+        """Return the clients without rows; two numbers may stand in for their values."""
         schema = self.schema or {}
         try:
             return rows_absent(schema["names"], schema["counts"], schema, fills)
@@ -131,11 +115,7 @@ class SavedData:
 
 
 def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
-    """Return the newest checkpoint whose record can be read, and the record.
-
-    Raises:
-        CheckpointError: no record can be read.
-    """
+    """Return the newest checkpoint whose record can be read, and the record."""
     reasons = []
     for path in reversed(found):
         try:
@@ -146,11 +126,7 @@ def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
 
 
 def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
-    """Read what a saved fit holds of its data, from the checkpoint that is loaded.
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
+    """Read what a saved fit holds of its data, from the checkpoint that is loaded."""
     hashes = record["hashes"]
     for name in (SCHEMA, ROWS):
         if name in hashes and not state.is_whole(checkpoint / name, hashes[name]):

@@ -31,11 +31,7 @@ WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it
 
 
 def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
-    """Run a chosen method, and say which it is where progress is shown.
-
-    With rounds=None it runs until the method stops itself, or until its posterior is good.
-    Errors are those of `hierfl.fit`.
-    """
+    """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
     method = choice.method
     for one in choice.said:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
