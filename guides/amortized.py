@@ -67,11 +67,7 @@ def amortized(
 
 
 def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
-    """Return what the network reads, (C, B, F): the fields side by side.
-
-    Raises:
-        ValueError: the data do not have one of the fields.
-    """
+    """Return what the network reads, (C, B, F): the fields side by side."""
     # sorted, so that the order in which the fields were given has no effect
     names = tuple(sorted(batch.fields)) if fields is None else fields
     missing = [name for name in names if batch.fields.get(name) is None]
@@ -96,18 +92,9 @@ def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
 
 
 def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
-    """Apply a dense layer whose weights are two global params, `<name>.weight` and `<name>.bias`.
+    """Apply a dense layer, (..., F) -> (..., width), of global params `<name>.weight` and `<name>.bias`.
 
     The initial weights are those of He et al. 2015 for a layer before a rectifier, times `gain`.
-
-    Args:
-        name: the beginning of the params' names.
-        x: inputs, (..., F).
-        width: number of outputs.
-        gain: factor on the initial weights.
-
-    Returns:
-        The outputs, (..., width).
     """
     fan = x.shape[-1]
     start = (

@@ -37,14 +37,8 @@ class FromFactor:
     its importance weight p(y, w | z) / q(w | z). Its own density is p(y, w | z) over the mean
     weight, which is an unbiased estimate of p(y | z).
 
-    The hierarchy is found once the program has been read, which takes the guide: `hold` hands it
-    over. Before, the guide draws standard normals, which tell the reader its sites.
-
-    Args:
-        model: the model.
-        latents: its latent sites.
-        posterior: of the global sites.
-        candidates: M.
+    The hierarchy is found once the program has been read, which needs the guide: `hold` hands it
+    over. Before, the guide draws standard normals, from which the reader sees its sites.
     """
 
     def __init__(
@@ -112,17 +106,9 @@ class FromFactor:
         first: Tensor,
         batch: ClientBatch,
     ) -> tuple[Tensor, Tensor]:
-        """Choose one of the candidates by importance weights.
+        """Return the candidate (C, 1, D) chosen by importance weights, and its log density (C, 1).
 
-        Args:
-            hierarchy: of the program.
-            drawn: the global sites.
-            own: the local params.
-            first: (C, M + Dn) standard normal numbers of the first candidate.
-            batch: of C clients.
-
-        Returns:
-            The local vector that is kept (C, 1, D), and the log density (C, 1) of the choice.
+        `first` (C, M + Dn) are the standard normals of the first candidate.
         """
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         key = noise.fold(batch.key, noise.word("_local.candidates"))
@@ -146,15 +132,10 @@ class FromFactor:
 
 
 class Candidate(NamedTuple):
-    """Local vectors of clients.
+    """Local vectors of clients."""
 
-    vector: (C, D). log_weight: (C,) log of p(w, t | z) over the density of the candidate, less the
-    log of the program's own prior
-        density at `vector`.
-    """
-
-    vector: Tensor
-    log_weight: Tensor
+    vector: Tensor  # (C, D)
+    log_weight: Tensor  # (C,) of p(w, t | z) over its density and the prior's
 
 
 def candidate(
@@ -165,16 +146,7 @@ def candidate(
     e: Tensor,
     side: Tensor,
 ) -> Candidate:
-    """Return the candidate that standard normal numbers stand for.
-
-    Args:
-        hierarchy: of the program.
-        z: (K,).
-        own: the local params.
-        batch: of C clients.
-        e: (C, M + Dn), standard normal.
-        side: () 1 for a point of the prior alone.
-    """
+    """Return the candidate of standard normals e (C, M + Dn); `side` () is 1 for the prior alone."""
     row = first_row(batch)
     proposals = None
     if hierarchy.mixing is not None:
@@ -192,14 +164,7 @@ def candidate(
 def from_factor(
     model: Model, latents: Latents, *, shared: Shared, candidates: int = 4
 ) -> FromFactor:
-    """Build the guide of two_stage.
-
-    Args:
-        model: the model.
-        latents: its latent sites.
-        shared: posterior of the global sites.
-        candidates: M.
-    """
+    """Build the guide of two_stage."""
     return FromFactor(model, latents, shared(latents.global_block), candidates)
 
 

@@ -27,16 +27,10 @@ positive = dist.constraints.softplus_positive
 
 
 class Drawn(NamedTuple):
-    """One draw of the global sites.
+    """One draw of the global sites."""
 
-    Args:
-        vector: z (K,), unconstrained.
-        standard: z about its mean, in units of its scale, (K,).
-        values: the values of the sites by name.
-    """
-
-    vector: Tensor
-    standard: Tensor
+    vector: Tensor  # z (K,), unconstrained
+    standard: Tensor  # z about its mean, in units of its scale, (K,)
     values: Values
 
 
@@ -44,17 +38,9 @@ Shared = Callable[[Block], Callable[[ClientBatch], Drawn]]
 
 
 def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
-    """Sample the sites of a block as parts of a vector that has been drawn already.
+    """Sample a block's sites as parts of a vector drawn already, (K,) or (C, 1, D); return their values.
 
     Each is a Delta site whose log density carries its Jacobian.
-
-    Args:
-        block: the sites.
-        vector: unconstrained, (K,) for global sites and (C, 1, D) for local ones.
-        batch: the rows of C clients.
-
-    Returns:
-        The values of the sites by name.
     """
     values, jacobians = block.unflatten(vector)
     for site in block.sites:
@@ -231,12 +217,7 @@ def _start_noise(name: str, *shape: int) -> Tensor:
 
 
 def normal_params(loc: Tensor, precision: Tensor) -> Params:
-    """Return the params of `full_normal`, unconstrained, for Normal(loc, precision^-1).
-
-    Args:
-        loc: (K,).
-        precision: (K, K), positive definite.
-    """
+    """Return the params of `full_normal`, unconstrained, for Normal(loc, precision^-1)."""
     tril = tril_of(precision)
     scale = tril.diagonal()
     lower = (tril / scale[:, None]).tril(-1)

@@ -23,11 +23,6 @@ def kept_draws(model: Model, latents: Latents, *, size: int = 100) -> Guide:
     a scattered order that differs from client to client, so that `size` of them visit each once.
 
     Params: `<site>.at` for each global site, unconstrained; `_local.points` (C, 1, size, D).
-
-    Args:
-        model: unused; all guide families have the same signature.
-        latents: the latent sites of the model.
-        size: S, number of draws of a client.
     """
     block, above = latents.local_block, Latents(latents.global_block.sites)
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)

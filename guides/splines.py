@@ -23,23 +23,10 @@ LEVEL = math.log(math.expm1(1.0 - LEAST))  # LEAST + softplus(LEVEL) is 1, the s
 def spline(
     x: Tensor, widths: Tensor, heights: Tensor, slopes: Tensor, *, bound: float
 ) -> tuple[Tensor, Tensor]:
-    """Apply a monotone rational-quadratic spline on [-bound, bound], the identity outside.
+    """Apply a monotone rational-quadratic spline on [-bound, bound], and the identity outside.
 
-        y = g(x)
-
-    Where widths, heights and slopes are all 0, it is the identity inside too.
-
-    Args:
-        x: (...).
-        widths: (..., bins), of the pieces along x, before a softmax.
-        heights: (..., bins), of the pieces along y, before a softmax.
-        slopes: (..., bins - 1), at the knots between the pieces, before a softplus. They are 1 at
-            both ends.
-        bound: > 0.
-
-    Returns:
-        y and log dg/dx, (...) each.
-
+    Return y and log dg/dx, (...) each. Widths and heights (..., bins) of the pieces come before a
+    softmax, the slopes (..., bins - 1) between them before a softplus. All 0, it is the identity.
     Reference: Eq. (4) and (5), Durkan et al. 2019, arXiv:1906.04032.
     """
     left, width = _pieces(widths, bound)
@@ -79,14 +66,8 @@ class SplineFlow(nn.Module):
 
     The spline of each number depends on the numbers before it; its shift and scale then depend on
     those after it. Two masked networks (Germain et al. 2015, arXiv:1502.03509) compute the
-    parameters. The flow starts near the identity.
-
-    Args:
-        size: length of the vector e.
-        hidden: width of the networks; `size` where it is larger.
-        bins: number of pieces of each spline.
-        bound: the splines' box is [-bound, bound]. By default a draw of a standard Normal lies
-            outside it once in 5e8 times, so that the identity there does no harm.
+    parameters. The flow starts near the identity. A draw of a standard Normal lies outside the
+    default bound once in 5e8 times.
     """
 
     def __init__(self, size: int, *, hidden: int, bins: int, bound: float = 6.0) -> None:

@@ -160,8 +160,7 @@ def _never(state: Tree) -> bool:
 
 
 def _own_params(message: Tree, own: Tree) -> Params:
-    params: Params = {**message, **own}
-    return params
+    return {**message, **own}
 
 
 @spelled
@@ -329,11 +328,7 @@ class Method:
 
 # ---------------------------------------------------------------------------------------- functions
 def step_sizes(method: Method) -> tuple[str, ...]:
-    """Return the options of a method that set step sizes: "optimizer", "step_size", ...
-
-    A wrapper's own come before those of the method in it. A method that no recorded builder made
-    has none that are known.
-    """
+    """Return the options of a method that set step sizes, a wrapper's own before those inside it."""
     recipe = recipe_of(method)
     options = {} if recipe is None else recipe.options
     own = [
@@ -346,14 +341,7 @@ def step_sizes(method: Method) -> tuple[str, ...]:
 
 
 def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
-    """Return phases that run on one entry of a wrapper's larger working state.
-
-    Args:
-        phases: phases of the wrapped method.
-        entry: key of its working state in the larger one.
-        after: (work, message, batch) -> work, follows each step of the last phase that has steps,
-            on the larger working state.
-    """
+    """Return phases on `entry` of a larger working state; `after` follows each step of the last phase."""
     last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
     return tuple(
         replace(phase, step=_inside(phase.step, entry, after if i == last else None))
@@ -399,11 +387,9 @@ def beside(plain: Client, extra: Tree) -> Client:
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
     """Return the gradient and the value of a loss.
 
-    A loss with one entry per client, (C,), is summed: clients share no params, so their gradients
-    stay apart.
+    A loss with one entry per client, (C,), is summed: clients share no params.
     """
-    answer: tuple[Tree, Tensor] = grad_and_value(lambda p: loss(p).sum())(params)
-    return answer
+    return grad_and_value(lambda p: loss(p).sum())(params)
 
 
 def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) -> Tree:
@@ -415,15 +401,7 @@ def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) ->
 def over_draws(
     loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int, *, keyed: bool = True
 ) -> Tensor:
-    """Return the mean of a loss over independent draws of its noise.
-
-    Args:
-        loss: batch -> loss.
-        batch: the mini-batch; each draw gets a key of its own.
-        draws: S, number of draws.
-        keyed: whether every draw is a function of its key. Then the draws are one vmapped
-            dimension, otherwise a loop.
-    """
+    """Return the mean of a loss over draws of its noise: one vmapped dimension where noise is `keyed`."""
     if draws == 1:
         return loss(batch)
     if not keyed:

@@ -70,17 +70,10 @@ class BregmanPrior:
         def total(s: Tensor) -> Tensor:
             return self.g(s).sum()
 
-        mean: Tensor = grad(total)(natural)
-        return mean
+        return grad(total)(natural)
 
     def natural_of(self, mean: Tensor) -> Tensor:
-        """Return the natural parameter s = grad g*(mu), in the shape of `mean`.
-
-        The derivative with respect to `mean` is exact, both in closed form and by Newton's method.
-
-        Args:
-            mean: means in the interior of their domain.
-        """
+        """Return the natural parameter s = grad g*(mu) of means; its derivative is exact by Newton too."""
         if self.inverse is not None:
             return self.inverse(mean)
         at = transform_to(self.natural)(torch.zeros_like(mean))
@@ -102,10 +95,7 @@ class BregmanPrior:
         return self.g(like).shape == like.shape
 
     def curvature(self, natural: Tensor) -> Tensor:
-        """Return the diagonal of the Hessian of a separable g, in the shape of `natural`.
-
-        Each entry is the derivative of a mean with respect to its own natural parameter.
-        """
+        """Return the diagonal of the Hessian of a separable g, in the shape of `natural`."""
         return grad(lambda s: self.mean_of(s).sum())(natural)
 
     def hessian(self, natural: Tensor) -> Tensor:
@@ -116,8 +106,7 @@ class BregmanPrior:
             return self.g(s.view(shape)).sum()
 
         # reverse over reverse mode, because forward mode is not always correct
-        hessian: Tensor = jacrev(grad(flat))(natural.flatten())
-        return hessian
+        return jacrev(grad(flat))(natural.flatten())
 
     def conjugate_of(self, x: Tensor) -> Tensor:
         """Return g*(x), summed over x to a scalar ()."""
@@ -132,10 +121,7 @@ class BregmanPrior:
         return product - self.g(s) if self.separable(s) else product.sum() - self.g(s)
 
     def divergence(self, x: Tensor, mean: Tensor) -> Tensor:
-        """Return the Bregman divergence of x from mu, summed over x to a scalar ().
-
-        D_{g*}(x, mu) = g*(x) - g*(mu) - <grad g*(mu), x - mu>  >=  0
-        """
+        """Return D_{g*}(x, mu) = g*(x) - g*(mu) - <grad g*(mu), x - mu> >= 0, summed over x to ()."""
         return self.terms(x, mean).sum()
 
     def terms(self, x: Tensor, mean: Tensor) -> Tensor:
@@ -228,15 +214,7 @@ def exponential() -> BregmanPrior:
 
 
 def keep_inside(domain: Constraint, value: Tensor, before: Tensor) -> Tensor:
-    """Return the values after a step, with those that have left their domain moved back into it.
-
-    Such a value is set halfway between the value before the step and the bound.
-
-    Args:
-        domain: the constraint: an interval with at most one bound.
-        value: the values after the step.
-        before: the values before the step, in the shape of `value`, inside the domain.
-    """
+    """Return values after a step; those outside of a one-sided domain move halfway back to the bound."""
     while isinstance(domain, constraints.independent):
         domain = domain.base_constraint
     bound = getattr(domain, "upper_bound", getattr(domain, "lower_bound", None))

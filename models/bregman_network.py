@@ -25,10 +25,7 @@ from hierfl.program.sites import Model
 class Means(Constraint):
     """The constraint that values are means of a prior; unconstrained, they are natural parameters.
 
-    Args:
-        prior: the family.
-        event_dim: dimensions of one tensor, where its numbers interact in g. Default 0: g is
-            separable, or the value is a single tensor.
+    `event_dim` counts the dimensions of one tensor whose entries interact in g.
     """
 
     def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
@@ -47,12 +44,7 @@ class Means(Constraint):
 
 
 class ToMean(Transform):
-    """The transform from natural parameters to means, mu = grad g(s).
-
-    Args:
-        prior: the family.
-        event_dim: as for `Means`.
-    """
+    """The transform from natural parameters to means, mu = grad g(s); `event_dim` as for `Means`."""
 
     bijective = True
 
@@ -88,10 +80,7 @@ class ToMean(Transform):
         return torch.vmap(function)(values.reshape(-1, *event)).reshape(values.shape)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the log curvature of g where g is separable, else NaN.
-
-        NaN does no harm: under a g that is not separable only point estimates are fitted.
-        """
+        """Return the log curvature of a separable g, else NaN: then only point estimates are fitted."""
         if self.together:
             return x.new_full(x.shape[: x.dim() - self.together], torch.nan)
         return (
@@ -110,13 +99,7 @@ for _registry in (biject_to, transform_to):
 
 
 class BregmanKernel(TorchDistribution):
-    """A kernel with log density -lam D_{g*}(x, mu), up to a constant, of a tensor x.
-
-    Args:
-        prior: the family.
-        loc: mu (*event), the mode.
-        lam: the concentration, > 0.
-    """
+    """A kernel with log density -lam D_{g*}(x, mu), up to a constant, of a tensor x; `loc` is mu."""
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012 (torch's name and kind)
 
@@ -147,11 +130,7 @@ class BregmanKernel(TorchDistribution):
         return -self.lam * divergences.view(batch)
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
-        """Raise an error, because the kernel cannot be sampled.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raise an error, because the kernel cannot be sampled."""
         raise NotImplementedError(
             "a Bregman kernel cannot be sampled: fit its sites with guides.delta"
         )

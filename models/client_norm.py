@@ -39,9 +39,6 @@ class ClientNorm(nn.Module):
     `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch
     normalize; otherwise the stored `mean` and `var` do. A call stores the (mean, variance) of its
     batch in `seen`, to be set to None before the next one.
-
-    Args:
-        of: the batch-normalization layer to replace.
     """
 
     weight: Tensor
@@ -75,14 +72,7 @@ class ClientNorm(nn.Module):
         self.count: Tensor | None = None  # of values a feature that `seen` is of, ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize each feature of a batch.
-
-        Args:
-            x: rows, (B, F, ...). Padded rows are left out of the batch's statistics.
-
-        Returns:
-            The normalized rows, with the shape of `x`.
-        """
+        """Normalize each feature of rows (B, F, ...); padded rows do not count in the statistics."""
         if self.seen is not None:
             raise ProgramError(
                 "the network runs one layer of batch norm twice, and its statistics are of one "
@@ -123,9 +113,8 @@ def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
 def normalized(by: By) -> Iterator[None]:
     """Choose the statistics that layers normalize by; inside another choice, that one stands.
 
-    Args:
-        by: "client": the client's, which are params of the program. "mini-batch": those of the rows
-            at hand. "looking": likewise, and what each layer sees is said as a param (`Looked`).
+    "client": the client's, which are params of the program. "mini-batch": those of the rows at
+    hand. "looking": likewise, and what each layer sees is declared as a param (`Looked`).
     """
     token = _BY.set(_BY.get() or by)
     try:
@@ -160,16 +149,7 @@ class Looked(Messenger):
 
 
 def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors that layers of batch norm need of each client, (C, 1, ...) each.
-
-    Args:
-        module: the network.
-        x: its inputs, (C, B, ...).
-        mask: (C, B) bool, false at padded rows; None if there are none.
-
-    Raises:
-        ProgramError: there is such a layer, and no method chooses its statistics.
-    """
+    """Return the tensors that batch norm needs of each client, (C, 1, ...) each, for inputs x (C, B, ...)."""
     layers, by, count = norms_of(module), _BY.get(), len(x)
     if not layers:
         return {}

@@ -59,20 +59,10 @@ class Coefficients(TypedDict, total=False):
 
 
 class Predictor:
-    """The linear predictor of a regression.
+    """The linear predictor of a regression, (C, B, *outputs), with the options of `Coefficients`.
 
     Call it outside the clients plate to sample the global sites. It returns a function; call that
     inside the plate to sample the local sites and get the predictor.
-
-    Args:
-        x: name of the field of features, (F,) or () per row. None: an intercept alone.
-        outputs: shape of the predictor of one row: () or (classes,).
-        **options: the keys of `Coefficients`.
-
-    Raises:
-        ValueError: `intercept` or `slopes` is not one of its allowed values; `x` and `intercept`
-            are both None; or a prior of scales allows negative values or is a number that is not >
-            0.
     """
 
     def __init__(
@@ -113,15 +103,7 @@ class Predictor:
                 check_scale(argument, prior)
 
     def __call__(self, batch: ClientBatch) -> Callable[[], Tensor]:
-        """Sample the global sites.
-
-        Args:
-            batch: the rows of C clients.
-
-        Returns:
-            A function to call inside the clients plate. It samples local sites and returns the
-            predictor, in a shape that broadcasts to (C, B, *outputs).
-        """
+        """Sample the global sites; return a function that samples local ones and gives the predictor."""
         x = None if self.x is None else features(batch, self.x)
         slope = None if x is None else self._coefficient("slope", (x.shape[-1], *self.outputs))
         intercept = (
@@ -158,13 +140,7 @@ def _check_choice(name: str, value: str | None, allowed: tuple[str | None, ...])
 
 
 def features(batch: ClientBatch, name: str) -> Tensor:
-    """Return a field as rows of features, (C, B, F), in the model's dtype.
-
-    A field with one number per row is a single feature.
-
-    Raises:
-        ValueError: a row of the field is neither a vector (F,) nor a single number ().
-    """
+    """Return a field as rows of features, (C, B, F), in the model's dtype; one number is one feature."""
     x = field(batch, name)
     if x.dim() not in (2, 3):
         raise ValueError(

@@ -28,14 +28,6 @@ def frozen_copy(module: nn.Module) -> nn.Module:
     The likelihood of a client is a product over its rows only for such a module. Layers of batch
     norm are replaced by `ClientNorm`: they run where a method takes care of their statistics
     (`hierfl.methods.batch_normed`).
-
-    Args:
-        module: any module; it is left as it is.
-
-    Raises:
-        ValueError: the module has lazy parameters or buffers, no parameter that requires a
-            gradient, a layer that normalizes by statistics of other rows in another way, one layer
-            of batch norm in two places, or dropout in training mode.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
@@ -74,26 +66,17 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors to infer, by name: the parameters that require a gradient.
-
-    A tied parameter occurs once, under its first name.
-    """
+    """Return the tensors to infer, by name: the parameters that require a gradient, tied ones once."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The Normals of local tensors, for layers that sample their outputs instead of their weights.
+    """The Normals of local tensors, for layers that sample their outputs instead of their weights."""
 
-    Args:
-        loc: name -> means, (C, 1, *shape).
-        scale: name -> standard deviations > 0, (C, 1, *shape).
-        key: (C, 2) int32, the keys of the noise.
-    """
-
-    loc: Mapping[str, Tensor]
-    scale: Mapping[str, Tensor]
-    key: Tensor
+    loc: Mapping[str, Tensor]  # name -> (C, 1, *shape)
+    scale: Mapping[str, Tensor]  # name -> (C, 1, *shape), > 0
+    key: Tensor  # (C, 2) int32, of the noise
 
 
 class _SampledOutputs(TorchFunctionMode):
@@ -134,19 +117,11 @@ def apply(
     *,
     mask: Tensor | None,
 ) -> Tensor:
-    """Return the outputs of all rows, (C, B, outputs).
+    """Return the outputs of all rows, (C, B, outputs), for inputs x (C, B, ...).
 
-    Args:
-        module: the network, whose parameters are replaced by name.
-        own: local tensors by name, (C, 1, *shape) each.
-        shared: global tensors by name, (*shape) each.
-        x: inputs, (C, B, ...).
-        spread: the Normals of local tensors, for local reparameterization. Default None: the local
-            tensors are used as they are.
-        mask: (C, B) bool, false at padded rows; None if there are none: `batch.rows`.
-
-    Raises:
-        ProgramError: the network has batch norm, and no method chooses its statistics.
+    The module's parameters are replaced by the local tensors `own`, (C, 1, *shape) each, and the
+    `shared` ones. `spread` are the Normals of local tensors, for local reparameterization; `mask`
+    is `batch.rows`.
     """
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
@@ -188,16 +163,7 @@ def _of_each(
 
 
 def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
-    """Return the name of a layer, refusing one that the module does not have.
-
-    Args:
-        module: whose layer.
-        layer: as `module.named_modules()` names it.
-        option: of the caller, for the message.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """Return the name of a layer, refusing one that the module does not have."""
     names = [name for name, _ in module.named_modules() if name]
     if layer not in names:
         raise ValueError(
@@ -210,15 +176,7 @@ def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
 def inputs_of(
     module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: Tensor, *, mask: Tensor | None
 ) -> Tensor:
-    """Return what a layer takes of each row, flat: (C, B, D).
-
-    Args:
-        module: the network, whose parameters are replaced by name.
-        layer: its name in the module.
-        tensors: global tensors by name.
-        x: inputs, (C, B, ...).
-        mask: as in `apply`.
-    """
+    """Return what a layer takes of each row, flat: (C, B, D); `tensors` are global, the rest as `apply`."""
 
     def of_rows(own: Mapping[str, Tensor], _: Any, rows: Tensor) -> Tensor:
         with inputs_seen(module, layer) as seen:
@@ -235,12 +193,7 @@ def inputs_of(
 
 @contextmanager
 def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """Collect what a layer takes, one tensor for each run of the module while the context is open.
-
-    Args:
-        module: the network.
-        layer: its name in the module.
-    """
+    """Collect what a layer takes, one tensor for each run of the module while the context is open."""
     seen: list[Tensor] = []
     hook = module.get_submodule(layer).register_forward_pre_hook(
         lambda _, given: seen.append(given[0])
@@ -252,16 +205,7 @@ def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
 
 
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
-    """Return those of the guide's local distributions that are Normal, as a `Spread`.
-
-    Args:
-        names: names of the local tensors; the site of each is `site` + name.
-        site: the beginning of the sites' names.
-        key: (C, 2) int32, the keys of the noise.
-
-    Returns:
-        None where the model runs without a guide, or where no such distribution is Normal.
-    """
+    """Return those of the guide's distributions of sites `site` + name that are Normal; None if none is."""
     found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
     normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
     return (

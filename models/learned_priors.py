@@ -36,15 +36,7 @@ class LearnedPrior(Protocol):
     """A prior of the clients' local tensors, with global params that are learned."""
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Declare the global params of the tensor `name` and return them by name.
-
-        Args:
-            name: the tensor's.
-            start: the module's own values, (*shape).
-
-        Returns:
-            The params. `theta` (*shape), among them, is what a client's tensor starts from.
-        """
+        """Declare the global params of a tensor, theta and others, from the module's own values `start`."""
 
     def given(self, above: Above) -> Any:
         """Return the prior of a local tensor, of event shape `theta.shape` and mean theta."""
@@ -145,7 +137,7 @@ class LearnedVariance:
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
         """Return the best theta at the given s, and then the best s at that theta; both are exact.
 
-        theta = alpha mean / (alpha + 2 eps),    s (s + c)^2 = V / (4 eps) with s > 0
+        theta = alpha mean / (alpha + 2 eps), s (s + c)^2 = V / (4 eps) with s > 0
         """
         alpha = self.alpha(gamma["s"])
         theta = alpha * mean / (alpha + 2.0 * self.eps)
@@ -201,10 +193,7 @@ class LearnedNormal:
         return 0.5 * self.strength * (log_v + self.typical**2 * (-log_v).exp()).sum()
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
-        """Return the best theta and log v.
-
-        theta = mean,    v = (V + strength typical^2) / (1 + strength)
-        """
+        """Return the best theta = mean, and log v of v = (V + strength typical^2) / (1 + strength)."""
         return {
             "theta": mean,
             "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log(),

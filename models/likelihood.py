@@ -56,8 +56,7 @@ class Bernoulli(dist.Bernoulli):  # type: ignore[misc]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of 0/1 labels."""
-        density: Tensor = super().log_prob(value.to(self.logits.dtype))
-        return density
+        return super().log_prob(value.to(self.logits.dtype))
 
 
 @recorded

@@ -22,10 +22,7 @@ SHARES = "mixture.logits"
 class Mixed(dist.TorchDistribution):
     """A mixture of M distributions of one kind, whose shares may differ by row.
 
-    Args:
-        parts: the M distributions, of one batch shape.
-        logits: log shares up to a constant, (..., M), to be broadcast to the batch shape and M.
-        validate_args: whether to check values. Default None: Pyro's setting.
+    `logits` are log shares up to a constant, (..., M), to be broadcast to the batch shape and M.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}

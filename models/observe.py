@@ -11,22 +11,11 @@ from hierfl.data.batch import ClientBatch
 
 def field(batch: ClientBatch, name: str) -> Tensor:
     """Return a field by its name, even if `ClientBatch` has an attribute of the same name."""
-    value: Tensor = batch.fields[name] if name in batch.fields else getattr(batch, name)
-    return value
+    return batch.fields[name] if name in batch.fields else getattr(batch, name)
 
 
 def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
-    """Observe a field, at a site of the field's name. Call it inside both plates.
-
-    Args:
-        name: the field's, and the site's.
-        fn: the likelihood, of batch shape (C, B).
-        batch: the rows of C clients.
-
-    Raises:
-        ValueError: a row of the field has another number of dimensions than an event of the
-            likelihood; without this check it would broadcast silently.
-    """
+    """Observe a field at a site of its name, inside both plates; refuse rows that would broadcast."""
     y = field(batch, name)
     if y.dim() != 2 + len(fn.event_shape):
         found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)

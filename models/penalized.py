@@ -64,5 +64,4 @@ class Penalized(TorchDistribution):
 
 def center_param(name: str, start: Tensor) -> Tensor:
     """Declare the global param theta, which starts at the module's values."""
-    value: Tensor = pyro.param(f"theta.{name}", start.clone)
-    return value
+    return pyro.param(f"theta.{name}", start.clone)

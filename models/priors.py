@@ -21,18 +21,8 @@ def given(
 ) -> Tensor:
     """Return a tensor that has a prior: the value of a global site, or a known value.
 
-    A distribution makes a global site; a number or a tensor makes none.
-
-    Args:
-        name: the site's.
-        prior: a distribution or a known value, of shape () or `shape`. The shape of a distribution
-            is that of its batch and event dimensions together.
-        shape: shape of the tensor.
-        start: initial value for guides, of shape `shape`. Default None: the prior's mean.
-
-    Raises:
-        ValueError: the prior's shape is neither () nor `shape`.
-        TypeError: the prior is a torch distribution that is not Pyro's.
+    A distribution, of all its dimensions together () or `shape`, makes a global site; a number or a
+    tensor makes none. Guides start at `start`, by default at the prior's mean.
     """
     if not is_distribution(prior):
         known = torch.as_tensor(prior, dtype=torch.get_default_dtype())
@@ -40,10 +30,7 @@ def given(
         return known.expand(shape)
     _check_shape(name, prior.shape(), shape)
     each = prior if prior.shape() == torch.Size(shape) else prior.expand(shape)
-    value: Tensor = pyro.sample(
-        name, each.to_event(len(each.batch_shape)), infer=_start_option(start)
-    )
-    return value
+    return pyro.sample(name, each.to_event(len(each.batch_shape)), infer=_start_option(start))
 
 
 def _check_shape(name: str, found: torch.Size, wanted: tuple[int, ...]) -> None:
@@ -82,10 +69,9 @@ def varying(
     """
     event = loc.dim()
     if centered:
-        value: Tensor = pyro.sample(
+        return pyro.sample(
             name, dist.Normal(loc, scale).to_event(event), infer=_start_option(start)
         )
-        return value
     start = None if start is None else (start - loc) / scale
     offset = pyro.sample(
         f"{name}_offset",
@@ -101,16 +87,7 @@ def _start_option(start: Tensor | None) -> Any:
 
 
 def check_scale(argument: str, prior: Prior) -> Prior:
-    """Return the prior of a scale, after checking it.
-
-    Args:
-        argument: name of the argument, for the message.
-        prior: a distribution or a known value.
-
-    Raises:
-        ValueError: the distribution allows negative values, or the known value is not > 0
-            everywhere.
-    """
+    """Return the prior of a scale, refusing a value that is not > 0 and a prior that allows one."""
     if is_distribution(prior):
         positive = not bool(prior.support.check(-torch.ones(prior.shape())).any())
     else:
@@ -124,11 +101,7 @@ def check_scale(argument: str, prior: Prior) -> Prior:
 
 
 def is_distribution(prior: Prior) -> TypeGuard[TorchDistributionMixin]:
-    """Return whether a prior is a distribution, rather than a known value.
-
-    Raises:
-        TypeError: the prior is a torch distribution that is not Pyro's.
-    """
+    """Return whether a prior is a distribution of Pyro, not a known value; refuse one of torch."""
     if isinstance(prior, Distribution) and not isinstance(prior, TorchDistributionMixin):
         raise TypeError(
             f"{type(prior).__name__} is a torch distribution, not Pyro's: "

@@ -19,33 +19,18 @@ Scale = Literal["learned"] | Prior
 
 @dataclass(frozen=True, eq=False)
 class WeightPriors:
-    """The priors of all weight tensors of a network.
+    """The priors of all weight tensors of a network; the options are those of `bayesian_network`.
 
-        w_k ~ Normal(theta, s^2)  for each local tensor,    theta alone  for each global one
-
-    Args:
-        tensors: name -> the module's own values, (*shape).
-        own: names of the local tensors.
-        loc: theta of the local tensors: "zero", "module" (the module's values), "learned", a number
-            or a prior.
-        scale: s, > 0: "learned", a number or a prior.
-        scale_start: initial value of a learned s, > 0.
-        scale_link: "softplus" or "exp", the function from a real number to a learned s.
-        shared: prior of theta of the global tensors. None: point estimates.
-        centered: see `priors.varying`.
-
-    Raises:
-        ValueError: `loc` or `scale` is a string other than these, `scale_link` is neither
-            "softplus" nor "exp", or a scale is not > 0.
+    w_k ~ Normal(theta, s^2)  for each local tensor,    theta alone  for each global one
     """
 
-    tensors: Mapping[str, Tensor]
-    own: frozenset[str]
+    tensors: Mapping[str, Tensor]  # name -> the module's own values
+    own: frozenset[str]  # names of the local tensors
     loc: Loc
     scale: Scale
     scale_start: float
     scale_link: ScaleLink
-    shared: Prior | None
+    shared: Prior | None  # of theta of the global tensors; None: point estimates
     centered: bool
 
     def __post_init__(self) -> None:
@@ -65,12 +50,7 @@ class WeightPriors:
             check_scale("prior_scale", self.scale)
 
     def above(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Declare the global params and sites. Call it outside the plates.
-
-        Returns:
-            theta of every tensor by name, (*shape), and s of the local tensors by name, ()
-            or (*shape).
-        """
+        """Declare the global params and sites, outside the plates: theta of each tensor, and s of local ones."""
         return {name: self._theta(name) for name in self.tensors}, {
             name: self._scale(name) for name in self.tensors if name in self.own
         }
@@ -78,8 +58,7 @@ class WeightPriors:
     def _theta(self, name: str) -> Tensor:
         start, prior = self.tensors[name], self.loc if name in self.own else self.shared
         if prior is None or (isinstance(prior, str) and prior == "learned"):
-            value: Tensor = pyro.param(f"theta.{name}", start.clone)
-            return value
+            return pyro.param(f"theta.{name}", start.clone)
         if isinstance(prior, str):
             return start if prior == "module" else torch.zeros_like(start)
         return given(f"theta.{name}", prior, tuple(start.shape), start=start)
@@ -87,10 +66,7 @@ class WeightPriors:
     def _scale(self, name: str) -> Tensor:
         if isinstance(self.scale, str):
             start = torch.full_like(self.tensors[name], self.scale_start)
-            value: Tensor = pyro.param(
-                f"scale.{name}", start, constraint=scale_constraint(self.scale_link)
-            )
-            return value
+            return pyro.param(f"scale.{name}", start, constraint=scale_constraint(self.scale_link))
         return given(f"scale.{name}", self.scale)
 
     def below(self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> dict[str, Tensor]:

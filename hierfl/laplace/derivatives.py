@@ -59,8 +59,7 @@ _times: Any = _Times.apply
 
 def times(v: Tensor, matrix: Tensor) -> Tensor:
     """Return v @ matrix (m,) for v (n,) and matrix (n, m), which takes no derivative."""
-    answer: Tensor = _times(v, matrix.detach())
-    return answer
+    return _times(v, matrix.detach())
 
 
 class _Logistic(torch.autograd.Function):
@@ -125,7 +124,5 @@ _softplus: Any = _Softplus.apply
 def softplus(x: Tensor) -> Tensor:
     """Return log(1 + e^x), entry by entry."""
     if has_torch_function((x,)):  # a mode that records torch's functions takes this for one of them
-        recorded: Tensor = handle_torch_function(softplus, (x,), x)
-        return recorded
-    answer: Tensor = _softplus(x)
-    return answer
+        return handle_torch_function(softplus, (x,), x)
+    return _softplus(x)

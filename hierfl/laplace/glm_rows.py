@@ -37,15 +37,10 @@ from hierfl.program.traces import Site, in_clients, per_client, scored
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows with a linear predictor at one z.
-
-    Args:
-        read: their predictors.
-        fixed: whether the design is the same at every z; then no derivative is taken of it.
-    """
+    """The rows with a linear predictor at one z."""
 
     read: Predictors
-    fixed: bool
+    fixed: bool  # the design is the same at every z: no derivative is taken of it
 
     def predictor(self, w: Tensor) -> Tensor:
         """Return eta, (n,)."""
@@ -71,15 +66,9 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The log joint h(z, .) of a client at one z, as a function of its local vector w (D,).
+    """The log joint h(z, .) of a client at one z, as a function of its local vector w (D,)."""
 
-    Args:
-        rest: (D,) -> (), all that is not in `rows`: the prior of w given z, and the observed sites
-            without a linear predictor.
-        rows: the rows of the observed sites with a linear predictor, if there are any.
-    """
-
-    rest: Callable[[Tensor], Tensor]
+    rest: Callable[[Tensor], Tensor]  # (D,) -> (): the prior of w, and other observed sites
     rows: Rows | None
 
     def density(self, w: Tensor) -> Tensor:
@@ -89,8 +78,7 @@ class Parts:
 
     def slope(self, w: Tensor) -> Tensor:
         """Return the gradient of h in w, (D,)."""
-        total: Tensor = grad(self.density)(w)
-        return total
+        return grad(self.density)(w)
 
     def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient (D,) and minus the Hessian (D, D) of h in w."""
@@ -104,32 +92,18 @@ class Parts:
 
 @dataclass(frozen=True)
 class Linear:
-    """What is known of the linear predictors of a program.
+    """What is known of the linear predictors of a program."""
 
-    Args:
-        sites: the observed sites that depend on the local sites only through a linear predictor.
-        fixed: whether their design is the same at every z, as in a centered program, where the
-            local sites are the effects themselves.
-        prior_alone: whether everything else is the prior of the local sites, and reads no rows.
-    """
-
-    sites: frozenset[str] = frozenset()
-    fixed: bool = False
-    prior_alone: bool = False
+    sites: frozenset[str] = frozenset()  # those that depend on local sites through one alone
+    fixed: bool = False  # their design is the same at every z, as in a centered program
+    prior_alone: bool = False  # all else is the local prior, and reads no rows
 
 
 UNKNOWN = Linear()  # no site is taken to have a linear predictor
 
 
 def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> Parts:
-    """Return the parts of the log joint of one client, given the values of the global sites.
-
-    Args:
-        program: whose log joint it is.
-        linear: the observed sites to treat as rows with a linear predictor, from `seen_linear`.
-        shared: values of the global sites, by name.
-        batch: the client's rows.
-    """
+    """Return the parts of the log joint of one client, given the values of the global sites."""
     own = program.latents.local_block
     few = first_row(batch) if linear.prior_alone else batch
 
@@ -160,10 +134,7 @@ def _terms(program: Program, names: frozenset[str], shared: Values, batch: Clien
 
 
 def seen_linear(program: Program) -> Linear:
-    """Find which observed sites have a linear predictor, and whether the rest reads rows.
-
-    The features of a few rows are perturbed, so that no column is 0 by chance.
-    """
+    """Find which observed sites have a linear predictor, on perturbed rows, and if the rest reads rows."""
     own, names = program.latents.local_block, frozenset(program.labels)
     if not own.size:
         return UNKNOWN

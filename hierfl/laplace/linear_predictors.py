@@ -31,17 +31,11 @@ Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, 
 
 
 class Predictors(NamedTuple):
-    """The linear predictors of all rows, site after site.
+    """The linear predictors of all rows, site after site."""
 
-    Args:
-        terms: the observed sites at w = 0.
-        base: (n,) predictors there.
-        design: (n, D).
-    """
-
-    terms: Mapping[str, Site]
-    base: Tensor
-    design: Tensor
+    terms: Mapping[str, Site]  # the observed sites at w = 0
+    base: Tensor  # (n,) predictors there
+    design: Tensor  # (n, D)
 
     def scores(self, eta: Tensor) -> Tensor:
         """Return the log likelihood of each row at other predictors eta (n,): (n,)."""

@@ -14,15 +14,10 @@ from hierfl.program.traces import Site, in_clients, scored
 
 
 class Link(NamedTuple):
-    """How a distribution depends on its predictor.
+    """How a distribution depends on its predictor."""
 
-    Args:
-        predictor: distribution -> its predictor eta.
-        score: (distribution, labels, another eta) -> the log likelihood of each row.
-    """
-
-    predictor: Callable[[Any], Tensor]
-    score: Callable[[Any, Tensor, Tensor], Tensor]
+    predictor: Callable[[Any], Tensor]  # distribution -> its eta
+    score: Callable[[Any, Tensor, Tensor], Tensor]  # of distribution, labels and another eta
 
 
 def _counted(
@@ -30,10 +25,7 @@ def _counted(
 ) -> Callable[[Any, Tensor, Tensor], Tensor]:
     """Return the score y eta - n b(eta) + c(y) of an exponential family in its natural parameter.
 
-    Args:
-        b: the log-partition function.
-        weight: distribution -> n, the number of trials.
-        at_zero: distribution -> the distribution at eta = 0, whose log likelihood is c(y) - n b(0).
+    `weight` gives n, and `at_zero` the distribution at eta = 0, of log likelihood c(y) - n b(0).
     """
 
     def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
@@ -91,11 +83,7 @@ LINKS: Mapping[type, Link] = {
 
 
 def has_link(site: Site) -> bool:
-    """Return whether the distribution of a site, or a base class of it, may have a predictor.
-
-    A derived class may have another density (Chi2 is a Gamma): who asks must compare the score with
-    it.
-    """
+    """Return whether a site's distribution may have a predictor; a derived class may differ in density."""
     return any(kind in LINKS for kind in type(site["fn"]).__mro__)
 
 
@@ -121,12 +109,7 @@ def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
 
 
 def scores(terms: Mapping[str, Site], eta: Tensor) -> Tensor:
-    """Return the log likelihood of each row at other predictors than those of the sites, (n,).
-
-    Args:
-        terms: the observed sites.
-        eta: (n,), site after site.
-    """
+    """Return the log likelihood of each row at other predictors (n,) than those of the sites, (n,)."""
     sizes = [site["fn"].batch_shape.numel() for site in terms.values()]
     parts = zip(terms.values(), eta.split(sizes), strict=True)
     return torch.cat([_score(site, part) for site, part in parts])

@@ -45,44 +45,27 @@ CHORDS, NEAR = 4, 1e-2
 
 
 class Inner(NamedTuple):
-    """The local sites of one client at one point z.
+    """The local sites of one client at one point z."""
 
-    Args:
-        mode: (D,) the mode w^.
-        slope: (D, K) its derivative S = dw^/dz.
-        lost: () whether no mode was found.
-        precision: (D, D) the precision A at the mode.
-    """
-
-    mode: Tensor
-    slope: Tensor
-    lost: Tensor
-    precision: Tensor
+    mode: Tensor  # (D,), w^
+    slope: Tensor  # (D, K), S = dw^/dz
+    lost: Tensor  # (), whether no mode was found
+    precision: Tensor  # (D, D), A at the mode
 
 
 class Expansion(NamedTuple):
-    """The log marginal likelihood L at one point z, with its derivatives.
+    """The log marginal likelihood L at one point z, with its derivatives."""
 
-    Args:
-        value: () L.
-        gradient: (K,) L_z.
-        hessian: (K, K) L_zz.
-    """
-
-    value: Tensor
-    gradient: Tensor
-    hessian: Tensor
+    value: Tensor  # (), L
+    gradient: Tensor  # (K,), L_z
+    hessian: Tensor  # (K, K), L_zz
 
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
     """The log marginal likelihood of one client as a function of the global vector z (K,).
 
-    Args:
-        program: whose local sites are integrated out.
-        linear: the sites with a linear predictor, from `seen_linear`. With it one pass over the
-            rows replaces one pass per local unknown. Without it the numbers are the same, but take
-            longer.
+    With the sites that `seen_linear` found, one pass over the rows replaces one per local unknown.
     """
 
     program: Program
@@ -126,10 +109,9 @@ class Marginal:
     def mode(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the mode w^ (D,) of h(z, .) by safeguarded Newton steps, and the precision A (D, D).
+        """Return the mode w^ (D,) of h(z, .), the precision A (D, D), and () whether no mode was found.
 
-        The search starts from the guess (D,), or from the center of the prior if h is higher there.
-        The third value () says whether no mode was found.
+        Newton steps start from the guess (D,), or from the prior's center if h is higher there.
         """
         h = self.at(z, batch)
         found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
@@ -146,8 +128,8 @@ class Marginal:
     ) -> tuple[Tensor, Tensor]:
         """Return L(z) () without derivatives, and () whether no mode was found.
 
-        An error in the mode changes L only by its square. The search takes Newton steps, and then
-        chord steps with the last curvature. With a single Newton step the guess must lie near the
+        An error in the mode changes L only by its square, so that chord steps with the last
+        curvature follow the Newton steps. With a single Newton step the guess must lie near the
         mode.
         """
         if not self.own.size:
@@ -221,18 +203,7 @@ def _expanded(function: Callable[[Tensor], Tensor], z: Tensor) -> Expansion:
 
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
-    """Check that a program is small enough, and that Laplace's method can integrate out its sites.
-
-    Args:
-        program: the program to check.
-        limit: the largest K, the number of global unknowns.
-        start: names of the sites that are given a starting value.
-
-    Raises:
-        ProgramError: a name in `start` is not a global site; a param would be learned; there is no
-            global site; K is above `limit`, or D above 300; or the log joint does not curve down in
-            a local site. The message names the site and what to use instead.
-    """
+    """Refuse a program that is too large for Laplace's method, or whose sites it cannot integrate out."""
     shared, own = program.latents.global_block, program.latents.local_block
     named = [site.name for site in shared.sites]
     learned = [spec.name for spec in program.params if not spec.name.startswith("_shared.")]
@@ -269,11 +240,7 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
 
 
 def _check_curved(program: Program) -> None:
-    """Check that the log joint of the prototype batch curves down in every local site at its mode.
-
-    Raises:
-        ProgramError: it does not; the message names the site.
-    """
+    """Refuse a log joint that does not curve down in every local site at its mode."""
     marginal, batch = Marginal(program), program.prototype
     with torch.no_grad(), unchecked():
         z = marginal.shared.start

@@ -20,11 +20,7 @@ CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the lo
 
 
 def client_density(model: Model, block: Block, shared: Values, batch: ClientBatch) -> LogDensity:
-    """Return the log joint density of every client as a function of its local vector.
-
-    It maps (C, 1, D) to (C,), given the values `shared` of the global sites; `block` holds the
-    local sites.
-    """
+    """Return the log joint of every client, (C, 1, D) -> (C,), in the local sites of a block."""
 
     def density(vector: Tensor) -> Tensor:
         values, jacobians = block.unflatten(vector)
@@ -55,8 +51,7 @@ def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBa
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
     """Return gradient (C, 1, D) and minus Hessian (C, 1, D, D) of every client's density.
 
-    No client depends on another, so one vector-Jacobian product along a coordinate gives that row
-    of every client's Hessian. Both derivatives are reverse mode.
+    No client depends on another: one product along a coordinate gives that row of every Hessian.
     """
 
     def total(v: Tensor) -> Tensor:
@@ -74,8 +69,7 @@ def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
 def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
     """Return a Newton step uphill, (..., D), shortened to at most `cap`.
 
-    The curvature is made positive definite by the absolute values of its eigenvalues, so that the
-    step leads uphill even where the density is convex. `slope` is the gradient, (..., D).
+    Absolute eigenvalues make the curvature positive definite, so that it leads uphill everywhere.
     """
     values, vectors = torch.linalg.eigh(minus_hessian)
     floor = 1e-6 * values.abs().amax(-1, keepdim=True) + 1e-12
@@ -85,10 +79,9 @@ def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
 
 
 def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) -> Tensor:
-    """Climb to the mode of every client's density by safeguarded Newton steps, without a graph.
+    """Climb to the mode (C, 1, D) of every client's density, detached, by safeguarded Newton steps.
 
-    Each client takes the full, the half or the quarter step, whichever gives the highest density,
-    so that separable rows do not make it diverge. `vector` and the result, detached, are (C, 1, D).
+    Each client takes the best of the full, half and quarter step: separable rows do not diverge.
     """
     vector = vector.detach()
     for _ in range(steps):
@@ -104,8 +97,8 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mode (C, 1, D) and the precision (C, 1, D, D) there, with gradients.
 
-    One differentiable Newton step is taken from `near` (C, 1, D), which `climb` found. At the mode
-    the slope is 0, so d(step) = H^-1 d(slope), the implicit derivative of the mode.
+    One differentiable Newton step is taken from `near`, which `climb` found. At the mode the slope
+    is 0, so d(step) = H^-1 d(slope), the implicit derivative of the mode.
     """
     slope, minus_hessian = curvature(density, near)
     # Avoid solve: its nested derivatives are wrong under vmap without gradients if it is batched.

@@ -19,9 +19,8 @@ LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations
 def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Tensor]:
     """Return a positive definite precision made from a curvature (K, K), and how much was raised.
 
-    In units of the prior, eigenvalues below 1 are raised to 1, and counted: data never take away
-    what the prior knows. `unit` (K,) is one over the sds of the prior. `fold` takes absolute values
-    of the eigenvalues first, for a step where the density is not concave.
+    In units of the prior, whose 1 / sd is `unit` (K,), eigenvalues below 1 are raised to 1, and
+    counted: data never take away what the prior knows. `fold` takes absolute eigenvalues first.
     """
     scale = torch.outer(unit, unit)
     values, vectors = torch.linalg.eigh(curvature / scale)
@@ -53,12 +52,11 @@ def climbing(start: Tensor, radius: float) -> Tree:
 
 
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """Take one trust-region Newton step, given the expansion at `loc`.
+    """Take one trust-region Newton step, given the expansion at `loc`; from the best point if it is worse.
 
-    If the value at `loc` is below the best so far, the step is taken again from the best point. The
-    radius is in units of the prior. It doubles after an accepted step, and is divided by 4 after a
-    rejected one. `moved` is the length of the full Newton step in standard deviations: below 1 the
-    mode is as good as reached. The next point to evaluate is the `loc` of the result.
+    The radius is in units of the prior; it doubles after an accepted step, and is divided by 4
+    after a rejected one. `moved` is the length of the full Newton step in sds: below 1 the mode is
+    reached.
     """
     first = bool(state["value"].isneginf())
     better = bool(found.value > state["value"] - 1e-9)
@@ -103,13 +101,12 @@ def settling(state: Tree) -> Tree:
 
 
 def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """Take one natural-gradient step of q = Normal(m, P^-1).
+    """Take one natural-gradient step of q = Normal(m, P^-1); `found` is averaged over the points of q.
 
         P <- (1 - r) P + r (-E_q[Hessian]),    m <- m + r P^-1 E_q[gradient]
 
     The rate is r = 1 / (1 + a), where `averaged` a counts the steps that were longer than half the
     step before. So r = 1 as long as the steps shrink fast; afterwards the steps are averaged.
-    `moved` is r times the length of the step. `found` is averaged over the points of q.
 
     Reference: Khan and Rue 2023, arXiv:2107.04562, Eq. (4) and section 3.
     """

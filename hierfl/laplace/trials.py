@@ -25,13 +25,8 @@ def perturbed(
 ) -> ClientBatch:
     """Return a batch with its floating features perturbed and its labels kept.
 
-    Args:
-        batch: some rows.
-        names_of_labels: fields that are kept.
-        g: of the random numbers.
-        codes: field of integers -> its range, in which each row's is drawn anew: the first rows of
-            a client often have one code, and what it stands for could not be told from the client's
-            own sites. None: integers are kept.
+    Integers are redrawn in the ranges of `codes`: the first rows of a client often have one code,
+    whose effect would look like the client's own.
     """
 
     def moved(name: str, v: Tensor) -> Tensor:

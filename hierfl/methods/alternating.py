@@ -24,30 +24,17 @@ from hierfl.program.terms import Terms
 
 @dataclass(frozen=True)
 class Alternating:
-    """The choices in which these methods differ.
+    """The choices in which these methods differ; both kinds of step descend `loss`."""
 
-    Args:
-        loss: (terms, rows of the client) -> loss (C,), of both kinds of step.
-        local: optimizer of the local params, restarted in each round.
-        shared: optimizer of the client's copy of the global params, likewise.
-        inner: K, steps on local params for each mini-batch.
-        steps: R, mini-batches of a round.
-        batch_size: rows of a mini-batch; None: all.
-        draws: S, draws of the guide that each gradient is averaged over.
-        begin: (program, global params) -> local params of a client that has been in no round yet.
-        restarts: whether every round starts there; False: later rounds start where the last one
-            ended.
-    """
-
-    loss: Callable[[Terms, Tensor], Tensor]
-    local: Optimizer
-    shared: Optimizer
-    inner: int
-    steps: int
+    loss: Callable[[Terms, Tensor], Tensor]  # of terms and numbers of rows, (C,)
+    local: Optimizer  # of the local params, restarted in each round
+    shared: Optimizer  # of the client's copy of the global params, likewise
+    inner: int  # K, steps on local params for each mini-batch
+    steps: int  # R, mini-batches of a round
     batch_size: int | None
-    draws: int = 1
-    begin: Callable[[Program, Params], Params] = at_prior
-    restarts: bool = False
+    draws: int = 1  # S, of the guide, that each gradient is averaged over
+    begin: Callable[[Program, Params], Params] = at_prior  # before a client's first round
+    restarts: bool = False  # whether every round begins so
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
@@ -67,8 +54,7 @@ class Alternating:
         self.begin(program, above)  # refuses a guide that cannot start there before the first round
 
         def served(message: Tree, own: Tree) -> Params:
-            mine: Params = chosen(own["seen"], own["phi"], self.begin(program, message))
-            return mine
+            return chosen(own["seen"], own["phi"], self.begin(program, message))
 
         def start(message: Tree, own: Tree) -> Tree:
             phi = self.begin(program, message) if self.restarts else served(message, own)

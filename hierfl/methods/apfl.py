@@ -86,8 +86,7 @@ def apfl(
             )
 
         def own_model(message: Tree, own: Tree) -> Params:
-            found: Params = chosen(own["seen"], own["v"], message)
-            return found
+            return chosen(own["seen"], own["v"], message)
 
         def params(message: Tree, own: Tree) -> Params:
             return _mixed(message, own_model(message, own), own["alpha"])
@@ -138,5 +137,4 @@ def apfl(
 
 def _mixed(w: Params, v: Params, alpha: Tensor) -> Params:
     """Return alpha v + (1 - alpha) w, which is exactly v at 1 and w at 0."""
-    mixed: Params = tree_map(lambda a, b: alpha * b + (1.0 - alpha) * a, w, v)
-    return mixed
+    return tree_map(lambda a, b: alpha * b + (1.0 - alpha) * a, w, v)

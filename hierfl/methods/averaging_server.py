@@ -14,8 +14,7 @@ Inside = Callable[[Params, Params], Params]
 
 def mean_of_copies(theta: Params, means: dict[str, Tree]) -> Params:
     """Return the weighted mean of the clients' copies, which they send as the share `theta`."""
-    mean: Params = means["theta"]
-    return mean
+    return means["theta"]
 
 
 def averaging_server(
@@ -28,15 +27,9 @@ def averaging_server(
 ) -> Server:
     """Return the server `theta <- theta + beta (target - theta)`.
 
-    Args:
-        start: the global params before the first round.
-        target: (theta, the cohort's means) -> the params that the server moves toward.
-        beta: 1 moves all the way; above 1 over-relaxes.
-        inside: (new params, params before) -> params inside their domain; None: every value is
-            allowed.
-        sent: names of the global params that clients are sent in a round, and send back; None: all.
-            The others keep their first values, and are in the last message alone, for clients that
-            join later.
+    `target` maps theta and the cohort's means to params, and `inside` moves params into their
+    domain. Params that are not `sent` keep their first values, and are in the last message alone,
+    for clients that join later.
     """
 
     def of_round(theta: Params) -> Params:
@@ -67,18 +60,7 @@ def plain_average(program: Program) -> Server:
 def check_averages(
     wrapper: str, method: Method, program: Program, server: Server, fix: str
 ) -> None:
-    """Refuse a server whose state is anything but the program's global params.
-
-    Args:
-        wrapper: the name of the wrapper that needs an average.
-        method: the wrapped method.
-        program: the program.
-        server: the method's server of that program.
-        fix: what to do instead, the end of the message.
-
-    Raises:
-        ProgramError: the server's state is not the global params.
-    """
+    """Refuse a server whose state is anything but the program's global params; `fix` ends the message."""
     expected = program.start()[0].keys()
     if isinstance(server.state, dict) and server.state.keys() == expected and expected:
         return
@@ -91,20 +73,7 @@ def check_averages(
 def check_takes_means(
     wrapper: str, what: str, method: Method, program: Program, server: Server, fix: str
 ) -> None:
-    """Refuse a method whose server needs more than means of copies, or of fedsvi's gradients.
-
-    Args:
-        wrapper: the name of the wrapper that needs means.
-        what: the wrapper does, for the message.
-        method: the wrapped method.
-        program: the program.
-        server: the method's server of that program.
-        fix: what to do instead, the end of the message.
-
-    Raises:
-        ProgramError: the server sums what all clients know, uses what each client sends individually, or has
-            a state of its own.
-    """
+    """Refuse a server that needs more than means of copies, or of fedsvi's gradients."""
     if method.everyone or method.discloses != "sums":
         why = (
             "sums what all clients know"

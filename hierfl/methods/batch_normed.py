@@ -140,13 +140,7 @@ def _guide(guide: Guide | Family) -> Guide | Family:
 
 
 def _keeping(plain: Client, program: Program, start: Params) -> Client:
-    """Return the client that keeps statistics beside the client state of the method.
-
-    Args:
-        plain: the client of the method.
-        program: as the method sees it.
-        start: the params that hold statistics.
-    """
+    """Return the client that keeps statistics, which start as `start`, beside the method's state."""
     none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
 
     whole = beside(plain, {"statistics": none})

@@ -28,17 +28,11 @@ Optimizers = Mapping[Part, Optimizer]
 
 @dataclass(frozen=True, eq=False)
 class BodyAndHead:
-    """The two parts of a program's params, at their starting values.
+    """The two parts of a program's params, at their starting values."""
 
-    Args:
-        body: global params.
-        head: params of one client.
-        in_program: whether the program declares the head inside the clients plate.
-    """
-
-    body: Params
-    head: Params
-    in_program: bool
+    body: Params  # global params
+    head: Params  # of one client
+    in_program: bool  # whether the program declares the head inside the clients plate
 
     def first_head(self, message: Params) -> Params:
         """Return every client's first head: the server's, if the message holds it."""
@@ -46,13 +40,7 @@ class BodyAndHead:
         return {n: message[n] if n in message else v.to(here) for n, v in self.head.items()}
 
     def work(self, message: Params, head: Params, optimizers: Optimizers) -> Tree:
-        """Return the working state of a round: both parts with the states of their optimizers.
-
-        Args:
-            message: of the server.
-            head: the client's, at the start of the round.
-            optimizers: of each part that moves in the round.
-        """
+        """Return the working state of a round: both parts with the states of their optimizers."""
         parts: Mapping[Part, Params] = {"body": {n: message[n] for n in self.body}, "head": head}
         work: Tree = {
             part: Stepped(at, optimizers[part].init(at) if part in optimizers else {})
@@ -76,21 +64,7 @@ class BodyAndHead:
 
 
 def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyAndHead:
-    """Split the params of a program.
-
-    Args:
-        program: without latent sites.
-        head: which global params are the head: a regular expression searched for in each name, a
-            sequence of prefixes, a predicate `(name) -> bool`, or "all" or "none". None where the
-            program declares params inside the clients plate: these are the head.
-        method: name of the method, for messages.
-
-    Raises:
-        ValueError: the rule matches no param.
-        ProgramError: the rule matches every param; `head` is given though the program has local
-            params, or not given though it has none; the model has latent sites, or is
-            `batch_norm_network`.
-    """
+    """Split the params of a program without latent sites; `head` is as in `fedrep`."""
     above, mine = program.start()
     if program.latents.sites:
         raise ProgramError(
@@ -130,11 +104,7 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
 
 
 def check_has_body(parts: BodyAndHead, method: str) -> None:
-    """Refuse a split without a body, for methods whose clients then have nothing to send.
-
-    Raises:
-        ProgramError: every param is in the head.
-    """
+    """Refuse a split without a body, for methods whose clients then have nothing to send."""
     if not parts.body:
         raise ProgramError(
             f"{method} has nothing to learn together, as every param is in the head: choose a "
@@ -143,12 +113,7 @@ def check_has_body(parts: BodyAndHead, method: str) -> None:
 
 
 def moving(program: Program, optimizers: Optimizers) -> Step:
-    """Return a step on one part with the other fixed, or on both at once.
-
-    Args:
-        program: whose mean negative log likelihood of a row the step descends.
-        optimizers: of each part that moves; a part without one is fixed.
-    """
+    """Return a step on the parts that have an optimizer, with the others fixed."""
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         def loss(parts: Mapping[Part, Params]) -> Tensor:

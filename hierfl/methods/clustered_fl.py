@@ -154,13 +154,7 @@ def clustered_fl(
 
 
 def halved(updates: Tensor, linkage: str) -> Tensor:
-    """Return which of some clients go into the second half, (C,) bool; the first client stays.
-
-    Args:
-        updates: (C, P), of one cluster.
-        linkage: "single" makes the largest cosine between the halves smallest; "complete" as the
-            authors' code.
-    """
+    """Return which of a cluster's clients go into the second half, (C,) bool, by updates (C, P)."""
     # imported here: it takes a quarter of a second, and nothing else of hierfl needs it
     from scipy.cluster.hierarchy import fcluster
     from scipy.cluster.hierarchy import linkage as linked

@@ -6,15 +6,7 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def common_params(program: Program, name: str) -> Params:
-    """Return the starting values of a program's params, all of them global.
-
-    Args:
-        program: the program.
-        name: of the method, for the message.
-
-    Raises:
-        ProgramError: the program has latent sites or local params.
-    """
+    """Return the starting values of a program's params, all of them global."""
     above, own = program.start()
     if own or program.latents.sites:
         raise ProgramError(

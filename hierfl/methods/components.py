@@ -14,20 +14,10 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | None) -> Params:
-    """Return K sets of params to start from, (K, ...) each.
+    """Return K sets of params to start from, (K, ...) each: `given`, or `start` in K orders.
 
-    The first is `start`. The others hold the same numbers, each tensor's in another order: weights
-    that were drawn independently of one distribution remain such draws.
-
-    Args:
-        start: the program's starting values.
-        count: K.
-        seed: of the orders.
-        given: K sets to use instead; None: none.
-
-    Raises:
-        ProgramError: two sets are the same, so that clients could not tell them apart; or `given`
-            holds another number of them, or other names or shapes.
+    The first is `start` itself. The others hold the same values, each tensor's in another order:
+    weights drawn independently from one distribution remain such draws.
     """
     sets = list(given) if given is not None else [_in_order(start, m, seed) for m in range(count)]
     if len(sets) != count:

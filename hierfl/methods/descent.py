@@ -20,14 +20,7 @@ Loss = Callable[[Params, Tree, Tree, ClientBatch], Tensor]
 
 @dataclass(frozen=True)
 class Descent:
-    """How a client descends in one round.
-
-    Args:
-        optimizer: restarted in each round.
-        steps: mini-batches of a round, or passes over the rows (`unit`).
-        unit: "step" or "epoch".
-        batch_size: rows of a mini-batch; None: all.
-    """
+    """How a client descends in one round; the optimizer is restarted in each."""
 
     optimizer: Optimizer
     steps: int

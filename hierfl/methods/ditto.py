@@ -127,8 +127,7 @@ def _alongside(
             )
 
         def params(message: Tree, own: Tree) -> Params:
-            mine: Params = chosen(own["seen"], own["theta"], message)
-            return mine
+            return chosen(own["seen"], own["theta"], message)
 
         def start(message: Tree, own: Tree) -> Tree:
             fresh = {"theta": message, "state": optimizer.init(message), "loss": torch.zeros(())}

@@ -102,8 +102,7 @@ def abml_client(program: Program, how: Setting) -> Client:
     of.prior(above)  # refuses a guide that cannot start at the prior before the first round
 
     def served(message: Tree, own: Tree) -> Params:
-        phi: Params = chosen(own["seen"], own["phi"], of.prior(message))
-        return phi
+        return chosen(own["seen"], own["phi"], of.prior(message))
 
     def start(message: Tree, own: Tree) -> Tree:
         theta = Stepped(message, how.global_optimizer.init(message))

@@ -170,8 +170,7 @@ def _attentive(
         first = common_params(program, name)
 
         def mine(own: Tree) -> Params:
-            found: Params = chosen(own["seen"], own["w"], own["mail"])
-            return found
+            return chosen(own["seen"], own["w"], own["mail"])
 
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(mine(own)), "mix": own["mail"]}

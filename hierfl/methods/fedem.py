@@ -91,8 +91,7 @@ def fedem(
         def log_parts(theta: Params, batch: ClientBatch) -> Tensor:
             params = {**theta, SHARES: even[None]}
             fn, value = program.observed({}, batch, params)[site]
-            found: Tensor = fn.log_parts(value)[0]  # (B, M)
-            return found
+            return fn.log_parts(value)[0]  # (B, M)
 
         def posterior(logits: Tensor, message: Tree, batch: ClientBatch) -> Tensor:
             return (logits.log_softmax(-1) + log_parts(message, batch)).softmax(-1)

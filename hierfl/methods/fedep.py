@@ -145,27 +145,17 @@ def fedep(
 
 
 class Points(NamedTuple):
-    """Points p that stand for a standard normal, though they reach further, and their weights.
+    """Points for a standard normal that reach further than its own draws, with exact moments."""
 
-    at: (S, K). Their weighted mean is 0 and their weighted covariance I, so that Gaussians have no
-    error.
-    log_weights: (S,).
-    """
-
-    at: Tensor
-    log_weights: Tensor
+    at: Tensor  # (S, K), of weighted mean 0 and weighted covariance I
+    log_weights: Tensor  # (S,)
 
 
 def wide_points(count: int, size: int, seed: int) -> Points:
-    """Return quasi-random points of a normal wider than the standard one, weighted back to it.
+    """Return quasi-random points, 4 K or more, of a wider normal, weighted back to the standard one.
 
-    A tilted posterior may have longer tails than the Gaussian of its own moments. The variance is
-    1 + WIDER / sqrt(K), which leaves about half of the points effective, whatever K is.
-
-    Args:
-        count: of points, even.
-        size: K; at least 4 K points are taken.
-        seed: of the points.
+    A tilted posterior may have longer tails than the Gaussian of its own moments. The variance is 1
+    + WIDER / sqrt(K), which leaves about half of the points effective, whatever K is.
     """
     points = normal_points(max(count, 4 * size), size, seed=seed)
     variance = 1.0 + WIDER / math.sqrt(size)
@@ -176,14 +166,7 @@ def wide_points(count: int, size: int, seed: int) -> Points:
 
 
 class Moments:
-    """A client that fits a Gaussian to the moments of its tilted posterior.
-
-    Args:
-        marginal: the client's log marginal likelihood in the global sites.
-        standard: points of a standard normal.
-        steps: Newton steps to the mode.
-        full: whether the Gaussian has correlations.
-    """
+    """A client that fits a Gaussian, with correlations if `full`, to its tilted posterior's moments."""
 
     def __init__(self, marginal: Marginal, standard: Points, *, steps: int, full: bool) -> None:
         self.marginal, self.standard, self.steps, self.full = marginal, standard, steps, full
@@ -237,9 +220,9 @@ class Moments:
     def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         """Give q the tilted posterior's moments, by importance sampling from `at`.
 
-        `at` then has these moments too, so that a second pass samples from a Gaussian with the
-        right spread. With fewer effective points than 2 K the moments are not known, and q is `at`
-        as it was, at first Laplace's.
+        `at` then has these moments too, so that a second pass samples with the right spread. With
+        fewer effective points than 2 K the moments are unknown, and q is `at` as it was, at first
+        Laplace's.
         """
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():

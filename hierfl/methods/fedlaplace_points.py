@@ -22,20 +22,12 @@ FAR = 3.0  # sds of q at which its sides are measured; beyond, the tail of the t
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Standard points that the server and the clients both compute, so that no message holds them.
+    """Standard points that the server and the clients both compute, so that no message holds them."""
 
-    Args:
-        settling: (PARTS, M, K), standard normal.
-        weighting: (S, K), standard normal: the points of all weighting rounds, one after another.
-        stretch: (S, 1), factors that turn the rows of `weighting` into those of a Student t.
-        sizes: number of points of each weighting round.
-        seed: of all points.
-    """
-
-    settling: Tensor
-    weighting: Tensor
-    stretch: Tensor
-    sizes: tuple[int, ...]
+    settling: Tensor  # (PARTS, M, K), standard normal
+    weighting: Tensor  # (S, K), standard normal, of one weighting round after another
+    stretch: Tensor  # (S, 1), makes rows of `weighting` those of a Student t
+    sizes: tuple[int, ...]  # of the weighting rounds
     seed: int
 
     def at(self, message: Tree) -> Tensor:
@@ -63,10 +55,7 @@ class Points:
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
-        """Return q's center and points on both sides along columns of `tril`, (1 + 2 K, K).
-
-        Without a weighting stage there are none, (0, K).
-        """
+        """Return q's center and points on both sides along `tril`, (1 + 2 K, K); (0, K) if none weigh."""
         loc, size = message["loc"], self.weighting.shape[-1]
         if not self.sizes:
             return torch.zeros(0, size, dtype=loc.dtype)
@@ -75,16 +64,7 @@ class Points:
 
 
 def standard_points(size: int, *, settle: int, weigh: int, rounds: int, seed: int) -> Points:
-    """Return points in K = `size` dimensions.
-
-    Args:
-        size: K, the number of global unknowns.
-        settle: points of a settling round.
-        weigh: most points of a weighting round: the first has at most `FIRST`, each one after it
-            twice as many.
-        rounds: number of weighting rounds.
-        seed: of all points.
-    """
+    """Return points in K = `size` dimensions; weighting rounds grow from `FIRST` points to `weigh`."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
     sizes = tuple(min(weigh, FIRST << a) for a in range(rounds))
     heavy = [

@@ -38,23 +38,14 @@ FEW = 10  # effective points per global unknown below which the proposal is not 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """The server's part of a round, from the sums of the clients' updates.
+    """The server's part of a round, from the sums of the clients' updates."""
 
-    Args:
-        marginal: of the program; the server uses only its prior of the global sites.
-        points: shared with the clients.
-        target_ess: number of effective points at which the weighting stage ends.
-        count: S, number of draws of the posterior; no weighting round has more points.
-        start: where to climb from, site -> value.
-        radius: largest length of the first step, in standard deviations of the prior.
-    """
-
-    marginal: Marginal
+    marginal: Marginal  # of the program, for its prior of the global sites alone
     points: Points
     target_ess: int
-    count: int
-    start: Mapping[str, Tensor | float]
-    radius: float
+    count: int  # S, draws of the posterior, and the most points of a round
+    start: Mapping[str, Tensor | float]  # where to climb from, site -> value
+    radius: float  # largest length of the first step, in sds of the prior
 
     @cached_property
     def unit(self) -> Tensor:
@@ -172,11 +163,7 @@ class Rounds:
         return {"right": right, "left": left}
 
     def weighted(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
-        """Return the state after a weighting round.
-
-        All points so far are weighted by the posterior over the mixture of the proposals that they
-        were drawn from.
-        """
+        """Return the state after a weighting round: all points so far over the mixture of proposals."""
         part, sizes = int(state["part"]), self.points.sizes
         now = split_of(self.down(state, Clock(0, 1)))
         proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()

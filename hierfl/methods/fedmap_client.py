@@ -24,26 +24,18 @@ LONE = 1e9  # so steep that the weights of the first round are 1 for one client 
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of `fedmap`.
-
-    Args:
-        optimizer: as in `fedmap`, like all that are not named here.
-        is_mean: whether the loss is the mean of the rows.
-        keeps: whether a round starts at the client's own weights.
-        rule: the argument `server`.
-        alone: whether one client fits alone in the first round.
-    """
+    """The arguments of `fedmap`."""
 
     optimizer: Optimizer
     steps: int
     unit: Literal["step", "epoch"]
     batch_size: int | None
     newton_steps: int
-    is_mean: bool
-    keeps: bool
+    is_mean: bool  # whether the loss is the mean of the rows
+    keeps: bool  # whether a round starts at the client's own weights
     weights: Weights
-    rule: Literal["average", "gradient"] | Best
-    alone: bool
+    rule: Literal["average", "gradient"] | Best  # the argument `server`
+    alone: bool  # whether one client fits alone in the first round
 
     @property
     def by_fit(self) -> bool:
@@ -169,10 +161,7 @@ def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
 
 
 def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
-    """Return params after one step of Newton's method, and the loss before it.
-
-    The Hessian is dense, by reverse over reverse mode: for few weights.
-    """
+    """Return params after a step of Newton's method with a dense Hessian, and the loss before it."""
 
     def at(vector: Tensor) -> Tensor:
         return loss(as_tree(vector, params))

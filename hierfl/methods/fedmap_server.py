@@ -26,14 +26,6 @@ def map_server(
 
     The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus
     theta; its `square`; and `slope`, the gradient of -log prior in the global params.
-
-    Args:
-        program: the program.
-        rule: how gamma follows from those means, the argument `server` of `fedmap`.
-        optimizer: of gradient steps.
-        weights: the kind of weights. Likelihoods may put all weight on one client; then the server
-            warns.
-        alone: whether the mean of the first round is that of one client that has fitted alone.
     """
     above = program.start()[0]
 
@@ -74,10 +66,7 @@ def map_server(
 
 
 def _best(best: Best, gamma: Params, found: Tree) -> Params:
-    """Return the global params after a prior's exact step.
-
-    The params of one tensor are all named `<part>.<tensor>`, and one of the parts is theta.
-    """
+    """Return global params after a prior's exact step; those of one tensor are `<part>.<tensor>`."""
     new: Params = {}
     for theta, away in found["away"].items():
         tensor = theta.removeprefix("theta.")

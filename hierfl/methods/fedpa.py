@@ -171,18 +171,12 @@ class Iterates:
 
 
 def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
-    """Return S^-1 (theta - mean x), (d,), with S of the module's equations, for l draws x.
+    """Return S^-1 (theta - mean x), (d,), of l draws; `sums` (l, d) is Y times `steps`, Y = x - theta.
 
-    With Y (l, d) the draws less theta, and Y~ the same less their mean, Woodbury's identity gives
+    With Y~ = Y less its mean, Woodbury's identity gives in O(l^2 d) time (rank-one updates in the
+    paper)
 
         S^-1 b = (b - rho Y~' (I + rho Y~ Y~')^-1 Y~ b) / r,    b = -mean Y
-
-    in O(l^2 d) time. arXiv:2010.05273, Algorithm 4, has the same by rank-one updates.
-
-    Args:
-        sums: (l, d), Y times `steps`.
-        steps: (), how many iterates a draw is the mean of.
-        rho: shrinkage, 0 or more.
     """
     count = len(sums)
     inner = sums @ sums.mT / steps**2  # Y Y'

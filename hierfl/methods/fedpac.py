@@ -40,16 +40,11 @@ LEAST = 1e-3  # of a weight
 
 
 class Classes(NamedTuple):
-    """Features of a client's rows by class.
+    """Features of a client's rows by class."""
 
-    total: (K, D) their sums.
-    rows: (K,) how many.
-    squares: () mean over rows of |phi|^2.
-    """
-
-    total: Tensor
-    rows: Tensor
-    squares: Tensor
+    total: Tensor  # (K, D), sums
+    rows: Tensor  # (K,)
+    squares: Tensor  # (), mean over rows of |phi|^2
 
 
 @About(
@@ -273,15 +268,11 @@ def fedpac(
 
 
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Return the weights of the heads for each client, (N, N), each row on the simplex.
+    """Return the weights of the heads for each client, (N, N), rows on the simplex, from h (N, P), v (N,).
 
     The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that
-    plus (sum a - 1)^2: a non-negative least-squares problem.
-
-    Args:
-        h: (N, P) of each client.
-        v: (N,) its variance, > 0.
-        seen: (N,) bool; a client that was not seen keeps its own head.
+    plus (sum a - 1)^2: a non-negative least-squares problem. A client that was not seen keeps its
+    own head.
     """
     weight = torch.eye(len(h), dtype=torch.float64)
     others = seen.nonzero()[:, 0]

@@ -162,8 +162,7 @@ class Chain:
 
         def points(message: Tree, own: Tree) -> Tensor:
             drawn = prior_draws(program, message, torch.arange(self.kept_draws, dtype=torch.int32))
-            found: Tensor = chosen(own["seen"], own["points"], drawn)
-            return found
+            return chosen(own["seen"], own["points"], drawn)
 
         def start(message: Tree, own: Tree) -> Tree:
             last = {"z": own["z"], "slope": torch.zeros(size)}
@@ -271,14 +270,7 @@ class Chain:
 
 
 def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:
-    """Return U(z) - log p(theta) / N of one client, (); U is a density of unconstrained z.
-
-    Args:
-        program: the program.
-        theta: its global params, unconstrained.
-        z: (D,), the local sites, unconstrained.
-        batch: rows of one client, a mini-batch scaled to the size of all.
-    """
+    """Return U(z) - log p(theta) / N of one client, (), at unconstrained z (D,) and theta."""
     values, jacobians = program.latents.local_block.unflatten(z[None, None])
     own, above = log_joint(program.model, {**_globals(program, theta), **values}, batch, theta)
     bent = sum((j.sum() for j in jacobians.values()), torch.zeros(()))
@@ -293,18 +285,10 @@ def _globals(program: Program, theta: Params) -> Values:
 
 
 def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
-    """Return draws of the local sites' prior given theta, (S, D), unconstrained.
+    """Return draws of the local sites' prior given theta, (S, D), unconstrained, one for each number.
 
-    Of a prior that depends on client fields it is that of one client, a place where a chain may
+    If the prior depends on client fields, it is that of one client, a place where a chain may
     start.
-
-    Args:
-        program: the program.
-        theta: its global params, unconstrained.
-        numbers: (S,) int32, which draws: each is a function of its number.
-
-    Raises:
-        ProgramError: there is no local site, or a prior cannot be drawn as a function of a key.
     """
     block = program.latents.local_block
     if not block.size:

@@ -83,8 +83,7 @@ def fedrep(
         each: Optimizers = {"body": optimizer, "head": optimizer}
 
         def head_of(message: Tree, own: Tree) -> Params:
-            mine: Params = chosen(own["seen"], own["head"], parts.first_head(message))
-            return mine
+            return chosen(own["seen"], own["head"], parts.first_head(message))
 
         def start(message: Tree, own: Tree) -> Tree:
             return parts.work(message, head_of(message, own), each)

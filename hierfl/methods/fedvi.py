@@ -152,10 +152,7 @@ def fedvi(
 
 
 def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
-    """Return two halves of a mini-batch, every other row: a support set and a query set.
-
-    Neither half is scaled up.
-    """
+    """Return every other row, a support set, and the remaining ones, a query set; neither is scaled up."""
     parts = []
     for first in (0, 1):
         alone = first and batch.num_rows == 1  # no row is left to score: take a padded one

@@ -91,18 +91,7 @@ def tuned(
     own_steps: bool = True,
     mirror: bool = False,
 ) -> Client:
-    """Return a client whose predictions come from tuned params.
-
-    Args:
-        program: whose mean negative log likelihood of a row the tuning descends.
-        plain: the client of the method.
-        first: the params that are tuned, at their starting values.
-        optimizer: restarted in each round.
-        taken: how many steps, on which rows; its own step is replaced.
-        each_round: tune in each round; False: when new clients adapt.
-        own_steps: as in `fine_tuned`.
-        mirror: as in `fine_tuned`.
-    """
+    """Return a client that predicts by the params `first`, tuned by steps like `taken`."""
     phase = replace(taken, step=_tuning(program, plain, optimizer, mirror=mirror))
     return _serving(plain, first, optimizer, phase, each_round=each_round, own_steps=own_steps)
 

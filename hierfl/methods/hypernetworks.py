@@ -20,13 +20,7 @@ class Hypernetwork(Protocol):
     """Two functions: the first weights, and a client's params at weights and an embedding."""
 
     def start(self, like: Params, size: int, key: Tensor) -> Tree:
-        """Return the first weights.
-
-        Args:
-            like: the params that are to come out, at their starting values.
-            size: D, of an embedding.
-            key: of the noise.
-        """
+        """Return the first weights, for params like `like` and embeddings of a size, by a noise key."""
 
     def params(self, weights: Tree, embedding: Tensor, like: Params) -> Params:
         """Return the params at an embedding (D,)."""

@@ -97,8 +97,7 @@ def ifca(
 
         def params(message: Tree, own: Tree) -> Params:
             cluster = chosen(own["cluster"].sum(), own["cluster"], most(message))
-            found: Params = of_mask(cluster, message["theta"])
-            return found
+            return of_mask(cluster, message["theta"])
 
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(params(message, own)), "cluster": own["cluster"]}

@@ -11,10 +11,7 @@ Said = TypeVar("Said")
 
 
 def described(kind: type[Said]) -> dict[str, Said]:
-    """Return what the exported methods (`About`) or wrappers (`Wrapper`) say, by name.
-
-    Methods with a posterior come before those with point estimates.
-    """
+    """Return what exported methods (`About`) or wrappers (`Wrapper`) say; those with posteriors first."""
     said: dict[str, Any] = {
         n: vars(v).get("__about__") for n, v in vars(methods).items() if callable(v)
     }

@@ -42,20 +42,11 @@ def nowhere(marginal: Marginal) -> Tree:
 
 def guess(near: Tree, z: Tensor) -> Tensor:
     """Return a guess of the mode of the local sites at z, (D,), linear about the last one found."""
-    expected: Tensor = near["mode"] + near["slope"] @ (z - near["loc"])
-    return expected
+    return near["mode"] + near["slope"] @ (z - near["loc"])
 
 
 def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, Tree]:
-    """Return what a client sends after a visit, the change of its factor, and what it keeps.
-
-    Args:
-        work: `q`, the client's Gaussian; `near`; and `improper`, 1 where it found none and `q` is
-            the server's.
-        message: the server's q.
-        own: the client's `factor`, where it keeps one, and `near`.
-        damping: the part of the change from the server's q to the client's that is made.
-    """
+    """Return what a client sends after a visit, the damped change of its factor, and what it keeps."""
     change = {name: damping * (work["q"][name] - message[name]) for name in PARTS}
     up: Up = {
         **{name: Share(value) for name, value in change.items()},
@@ -68,14 +59,10 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
 def newton_step(
     q: Tree, loc: Tensor, gradient: Tensor, hessian: Tensor, cavity: Tree
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return precision and mean of q after a Newton step on the tilted log density, and if proper.
+    """Return precision and mean of q after a Newton step on the tilted log density, and if it is proper.
 
-    Args:
-        q: the Gaussian before, in whose standard deviations the step is bounded.
-        loc: its mean, (K,).
-        gradient: of the client's log marginal likelihood, (K,).
-        hessian: of the same, (K, K).
-        cavity: q without the client's factor.
+    `loc` is the mean before; `gradient` and `hessian` are of the client's log marginal likelihood,
+    and `cavity` is q without the client's factor. The step is bounded in standard deviations of q.
     """
     precision = cavity["precision"] - hessian
     slope = gradient + cavity["shift"] - cavity["precision"] @ loc
@@ -98,11 +85,8 @@ def factor_server(
 ) -> Server:
     """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior.
 
-    Args:
-        marginal: of the program.
-        standard: (S, K) standard normal points, over which the prior's derivatives are averaged.
-        full: whether q has correlations.
-        down: (state, clock) -> message; the state holds `q`, and `prior`, the factor of the prior.
+    The prior's derivatives are averaged over the `standard` normal points (S, K). The state holds
+    `q`, and `prior`, the factor of the prior.
     """
 
     def factor_of_prior(at: Tensor) -> Tree:
@@ -153,11 +137,7 @@ def shaped(precision: Tensor, full: bool) -> Tensor:
 
 
 def proper(q: Tree) -> tuple[Tensor, Tensor]:
-    """Return mean (K,) and Cholesky factor of the covariance (K, K) of a Gaussian.
-
-    Raises:
-        ValueError: the precision is not positive definite.
-    """
+    """Return mean (K,) and covariance's Cholesky factor (K, K) of q, or refuse it if it is improper."""
     smallest = float(torch.linalg.eigvalsh(q["precision"])[0])
     if not smallest > 0.0:
         raise ValueError(

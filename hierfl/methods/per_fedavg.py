@@ -142,16 +142,7 @@ def _meta_gradient(
     meta: Meta,
     difference: float,
 ) -> tuple[Tree, Tensor]:
-    """Return the gradient in w of f(w - a grad f(w; D); D'), and f there.
-
-    Args:
-        program: the program.
-        w: its params.
-        batches: D, D' and, but for "first", D''.
-        inner_lr: a.
-        meta: how the derivative of the inner step is treated.
-        difference: d.
-    """
+    """Return the gradient in w of f(w - a grad f(w; D); D'), and f there; `batches` are D, D' and D''."""
 
     def gradient_at(at: Tree, batch: ClientBatch) -> Tree:
         return slope(lambda p: program.mean_loss(p, batch), at)[0]

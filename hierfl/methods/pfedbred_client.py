@@ -45,17 +45,11 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Twins:
-    """Every local param and the global one that is its prior's mean.
-
-    Args:
-        program: the program.
-        of: local param -> global param.
-        mine: local params as they start.
-    """
+    """Every local param and the global one that is its prior's mean."""
 
     program: Program
-    of: Mapping[str, str]
-    mine: Params
+    of: Mapping[str, str]  # local param -> global param
+    mine: Params  # local params as they start
 
     def local(self, w: Params) -> Params:
         """Return global params as local ones: w in the place of v."""

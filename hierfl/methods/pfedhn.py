@@ -129,8 +129,7 @@ def pfedhn(
 
         def made(here: Tree) -> Params:
             one = torch.vmap(lambda e: hypernetwork.params(here["phi"], e, like))
-            found: Params = one(here["embedding"])
-            return found
+            return one(here["embedding"])
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             reports = means["away"]

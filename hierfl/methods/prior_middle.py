@@ -16,14 +16,9 @@ from hierfl.program.traces import Middle, has_mean
 def at_prior_middle(program: Program, theta: Params) -> Params:
     """Return the local params of a guide, with each location at the mean of its site's prior.
 
-    The prior is the one that the server's params give, with global sites at the middle of their
-    posterior. Scales, slopes and correlations are as the guide starts them. All params are where
-    the guide starts them if the guide has no locations of its own, if a prior has no mean, or if
-    the model reads client fields: its prior is then another for each client.
-
-    Args:
-        program: the program.
-        theta: its global params, of model and guide, unconstrained.
+    The prior is given by the server's params, with global sites at the middle of their posterior.
+    All params are where the guide starts them if the guide has no locations, if a prior has no
+    mean, or if the model reads client fields: each client then has another prior.
     """
     mine, block = program.start()[1], program.latents.local_block
     reads = program.reads.model & program.prototype.client_fields.keys()

@@ -18,15 +18,7 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def at_prior(program: Program, theta: Params) -> Params:
-    """Return local params of a `delta` or `mean_field` guide at which the posterior is the prior.
-
-    Args:
-        program: the program.
-        theta: its global params, unconstrained.
-
-    Raises:
-        ProgramError: the guide has other params.
-    """
+    """Return local params of a `delta` or `mean_field` guide at which the posterior is the prior."""
     priors, wanted = program.priors(theta), program.start()[1]
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
     found: Params = {}
@@ -45,11 +37,7 @@ def at_prior(program: Program, theta: Params) -> Params:
 
 
 def mean_params(program: Program) -> dict[str, str]:
-    """Return, for each local site, the global param that is its prior's mean.
-
-    Raises:
-        ProgramError: there is no local site, or one whose prior's mean is no global param.
-    """
+    """Return, for each local site, the global param that is its prior's mean, or refuse the program."""
     sites = [site.name for site in program.latents.local_block.sites]
     if not sites:
         raise ProgramError("this method needs local sites: give each client weights of its own")
@@ -66,12 +54,7 @@ def mean_params(program: Program) -> dict[str, str]:
 
 
 def scale_params(program: Program) -> dict[str, str]:
-    """Return, for each local site with a learned prior scale, the global param that it is.
-
-    Raises:
-        ProgramError: a standard deviation depends on global params, but is none of them,
-            elementwise.
-    """
+    """Return, for each local site with a learned prior scale, the global param that it is elementwise."""
     marked = _marked(program)
     before, priors = program.priors(program.start()[0]), program.priors(marked)
     values, found = _constrained(program, marked), {}
@@ -121,18 +104,11 @@ def _same(wanted: Tensor, values: Params) -> str | None:
 
 @dataclass(frozen=True)
 class PriorMoments:
-    """First and second moments of the clients' posteriors, and the prior that fits them best.
+    """First and second moments of the clients' posteriors, and the prior that fits them best."""
 
-    Args:
-        site: global param that is a prior's mean -> its local site.
-        scale: global param that is a prior's mean -> the one that is its scale, where that is
-            learned.
-        links: param -> its map from unconstrained values.
-    """
-
-    site: Mapping[str, str]
-    scale: Mapping[str, str]
-    links: Mapping[str, Transform]
+    site: Mapping[str, str]  # global param that is a prior's mean -> its local site
+    scale: Mapping[str, str]  # the same -> the param that is its scale, if learned
+    links: Mapping[str, Transform]  # param -> its map from unconstrained values
 
     def of(self, phi: Params, theta: Params) -> Tree:
         """Return a client's posterior mean minus the prior's, and the second moment about it."""
@@ -149,10 +125,7 @@ class PriorMoments:
         return {"away": away, "square": square}
 
     def best(self, theta: Params, found: Tree) -> Params:
-        """Return the prior with the smallest mean of KL(q_i || p), the M-step of EM.
-
-        m <- mean m_i,  s^2 <- mean [ s_i^2 + (m_i - m)^2 ].
-        """
+        """Return the prior with the smallest mean of KL(q_i || p), the M-step of EM."""
         new = dict(theta)
         for loc, away in found["away"].items():
             new[loc] = theta[loc] + away
@@ -165,11 +138,7 @@ class PriorMoments:
 
 
 def moments_of(program: Program) -> PriorMoments:
-    """Return the moments of a program.
-
-    Raises:
-        ProgramError: a local site's mean is no global param, or its scale is neither one nor known.
-    """
+    """Return the moments of a program."""
     means, scales = mean_params(program), scale_params(program)
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
     return PriorMoments(

@@ -69,12 +69,7 @@ def _smallest(enough: Callable[[float], bool]) -> float:
 
 
 def check_delta(delta: float | None, clients: int) -> float:
-    """Return delta, or its default.
-
-    Raises:
-        ValueError: it is outside (0, 1 / N): a mechanism that publishes one client in N would be
-            within it.
-    """
+    """Return delta, or its default; refuse one that a run publishing one client in N is within."""
     found = default_delta(clients) if delta is None else delta
     if not 0.0 < found < 1.0 / clients:
         if delta is None:
@@ -88,16 +83,7 @@ def check_delta(delta: float | None, clients: int) -> float:
 
 @lru_cache(maxsize=64)
 def cost_of_round(noise: float, clients: int, cohort: int) -> Tensor:
-    """Return the Renyi divergences of one round at the orders of dp-accounting, (orders,) float64.
-
-    Args:
-        noise: standard deviation of the noise on the sum, in units of the clip.
-        clients: N.
-        cohort: clients in a round, drawn without replacement.
-
-    Raises:
-        ImportError: dp-accounting is not installed.
-    """
+    """Return a round's Renyi divergences at dp-accounting's orders, (orders,) float64; noise in clips."""
     accounting, rdp = _library()
     event = accounting.GaussianDpEvent(noise / MOVED)
     if cohort < clients:

@@ -47,12 +47,7 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
 
 
 def with_optimizer(plain: Server, optimizer: Optimizer) -> Server:
-    """Return a server whose state is `theta`, moved by an optimizer, and the optimizer's `memory`.
-
-    Args:
-        plain: its state is a dict of global params, and its message those that move.
-        optimizer: takes the negated change of the plain server for a gradient.
-    """
+    """Return a server of state `theta` and `memory`, whose change an optimizer takes for a gradient."""
     moved = tuple(plain.down(plain.state, Clock(0, 1)))
 
     def part(theta: Tree) -> Tree:

@@ -11,16 +11,9 @@ from hierfl.data.batch import ClientBatch
 
 
 def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
-    """Return a batch with only some of its rows, scaled up to all rows of the client.
+    """Return a client's batch with some rows, `keep` (1, B), scaled up; and 1 or 0, if any is kept.
 
-    Args:
-        batch: of one client.
-        keep: (1, B) bool.
-
-    Returns:
-        The batch, and 1 or 0: whether any row is kept. Where none is, the batch is as it was, so
-            that its loss is
-        finite: multiply the loss by the second.
+    Without any the batch is as it was, so that its loss is finite: multiply the loss by the second.
     """
     there = torch.ones_like(keep) if batch.rows is None else batch.rows
     kept = keep & there

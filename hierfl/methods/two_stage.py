@@ -71,11 +71,7 @@ class Seen(NamedTuple):
 
 @once_a_program
 def seen_in(program: Program) -> Seen:
-    """Recognize the hierarchy and the linear predictors of a program.
-
-    Raises:
-        ProgramError: as `two_stage`.
-    """
+    """Recognize the hierarchy and the linear predictors of a program."""
     _check_priors(program)
     reading = read_likelihood(program)
     return Seen(seen_hierarchy(reading), seen_line(reading))

@@ -37,20 +37,12 @@ AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """The server's part of a round.
-
-    Args:
-        surrogate: of the program.
-        draws: S, of the global sites.
-        seed: of the draws.
-        gathers: rounds of factors, after which the run ends without weights; None: until the
-            factors are final.
-    """
+    """The server's part of a round."""
 
     surrogate: Surrogate
-    draws: int
+    draws: int  # S, of the global sites
     seed: int
-    gathers: int | None = None
+    gathers: int | None = None  # rounds of factors without weights; None: until final
 
     def begin(self) -> Tree:
         """Return the state before the first round."""

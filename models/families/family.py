@@ -118,8 +118,7 @@ class ResponseFamily:
             "eta": eta,
             **names,
         }
-        made: dist.TorchDistribution = eval(code, scope)  # the family's own text
-        return made
+        return eval(code, scope)  # the family's own text
 
     def mean(self, eta: Tensor, **names: Any) -> Tensor:
         """Return the expected response of rows, (C, B), or probabilities of levels, (C, B, K).
@@ -133,8 +132,7 @@ class ResponseFamily:
         """
         wanted = {k: v for k, v in names.items() if k not in self.additions or k in self.required}
         fn = self.of(eta, **wanted)
-        expected: Tensor = fn.probs if self.kind in ("category", "ordered") else fn.mean
-        return expected
+        return fn.probs if self.kind in ("category", "ordered") else fn.mean
 
     def check(self, values: ArrayLike, additions: Mapping[str, ArrayLike] | None = None) -> None:
         """Refuse responses that the family cannot have.

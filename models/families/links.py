@@ -16,11 +16,7 @@ NO_COUNTS = 0.1  # stands for a mean of 0 under a log link, as 0.1 is added to z
 
 
 def check_link(link: str, known: Sequence[str], family: str) -> None:
-    """Refuse a link that a family does not have.
-
-    Raises:
-        ValueError: the link is none of those known.
-    """
+    """Refuse a link that a family does not have."""
     if link not in known:
         raise ValueError(f"link is {link!r}: family '{family}' has {', '.join(map(repr, known))}")
 
@@ -72,11 +68,7 @@ def cloglog_logits(eta: Tensor) -> Tensor:
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """Return log(1 - exp(-x)) for x > 0, exact for small and for large x.
-
-    Args:
-        x: numbers > 0, of any shape.
-    """
+    """Return log(1 - exp(-x)) for x > 0, exact for small and for large x."""
     is_small = x < math.log(2.0)
     one = torch.ones_like(x)
     # each branch sees only numbers that it can compute, so that the other's gradient is not nan
@@ -86,11 +78,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:
-    """Return log Phi(x), exact in both tails; torch.special.log_ndtr is slow under vmap.
-
-    Args:
-        x: of any shape.
-    """
+    """Return log Phi(x), exact in both tails; torch.special.log_ndtr is slow under vmap."""
     far = x < -1.0
     low = torch.where(far, x, -torch.ones_like(x))
     high = torch.where(far, torch.zeros_like(x), x)
@@ -99,12 +87,7 @@ def log_normal_cdf(x: Tensor) -> Tensor:
 
 
 def log_normal_between(low: Tensor, high: Tensor) -> Tensor:
-    """Return log(Phi(high) - Phi(low)), exact in both tails.
-
-    Args:
-        low: of any shape.
-        high: above low.
-    """
+    """Return log(Phi(high) - Phi(low)) for low < high, exact in both tails."""
     # in the upper tail by symmetry, so that the two are subtracted where they are small
     flip = low + high > 0.0
     above = log_normal_cdf(torch.where(flip, -low, high))

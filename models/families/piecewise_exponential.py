@@ -212,11 +212,7 @@ class PiecewiseExponential(dist.TorchDistribution):
 
 
 def check_breaks(breaks: tuple[float, ...]) -> None:
-    """Refuse breaks that do not increase from above 0.
-
-    Raises:
-        ValueError: there are none, one is not above 0 and finite, or they do not increase.
-    """
+    """Refuse breaks that do not increase from above 0."""
     known = (0.0, *breaks, math.inf)
     if not breaks or any(not low < high for low, high in pairwise(known)):
         raise ValueError(

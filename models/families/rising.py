@@ -9,13 +9,9 @@ LARGE = 30.0  # from here on Stirling's series is exact to 1e-12
 
 
 def log_rising(start: Tensor, steps: Tensor) -> Tensor:
-    """Return log(Gamma(start + steps) / Gamma(start)), exact where start is large too.
+    """Return log(Gamma(start + steps) / Gamma(start)) for start > 0 and steps >= 0.
 
-    The difference of two torch.lgamma of 10,000 is off by 0.01 in single precision.
-
-    Args:
-        start: > 0, of any shape.
-        steps: >= 0, to be broadcast with start.
+    The difference of two torch.lgamma of 10,000 is off by 0.01 in single precision; this is not.
     """
     start, steps = torch.broadcast_tensors(start, steps.to(start.dtype))
     large = start > LARGE

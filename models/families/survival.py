@@ -37,15 +37,7 @@ class Hazards(Protocol):
 
 
 def hazards(fn: Any) -> Hazards:
-    """Return the hazards of a distribution of times.
-
-    Args:
-        fn: dist.Exponential, dist.Weibull, dist.LogNormal, or any distribution that has the methods
-            of `Hazards` itself, such as `PiecewiseExponential`.
-
-    Raises:
-        TypeError: the distribution is none of these.
-    """
+    """Return the hazards of a distribution of times, or itself where it has the methods of `Hazards`."""
     if isinstance(fn, torch_dist.Exponential):
         return ExponentialHazards(fn.rate)
     if isinstance(fn, torch_dist.Weibull):
@@ -56,8 +48,7 @@ def hazards(fn: Any) -> Hazards:
         hasattr(fn, name)
         for name in ("log_density", "cumulative_hazard", "time_at", "moments_beyond")
     ):
-        own: Hazards = fn
-        return own
+        return fn
     raise TypeError(
         f"a {type(fn).__name__} has no cumulative hazard: use an Exponential, a Weibull, a "
         "LogNormal or a PiecewiseExponential"
@@ -66,11 +57,7 @@ def hazards(fn: Any) -> Hazards:
 
 @dataclass(frozen=True)
 class ExponentialHazards:
-    """Constant hazards.
-
-    Args:
-        rate: > 0, per unit of time.
-    """
+    """Constant hazards, per unit of time."""
 
     rate: Tensor
 
@@ -97,12 +84,7 @@ class ExponentialHazards:
 
 @dataclass(frozen=True)
 class WeibullHazards:
-    """Hazards that are powers of time.
-
-    Args:
-        scale: > 0, in units of time.
-        shape: > 0.
-    """
+    """Hazards that are powers of time."""
 
     scale: Tensor
     shape: Tensor
@@ -162,11 +144,7 @@ def _upper_gamma(a: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LogNormalHazards:
-    """Hazards of times whose logarithm is Normal.
-
-    Args:
-        fn: the distribution of times.
-    """
+    """Hazards of times whose logarithm is Normal."""
 
     fn: Any
 
@@ -179,8 +157,7 @@ class LogNormalHazards:
 
     def log_density(self, time: Tensor) -> Tensor:
         """Return the log density of the distribution."""
-        found: Tensor = self.fn.log_prob(time)
-        return found
+        return self.fn.log_prob(time)
 
     def cumulative_hazard(self, time: Tensor) -> Tensor:
         """Return -log Phi(-z)."""
@@ -197,8 +174,7 @@ class LogNormalHazards:
             -torch.expm1(-deep)
         )  # exact where H is small, the other where large
         z = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
-        time: Tensor = (self.fn.loc + self.fn.scale * z.to(self.fn.loc.dtype)).exp()
-        return time
+        return (self.fn.loc + self.fn.scale * z.to(self.fn.loc.dtype)).exp()
 
     def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance beyond entry, by those of a truncated Normal."""

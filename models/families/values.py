@@ -30,16 +30,7 @@ ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
 
 
 def check_values(family: str, kind: str, values: ArrayLike) -> None:
-    """Refuse responses outside of what a kind allows.
-
-    Args:
-        family: its name, for the message.
-        kind: of values, as in `ResponseFamily`.
-        values: (N,) responses.
-
-    Raises:
-        ValueError: the first value that is not allowed, its row and the fix.
-    """
+    """Refuse responses (N,) outside of what a kind of `ResponseFamily` allows, with the row and a fix."""
     column = np.asarray(values)
     if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
         missing = [
@@ -60,16 +51,7 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
 
 
 def check_additions(family: str, values: ArrayLike, additions: Mapping[str, ArrayLike]) -> None:
-    """Refuse row fields that do not fit the responses.
-
-    Args:
-        family: its name, for the message.
-        values: (N,) responses, checked.
-        additions: name -> (N,) values: "trials", "cens", "upper" or "entry".
-
-    Raises:
-        ValueError: the first value that does not fit, its row and the fix.
-    """
+    """Refuse row fields ("trials", "cens", "upper", "entry") that do not fit the responses (N,)."""
     rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
     if not rows:
         return
