@@ -15,12 +15,14 @@ import pytest
 import torch
 from matplotlib.image import imread
 from torch import nn
-from typer.testing import CliRunner
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import hierfl
 from hierfl import cli
-from hierfl.comparisons import find_study
+from hierfl.comparisons import find_study, read_study
 from hierfl.core.trees import tree_leaves
+from hierfl.demo.audited import method_of
 from hierfl.methods.about import About
 from hierfl.methods.listed import described, names
 from hierfl.program import marked
@@ -120,37 +122,15 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command of the pages works.
+def test_the_commands_are_taken(command: str) -> None:
+    """Each command of the pages is one that its program takes; other tests run them.
 
-    hierfl's own commands run quickly, benchmarks parse their arguments, make has the targets, and named files
-    exist.
+    hierfl's own and the benchmarks' arguments parse, make has the targets, and named files, studies
+    and methods exist.
     """
     program, *words = shlex.split(re.sub(r"^HIERFL_\w+=\S+ ", "", command))
     if program == "hierfl":
-        threads = torch.get_num_threads()
-        monkeypatch.chdir(tmp_path)
-        quick = [] if words == ["methods"] else ["--quick"]
-        if words[0] in (
-            "audit",
-            "new",
-            "node",
-        ):  # METHOD, MODULE:NAME, FOLDER and RUN are the reader's
-            given = [word for word in words if not word.isupper()]
-            runs = words[0] == "audit" and given == words
-            words, quick = given, [] if runs else ["--help"]
-        if words[0] in ("compare", "table", "plot", "data"):  # other tests run them
-            assert all((ROOT / word).exists() for word in words if "/" in word)
-            if (
-                words[0] == "compare"
-                and words[1:]
-                and not words[1].startswith("--")
-                and words[1].islower()
-            ):
-                assert find_study.find(words[1]).exists()
-            words, quick = words[:1], ["--help"]
-        assert CliRunner().invoke(cli.app, [*words, *quick]).exit_code == 0
-        torch.set_num_threads(threads)
+        check_arguments(words)
     elif program == "make":
         done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -165,6 +145,27 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
         files = [word for word in words if "/" in word or word.endswith(".txt")]
         assert all((ROOT / file).exists() for file in files)
         assert program in ("pip", "python")
+
+
+def check_arguments(words: list[str]) -> None:
+    """Check that hierfl has this command and that it takes these arguments, without running it."""
+    command, context = get_command(cli.app), None
+    while isinstance(command, TyperGroup):
+        name, *words = words
+        context = command.make_context("hierfl", [name], parent=context)
+        found = command.get_command(context, name)
+        assert found is not None, name
+        command = found
+    if not words and command.name not in ("methods", "compare"):
+        return  # the page names the command alone
+    with command.make_context(command.name, list(words), parent=context) as made:
+        given = made.params
+    assert all((ROOT / word).exists() for word in words if "/" in word)
+    if command.name == "compare" and (given["study"] or "X").islower():
+        variants = read_study.read(find_study.find(given["study"]), quick=True)
+        read_study.chosen(variants, given["variant"])
+    if command.name == "audit" and given["method"].islower():
+        method_of(given["method"])
 
 
 # ------------------------------------------------------------------ form
