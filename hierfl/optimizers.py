@@ -96,11 +96,7 @@ class Adam:
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """Return what to add to the params, and the next state.
-
-        Raises:
-            ValueError: `weight_decay` is set and `params` is None.
-        """
+        """Return what to add to the params, which `weight_decay` needs, and the next state."""
         b1, b2 = self.betas
         steps = state["steps"] + 1
         first = tree_map(lambda m, g: b1 * m + (1 - b1) * g, state["first"], updates)
@@ -141,22 +137,16 @@ class TorchOptimizer:
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """Return what to add to the params, and the next state.
-
-        Raises:
-            ValueError: `params` is None.
-        """
+        """Return what to add to the params, which are needed, and the next state."""
         if params is None:
             raise ValueError("TorchOptimizer.update needs the params: pass params=")
         moved, kept = self._step(params, updates, state["of"] if bool(state["begun"]) else None)
         return moved, {"begun": torch.ones(()), "of": kept}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
-        """Take one step of a new torch optimizer from the saved state; None: the first step.
+        """Take one step of a new torch optimizer from the saved state (None: the first step).
 
-        Returns:
-            What to add to the params, and the state to save: for each leaf, the optimizer's tensors
-                by name.
+        Return what to add to the params, and the optimizer's tensors of each leaf by name.
         """
         names, leaves = zip(*named_leaves(params).items(), strict=True)
         moving = [torch.nn.Parameter(leaf.detach().clone()) for leaf in leaves]
@@ -181,13 +171,7 @@ class TorchOptimizer:
 def plain_lr(optimizer: Optimizer, option: str, why: str) -> float:
     """Return the step size of plain SGD, for methods whose equations hold for nothing else.
 
-    Args:
-        optimizer: the user's.
-        option: its name in the method, for the message.
-        why: the method takes no other, for the message.
-
-    Raises:
-        ValueError: it is anything but SGD without momentum, or its step size is negative.
+    `option` and `why` are for the message: the option's name, and why there is no other.
     """
     if not isinstance(optimizer, SGD) or optimizer.momentum:
         raise ValueError(f"{option} is {optimizer}: it must be SGD(lr) without momentum, as {why}")
@@ -204,17 +188,7 @@ class Stepped(NamedTuple):
 
 
 def step(optimizer: Optimizer, gradient: Tree, at: Stepped, rate: float | Tensor = 1.0) -> Stepped:
-    """Take one step of an optimizer.
-
-    Args:
-        optimizer: SGD, Adam or a torchopt transformation; on the server also `TorchOptimizer`.
-        gradient: of the loss, of the params' shapes.
-        at: the params and the optimizer's state before the step.
-        rate: factor of the step, in [0, 1], such as that of a schedule; 1 leaves the step as it is.
-
-    Returns:
-        The params and the state after the step.
-    """
+    """Take one step of an optimizer; `rate`, in [0, 1], is a factor such as that of a schedule."""
     if not at.params:
         return at
     move, state = optimizer.update(gradient, at.state, params=at.params, inplace=False)

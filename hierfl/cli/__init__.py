@@ -63,11 +63,10 @@ app.add_typer(node, name="node", no_args_is_help=True)
 
 
 def main() -> None:
-    """Run the command line: the entry point of the `hierfl` command.
+    """Run the command line.
 
     OpenMP reads `GOMP_SPINCOUNT` when torch is first imported, which a command does later: how long
-    a thread that waits for the other threads of an operation spins before it sleeps. docs/runs.md
-    says what it costs.
+    a waiting thread spins before it sleeps. docs/runs.md says what it costs.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -74,11 +74,7 @@ def file_of(out: Path, kind: str, label: str, key: Mapping[str, Any]) -> Path:
 
 
 def kept(path: Path) -> dict[str, Any] | None:
-    """Return what a file holds, or None where there is none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Return what a file holds, None where there is none; a damaged file is a ValueError."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())["found"]
     except FileNotFoundError:
@@ -125,11 +121,7 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
 def convolutions(
     net: Net, features: int, between: Callable[[], nn.Module]
 ) -> tuple[list[nn.Module], int]:
-    """Return the layers below the dense ones, for flat square images, and their number of features.
-
-    Raises:
-        ValueError: the rows are no square images of one channel or three, or too small.
-    """
+    """Return the layers below the dense ones, for flat square images, and their features."""
     if not net.conv:
         return [], features
     channels = 1 if math.isqrt(features) ** 2 == features else 3

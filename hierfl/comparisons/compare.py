@@ -36,25 +36,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Failed:
-    """A cell or a search that could not be computed.
-
-    Args:
-        what: method, and seed.
-        why: the error's message.
-    """
+    """A cell or a search that failed: method and seed, and the error's message."""
 
     what: str
     why: str
 
 
 def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) -> list[Failed]:
-    """Run a study, and write its results to a folder.
-
-    Args:
-        study: the study.
-        out: its folder; what is kept there is not computed again.
-        processes: that share the work.
-        say: called with a line for each thing that is computed.
+    """Run a study in its folder `out`, where what is kept is not computed again.
 
     Returns:
         What could not be computed; all else is in the results.
@@ -87,11 +76,7 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
 
 
 def check_methods(study: Study) -> None:
-    """Build every method and look up its published numbers, to find mistakes before hours of work.
-
-    Raises:
-        ValueError: a setting is refused, or there is no such number; the message names the method.
-    """
+    """Build every method and look up its published numbers: mistakes show before hours of work."""
     seed = study.run.seeds[0]
     federation = of_study(study, seed)
     for entry in study.methods:
@@ -131,12 +116,7 @@ class Job:
 
 
 class Pool:
-    """Processes that compute jobs, and lines that tell of them.
-
-    Args:
-        processes: how many.
-        say: called with each line.
-    """
+    """Processes that compute jobs; `say` is called with a line for each."""
 
     def __init__(self, processes: int, say: Say) -> None:
         context = multiprocessing.get_context("spawn")

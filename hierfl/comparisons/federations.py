@@ -55,15 +55,7 @@ def federation(
 ) -> Federation:
     """Return the clients of a study, scaled by the training rows of those that take part.
 
-    Args:
-        data: of the study.
-        new_clients: how many join later; they are drawn at random.
-        seed: of the partition and of the draw.
-        foreign: names of image sets that no client has.
-
-    Raises:
-        FileNotFoundError: a data set is missing; the message says how to get it.
-        ValueError: the data cannot be split so, or foreign images have other pixels.
+    A random `new_clients` of them join later. `foreign` names image sets that no client has.
     """
     train, test, joining, classes = _raw(data, new_clients, seed)
     flat = _flat(train)
@@ -90,18 +82,7 @@ def of_study(study: Study, seed: int) -> Federation:
 
 
 def foreign_rows(name: str, test: ClientData, data: Data, seed: int) -> ClientData:
-    """Return images that are no client's, as many for each client as it has test rows.
-
-    Args:
-        name: as in `Evaluation.foreign`; of "mnist" and "fashion_mnist" the test images are taken.
-        test: the clients' test rows, x (n, pixels), not scaled.
-        data: of the study.
-        seed: of the choice.
-
-    Raises:
-        FileNotFoundError: the set is missing; the message says how to get it.
-        ValueError: its images have other pixels.
-    """
+    """Return images of no client, for each client as many as it has (unscaled) test rows."""
     generator = np.random.Generator(np.random.Philox(seed))
     if name == "shuffled_pixels":
         shuffled = generator.permuted(test.fields["x"].numpy(), axis=1)

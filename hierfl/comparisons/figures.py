@@ -22,19 +22,10 @@ STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colo
 
 
 def draw(out: Path, file: Path | None = None) -> list[Path]:
-    """Draw all figures of the study whose results are in a folder.
+    """Draw all figures of the study whose results are in a folder, and return their files.
 
-    Args:
-        out: the folder.
-        file: of the main figure, whose name those of the others extend; None: figure.png in the
-            folder.
-
-    Returns:
-        The files.
-
-    Raises:
-        FileNotFoundError: no study has run there.
-        ValueError: the folder's files are not those of a study, or the file is of no known kind.
+    The main figure goes to `file`, by default figure.png in the folder; the names of the others
+    extend its name.
     """
     first = file or out / "figure.png"
     drawn = {first: figure(out)}
@@ -45,11 +36,7 @@ def draw(out: Path, file: Path | None = None) -> list[Path]:
 
 
 def figure(out: Path) -> Figure:
-    """Return the figure of the study whose results are in a folder.
-
-    Raises:
-        FileNotFoundError: no study has run there.
-    """
+    """Return the main figure of the study whose results are in a folder."""
     study, scores, curves = study_of(out), results(out), curves_of(out)
     shown = [] if curves.empty else [None, *(name for name in ALONG if name in curves)]
     height = 1.2 + 0.32 * len(study.methods)

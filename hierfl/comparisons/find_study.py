@@ -14,16 +14,7 @@ FOLDER = Path(str(files("hierfl.studies"))) / "shipped"
 
 
 class Listed(NamedTuple):
-    """A line of `hierfl compare --list`.
-
-    Args:
-        name: of the study.
-        shows: what it shows.
-        data: names of its data sets.
-        variants: names of its variants.
-        quick: how long the quick form takes, as the file says.
-        full: how long the full form takes.
-    """
+    """A line of `hierfl compare --list`; `quick` and `full` say how long each form takes."""
 
     name: str
     shows: str
@@ -39,11 +30,7 @@ def names() -> list[str]:
 
 
 def find(study: str) -> Path:
-    """Return the file of a study: one that ships, by its name, or one's own, by its path.
-
-    Raises:
-        FileNotFoundError: there is no such study; the message has the nearest name and all names.
-    """
+    """Return the file of a study: one that ships, by its name, or one's own, by its path."""
     if study in names():
         return FOLDER / f"{study}.toml"
     path = Path(study)

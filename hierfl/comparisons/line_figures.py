@@ -20,12 +20,7 @@ ELLIPSES = (1.0, 2.0)  # sds
 
 
 def lines(study: Study, found: pd.DataFrame) -> Figure:
-    """Draw the lines of the first seed: over the rows of one feature, or as weights of two.
-
-    Args:
-        study: about lines.
-        found: lines.csv.
-    """
+    """Draw the lines of the first seed: over the rows of one feature, or as weights of two."""
     rows = of_study(study, study.run.seeds[0]).train
     labels = [e.label for e in study.methods if (found["method"] == e.label).any()]
     draw = _over_rows if rows.fields["x"].shape[1] == 1 else _in_weights

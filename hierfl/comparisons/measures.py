@@ -45,14 +45,8 @@ def stranger(client: str) -> str:
 class Watch:
     """Scores of a run while it runs: `look` is its `callback`.
 
-    Args:
-        how: the method.
-        federation: the rows.
-        evaluation: what is measured.
-        rounds: of the run.
-        seed: of predictions.
-        fine_tune: the method is fine-tuned where its clients adapt, and scored so as well.
-        bias: of the line that labels are about; None: they are about none.
+    `fine_tune`: the method is fine-tuned where its clients adapt, and scored so as well. `bias` is
+    that of the line that labels follow, None where they follow none.
     """
 
     def __init__(
@@ -301,13 +295,7 @@ def _owners(rows: ClientData) -> list[str]:
 
 
 def everyones(test: ClientData, count: int, seed: int) -> ClientData:
-    """Return clients who all have the same test rows, drawn from those of all of them.
-
-    Args:
-        test: everyone's test rows.
-        count: how many are drawn, at most.
-        seed: of the draw.
-    """
+    """Return clients who all have the same test rows: at most `count`, drawn from all clients'."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(test.num_rows, generator=generator)[:count]
     names, size = test.names, len(chosen)

@@ -6,16 +6,7 @@ from pathlib import Path
 
 
 def put_block(page: Path, name: str, block: str) -> None:
-    """Replace a block of a page.
-
-    Args:
-        page: of Markdown, with the lines `<!-- NAME -->` and `<!-- end of NAME -->`.
-        name: of the block.
-        block: what stands there from now on.
-
-    Raises:
-        ValueError: the page has no such block.
-    """
+    """Replace what stands on a Markdown page between `<!-- name -->` and `<!-- end of name -->`."""
     text, first, last = page.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, opened, rest = text.partition(first)
     _, closed, after = rest.partition(last)

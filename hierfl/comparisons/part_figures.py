@@ -21,11 +21,7 @@ ACROSS = 4  # panels in a row
 
 
 def figures(out: Path) -> dict[str, Figure]:
-    """Return the figures of what the study in a folder measured besides, by name.
-
-    Raises:
-        FileNotFoundError: no study has run there.
-    """
+    """Return the figures of what the study in a folder measured besides, by name."""
     study = study_of(out)
     drawn: dict[str, Callable[[Study, pd.DataFrame], Figure]] = {
         "clients": clients,
@@ -77,13 +73,7 @@ def classes(study: Study, found: pd.DataFrame) -> Figure:
 
 
 def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure:
-    """Draw densities of entropy: a row a method, a column a foreign set, thin for single clients.
-
-    Args:
-        study: with foreign images.
-        found: entropies.csv.
-        scores: results.csv.
-    """
+    """Draw densities of entropy: a row a method, a column a foreign set, thin for one client."""
     sets = [str(name) for name in found["rows"].unique() if name != "own"]
     labels = [label for label in _labels(study) if (found["method"] == label).any()]
     size = (3.4 * len(sets) + 0.8, 1.9 * len(labels) + 0.7)

@@ -20,16 +20,10 @@ def _all_published() -> pd.DataFrame:
 
 
 def published(study: Study, entry: Entry, score: str, metric: str | None = None) -> float | None:
-    """Return the published number that stands beside a score of a method, in %, or None.
+    """Return the published number beside a score of a method, in %, or None.
 
-    Args:
-        study: whose paper and table it is of.
-        entry: the method.
-        score: of ours.
-        metric: of the paper's; None: the one of participating clients.
-
-    Raises:
-        ValueError: the study names a number that is not in published.csv.
+    `metric` is the paper's, by default that of participating clients. A number that the study names
+    and published.csv lacks is a ValueError.
     """
     if study.published is None or score not in entry.published:
         return None

@@ -18,13 +18,7 @@ FOLDER_NAME = re.compile(r"[\w(][\w .,+=()-]{0,80}(?<![. ])")
 
 
 class Listing(Table):
-    """The table `[list]` of a study file: its line in `hierfl compare --list`.
-
-    Args:
-        shows: what the study shows, in a sentence.
-        quick: how long the quick form takes.
-        full: how long the full form takes.
-    """
+    """The table `[list]` of a study file: what it shows, how long both its forms take."""
 
     shows: str = ""
     quick: str = ""
@@ -32,15 +26,10 @@ class Listing(Table):
 
 
 def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
-    """Return the studies of a file by the names of its variants; "" if it has none.
+    """Return the studies of a TOML file by the names of its variants; "" if it has none.
 
-    Args:
-        path: of the TOML file.
-        quick: with the changes of its table `[quick]`, and of the variant's own.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no TOML, or no study; the message names each key and how to fix it.
+    `quick` applies the changes of its table `[quick]`, and of the variant's own. A ValueError names
+    each wrong key and how to fix it.
     """
     file = Path(path)
     given = _tables(file)
@@ -71,20 +60,12 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
 
 
 def listing(path: Path) -> Listing:
-    """Return the table `[list]` of a study file.
-
-    Raises:
-        ValueError: the file is no TOML, or the table has other keys.
-    """
+    """Return the table `[list]` of a study file."""
     return Listing.model_validate(_tables(path).get("list", {}))
 
 
 def chosen(studies: Mapping[str, Study], names: Iterable[str] | None) -> list[str]:
-    """Return the names of the variants that are asked for; None or none: of all.
-
-    Raises:
-        ValueError: there is no such variant.
-    """
+    """Return the names of the variants that are asked for; None or none: of all."""
     wanted = list(names or studies)
     for name in wanted:
         if name not in studies:

@@ -136,12 +136,7 @@ def part_of(out: Path, part: str) -> pd.DataFrame | None:
 
 
 def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-    """Return a CSV file that has these columns, texts as they are and numbers or booleans.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is another file; the message names the column.
-    """
+    """Return a CSV file that has these columns: texts as they are, and numbers or booleans."""
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
         frame[list(texts)] = frame[list(texts)].fillna("")
@@ -157,11 +152,7 @@ def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataF
 
 
 def study_of(out: Path) -> Study:
-    """Return the study whose results are in a folder.
-
-    Raises:
-        FileNotFoundError: no study has run there.
-    """
+    """Return the study whose results are in a folder."""
     file = out / STUDY
     if not file.exists():
         raise FileNotFoundError(

@@ -16,14 +16,9 @@ ALWAYS_SHOWN = ("auroc", "distance", "calibration_error")  # whatever the study'
 
 @dataclass(frozen=True)
 class Column:
-    """One column of scores: P or G of some clients on some rows, of one metric.
+    """One column of scores, of the fields of `Score`.
 
-    Args:
-        score: "P", "P+FT" or "G".
-        clients: "participating" or "new".
-        test: "local" or "global".
-        metric: as in `score_means.Score`.
-        adapted: rounds that new clients have adapted; None: the column is of participating clients.
+    `adapted` counts the rounds that new clients have adapted; None: of participating clients.
     """
 
     score: str

@@ -42,12 +42,7 @@ class Score(NamedTuple):
 
 
 def by_client(prediction: Prediction, variance: float = 1.0) -> pd.DataFrame:
-    """Return each client's scores: one row a client, one column a metric.
-
-    Args:
-        prediction: of labeled rows.
-        variance: of real labels, of which "explained" is a share.
-    """
+    """Return each client's scores, a column a metric; `variance` is that of real labels."""
     scores = prediction.scores()
     found = {"log_score": scores["log_score"]}
     if "rmse" in scores:

@@ -36,13 +36,8 @@ def table_of(out: Path) -> pd.DataFrame:
 def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of a study: a row for each method, bold as **...**.
 
-    A mean without the seeds that diverged, or failed and so have no score, says so; a method that
-    was not run has empty cells. A score of 1e6 or more, of either sign, counts as diverged.
-
-    Args:
-        study: whose methods give the order, and whose weighting is shown.
-        scores: as `results` returns them.
-        costs: costs.csv of the same folder, which knows what diverged.
+    A cell says how many of its seeds diverged (a score of 1e6 or more, of either sign) or failed. A
+    method that was not run has empty cells.
     """
     diverged, ran = costs.groupby("method")["diverged"].sum(), sorted(costs["seed"].unique())
     cells = costs.groupby("method").size()

@@ -42,13 +42,7 @@ def points(study: Study, entry: Entry) -> list[Options]:
 def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
     """Return the options of a method, all trials, and how many were computed now.
 
-    Args:
-        out: the study's folder.
-        study: whose first seed fixes the clients.
-        entry: the method.
-
-    Raises:
-        ValueError: every trial diverges.
+    The study's first seed fixes the clients. A ValueError says that every trial diverges.
     """
     if not study.tuning.rounds:
         return {"options": {}, "trials": [], "computed": 0}

@@ -14,15 +14,9 @@ from hierfl.methods.listed import names
 
 
 def method_of(text: str) -> Method:
-    """Return the method that a name stands for.
+    """Return a method of `hierfl.methods` by name, with its defaults, for the demo's hierarchy.
 
-    Args:
-        text: a name of `hierfl.methods`, which is built with its defaults for the demo's hierarchy;
-            or "MODULE:NAME" of a method, with a module that Python finds from the current folder.
-
-    Raises:
-        ValueError: there is no such method, or the module cannot be imported.
-        TypeError: it is something else.
+    "MODULE:NAME" is a user's own, of a module that Python finds from the current folder.
     """
     if ":" in text:
         found = _named(text)
@@ -45,15 +39,7 @@ def method_of(text: str) -> Method:
 
 
 def data_of(text: str | None) -> ClientData:
-    """Return the data that a name stands for.
-
-    Args:
-        text: "MODULE:NAME"; None: the demo's hospitals.
-
-    Raises:
-        ValueError: the module cannot be imported, or has no such name.
-        TypeError: it is something else.
-    """
+    """Return the data "MODULE:NAME"; None: the demo's hospitals."""
     if text is None:
         return hospitals()
     found = _named(text)

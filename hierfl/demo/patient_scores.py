@@ -46,10 +46,9 @@ UNITS = {
 
 
 def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
-    """Return one row for each held-out patient.
+    """Return one row a held-out patient: setting, method, hospital, patient, p, y and scores.
 
-    The columns are setting, method, hospital, patient (row number within the hospital), p
-    (predicted probability), y, and the scores.
+    `patient` is the row number within the hospital, p the predicted probability.
     """
     data, p = prediction.data, prediction.mean
     y, scores = prediction.known()
@@ -71,8 +70,7 @@ def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Average the patients' scores by setting, method and hospital, in long form.
 
-    The columns are setting, method, hospital ("all": the mean over all patients), metric, value,
-    and rows (number of patients).
+    The hospital "all" is the mean over all patients; `rows` is the number of patients.
     """
     keys = ["setting", "method", "hospital", "patient"]
     # unseen, local-only has one score of a patient for each hospital whose model is used
@@ -124,10 +122,7 @@ _CAPTION = "* best in its row: the highest log score or accuracy, the lowest Bri
 
 
 def reading(frame: pd.DataFrame) -> list[str]:
-    """Compare the hierarchical posterior's log score with each other method's, in two sentences.
-
-    The comparison is by paired differences over patients.
-    """
+    """Compare the posterior's log score with each method's, by paired differences over patients."""
     rows = len(frame[frame.setting == TRAINED].drop_duplicates(["hospital", "patient"]))
     return [
         f"Four hospitals, {rows} held-out patients (log scores' difference ± standard error): "
@@ -138,10 +133,7 @@ def reading(frame: pd.DataFrame) -> list[str]:
 
 
 def against(frame: pd.DataFrame, setting: str) -> str:
-    """Describe the hierarchical posterior against each other method.
-
-    "Better" or "worse" needs a difference of more than two standard errors.
-    """
+    """Describe the posterior against each other method; two standard errors are a difference."""
     found: dict[str, list[str]] = {"better than": [], "on a par with": [], "worse than": []}
     for other in METHODS:
         if other != POSTERIOR:
@@ -158,10 +150,7 @@ def against(frame: pd.DataFrame, setting: str) -> str:
 
 
 def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, float]:
-    """Return the mean log score of the hierarchical posterior minus `other`, with standard error.
-
-    Both are over patients.
-    """
+    """Return the mean over patients of the posterior's log score minus `other`'s, and its error."""
     within = frame[frame.setting == setting]
     each = within.pivot_table("log_score", ["hospital", "patient"], "method", aggfunc="mean")
     gap = each[POSTERIOR] - each[other]

@@ -62,15 +62,10 @@ FILES = ("posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "r
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work the demo does.
+    """How much work the demo does; `rounds` None: until the method stops automatically.
 
-    Args:
-        rounds: rounds of the hierarchical posterior; None: until it stops by itself.
-        map_rounds: rounds of the hierarchical MAP.
-        joining: rounds in which a joining hospital fits its own coefficients, by MAP.
-        draws: posterior draws of a prediction.
-        saved: posterior draws that are saved.
-        columns: features that are used; None: all.
+    `joining` are the rounds in which a joining hospital fits its own coefficients, by MAP; `draws`
+    are for predictions, `saved` are saved; `columns` None: all features.
     """
 
     rounds: int | None = None
@@ -93,14 +88,9 @@ QUICK = Effort(
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Result of the demo.
+    """Patients (a row each, by setting and method), scores in long form, and what to print.
 
-    Args:
-        patients: one row for each held-out patient, setting and method.
-        scores: the scores in long form, as in `scores.csv`.
-        table: the table to print.
-        reading: sentences that summarize the table.
-        files: path of each file written -> its content in words.
+    `files`: path of each file written -> its content in words.
     """
 
     patients: pd.DataFrame
@@ -118,23 +108,12 @@ def run(
     workers: int = 1,
     say: Say = lambda line: None,
 ) -> Result:
-    """Fit the four methods, score them and write the results.
+    """Fit the four methods, score them and write the results to the folder `out`.
 
-    Args:
-        out: folder to write to; created if missing.
-        seed: seed of the split into training and held-out patients, and of every fit and draw.
-        quick: take few features, rounds and draws, to check that the demo runs. The numbers are
-            then meaningless.
-        workers: processes that run the fits without one hospital, beside this process; with 1, this
-            process runs all fits. The numbers do not depend on it.
-        say: called with one line of text for each step of progress.
-
-    Returns:
-        The scores, the table to print and the files written.
-
-    Raises:
-        OSError: `out` cannot be created or written to, or holds other files of the names of the
-            demo's. This is checked before any fit.
+    `seed` is that of the split, and of every fit and draw. `quick` takes few features, rounds and
+    draws, and its numbers mean nothing. `workers` processes run the fits without one hospital; with
+    1, this process does. `say` is called with a line for each step. Before any fit, an OSError says
+    that `out` cannot be written to, or holds files of these names that the demo did not write.
     """
     folder = writable(Path(out))
     effort = QUICK if quick else Effort()
@@ -195,15 +174,7 @@ def hospitals(columns: tuple[str, ...] | None = None) -> ClientData:
 
 
 def writable(folder: Path) -> Path:
-    """Create a folder if it is missing, and check that the demo's files can be written to it.
-
-    Returns:
-        The same folder.
-
-    Raises:
-        OSError: the folder cannot be created or written to, or holds files of these names that the
-            demo did not write.
-    """
+    """Create a folder if it is missing, and check that the demo's files can be written to it."""
     claim(folder, FILES)
     return folder
 
@@ -227,10 +198,7 @@ def write(
 
 # ------------------------------------------------------------------------------------------ methods
 def alone() -> Method:
-    """Return logistic regression with a fixed prior.
-
-    It has no global site to learn, so one round completes the fit.
-    """
+    """Return logistic regression with a fixed prior; one round completes the fit."""
     model = regression(
         "bernoulli", prior_loc=0.0, prior_scale=2.5, intercept_scale=2.5, centered=True
     )
@@ -304,15 +272,8 @@ def left_out(
 ) -> list[pd.DataFrame]:
     """Score one hospital's held-out patients by fits to the training rows of the other three.
 
-    Args:
-        name: name of the hospital.
-        rows: training and held-out rows of all hospitals.
-        effort: rounds and draws.
-        seed: seed of fits and draws.
-
-    Returns:
-        Scored patients, one frame for each method and setting ("unseen", and "joined" but for
-        local-only). Local-only has one frame for each hospital whose model is used.
+    Return a frame for each method and setting ("unseen", and "joined" but for local-only). Local-
+    only has one frame for each hospital whose model is used.
     """
     train, test = rows
     own, new = train.select([name]), test.select([name])

@@ -25,11 +25,9 @@ COLUMNS = ["direction", "name", "shape", "numbers", "bytes", "rounds", "server s
 
 
 class Place(NamedTuple):
-    """Where a tensor crosses.
+    """Where a tensor crosses: "down" to every client, "mail" to this one, or "up".
 
-    direction: "down", to every client of the round; "mail", to this client alone; or "up".
-    name: its path in the message.
-    seen: what the server sees of it: "a sum", "by itself" or "".
+    `name` is its path in the message; the server sees "a sum" or it "by itself".
     """
 
     direction: str
@@ -52,7 +50,7 @@ class Audit:
             other rows, "how many" where it is their number, else "".
         client: whose messages these are.
         rows: how many rows it has.
-        values: how many numbers its rows hold.
+        values: how many scalars its rows hold.
         rounds: how many were run.
     """
 
@@ -93,9 +91,9 @@ def audit(
 ) -> Audit:
     """Run a method with and without one client's own rows; list what crosses to and from it.
 
-    What is the same in both runs does not depend on the client's rows; what is not the same may
-    tell of them. The rows in their place, client fields included, are those of other clients, in
-    the same number. All clients take part in each round.
+    What is the same in both runs does not depend on the client's rows; what differs may tell of
+    them. In the second run the client has rows and client fields of other clients, in the same
+    number. All clients take part in each round.
 
     A number that depends on the rows need not give them away, and the table does not say what can
     be learned from many numbers together: see docs/privacy.md.
@@ -104,8 +102,8 @@ def audit(
         method: to run.
         data: two clients or more.
         client: whose messages are listed. Default None: the client with the fewest rows.
-        rounds: at most. Default None: until the method is done, or 3 of one that does not stop by
-            itself.
+        rounds: at most. Default None: until the method is done, or 3 of one that does not stop
+            automatically.
         seed: of both runs.
 
     Raises:

@@ -25,19 +25,10 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the checks of a fit rest on.
+    """What the checks of a fit rest on; None where it is unknown.
 
-    Args:
-        fit: a run at some round.
-        run: how `hierfl.diagnostics.convergence` judges it, or why it cannot.
-        points: latent sites and learned params without spread; None: there are no draws to see it
-            from.
-        spread: whether some latent site varies.
-        not_finite: sites with draws that are not finite.
-        information: of each client's rows, as `hierfl.diagnostics.information` returns it; None:
-            unknown.
-        k_hats: by client, k-hat of the guide of its local sites given the global ones; None:
-            unknown.
+    `run` is the judgment of `convergence`, or why there is none; `points` are latent sites and
+    learned params without spread; `k_hats` those of each client's guide, given the global sites.
     """
 
     fit: Snapshot

@@ -32,15 +32,9 @@ FOREIGN = "Are predictions less certain for foreign rows (foreign=) than for the
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Predictions that were scored.
+    """Predictions that were scored; None where there are none.
 
-    Args:
-        fit: that predicts.
-        prediction: of the scored rows; None: no row can be scored.
-        replicates: (S, n) draws of the labels of the same rows; None: the labels are classes, or
-            there are no predictions.
-        held_out: whether the scored rows were held out of the fit.
-        foreign: comparison of own and foreign rows; None: no foreign rows.
+    `replicates` are (S, n) draws of the labels of the same rows, None of classes.
     """
 
     fit: Snapshot
@@ -183,10 +177,9 @@ def _by_client(found: Scored) -> Iterator[Check]:
 
 
 def _worse_than_event_rate(found: Scored) -> list[str]:
-    """Return clients with enough rows whose event rate scores better than the model.
+    """Return clients with enough rows whose event rate scores better by two standard errors.
 
-    Worse means by more than two standard errors. The event rate is that of the training rows,
-    smoothed: (events + 1/2) / (rows + 1).
+    The event rate is that of the training rows, smoothed: (events + 1/2) / (rows + 1).
     """
     assert found.prediction is not None
     prediction = found.prediction

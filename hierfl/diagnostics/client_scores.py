@@ -1,9 +1,4 @@
-"""Scores of predictions by client, and their spread over clients.
-
-The log and Brier scores are in `Prediction.scores()`; this module adds the others. The CRPS of an
-ensemble is three lines here: properscoring, which has it, has had no release since 2015, and
-torchmetrics and ArviZ 0.23 lack it.
-"""
+"""Scores of predictions by client beyond those of `Prediction.scores()`, and their spread."""
 
 from __future__ import annotations
 

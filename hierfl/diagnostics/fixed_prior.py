@@ -23,15 +23,9 @@ SPLIT = "pac_bayes(before.personalize(other_rows), prior=before)"
 
 
 def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
-    """Refuse priors learned from the rows, and posteriors without a finite KL.
+    """Refuse priors learned from the rows of the bound, and posteriors without a finite KL.
 
-    Args:
-        fit: whose rows the bound is taken on.
-        prior: the fit that everything above the clients was learned in; None: it is that of the
-            model.
-
-    Raises:
-        ValueError: as above.
+    `prior` is the fit that everything above the clients was learned in; None: it is the model's.
     """
     learned = [spec.name for spec in learned_params(fit) if prior is None or spec.is_local]
     if learned and prior is None:

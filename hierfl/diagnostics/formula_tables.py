@@ -15,23 +15,13 @@ Tables = tuple[tuple[str, pd.DataFrame], ...]
 
 
 def titled(formula: Formula) -> str:
-    """Return the formula and its family, the first line of the summary.
-
-    Args:
-        formula: with its schema.
-    """
+    """Return the formula and its family, the first line of the summary."""
     family = formula.family
     return f"{formula.text}, {family.name} with link {family.link}"
 
 
 def formula_tables(formula: Formula, frame: pd.DataFrame, clients: Sequence[str]) -> Tables:
-    """Return the tables, each with its heading; those without rows are left out.
-
-    Args:
-        formula: with its schema.
-        frame: of `hierfl.posterior.site_table`.
-        clients: the clients' names.
-    """
+    """Return the tables of a summary's frame, each with its heading, without empty ones."""
     layout = formula.layout
     common = [INTERCEPT, *(term.name for term in layout.common.terms)]
     heading = "Population level"

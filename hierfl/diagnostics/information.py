@@ -25,13 +25,7 @@ def named_own(draws: Draws) -> list[str]:
 
 
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
-    """Compare each client's posterior with the global prior, as independent Normals.
-
-    Args:
-        fit: a run at some round.
-        draws: of its posterior, S of them.
-        expected: S draws of the global prior, as `hierfl.posterior.new_clients.expected_of_clients`
-            returns.
+    """Compare each client's posterior with S draws of the global prior, as independent Normals.
 
     Returns:
         A row a client. `nats`: KL(posterior || global prior) minus what sampling error alone

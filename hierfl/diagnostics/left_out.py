@@ -33,12 +33,9 @@ MOST = 128  # local draws for each draw of the global sites, at most
 
 
 class Scored(NamedTuple):
-    """Draws as the estimate needs them.
+    """Log likelihoods of what is left out, (S, n), and log weights log r, (S, 1) or (S, n).
 
-    Args:
-        log_likelihood: (S, n) log p_i, of each row or client.
-        log_weights: (S, 1), or (S, n) where each has its own; log r.
-        k_hat: Pareto shape of weights that have been used up already, 0 if there are none.
+    `k_hat` is that of weights that have been used up already, 0 if there are none.
     """
 
     log_likelihood: Tensor
@@ -47,13 +44,9 @@ class Scored(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Leave-one-out estimates of n rows or clients.
+    """Leave-one-out estimates of n rows or clients, in nats; `lppd` is with the row or client in.
 
-    Args:
-        elpd: (n,) log predictive densities, nats.
-        lppd: (n,) log densities with the row or client in, nats.
-        k_hat: (n,) the larger Pareto shape of the weights with it and without it.
-        mc_se: (n,) Monte Carlo standard errors of `elpd`, nats.
+    `k_hat` is the larger Pareto shape of the weights with it and without it.
     """
 
     elpd: NDArray[np.float64]

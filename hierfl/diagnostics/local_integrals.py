@@ -35,13 +35,7 @@ def unseen_error(fit: Snapshot) -> str:
 
 
 def is_quadratic(program: Program) -> bool:
-    """Return whether the log joint density is quadratic in the local sites.
-
-    The answer is tested at random points on a few rows, not proven.
-
-    Args:
-        program: without params to be learned.
-    """
+    """Test, at random points on a few rows, whether the log joint is quadratic in local sites."""
     latents = program.latents
     if not latents.local_block.size:
         return True

@@ -114,17 +114,7 @@ def nuts(
 
 
 def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program:
-    """Read a model, and refuse what NUTS cannot sample.
-
-    Args:
-        model: the generative program.
-        data: all clients' rows.
-        seed: as in `nuts`.
-
-    Raises:
-        ProgramError: the model cannot be run as it is written, has a param, or a prior without a
-            sampler.
-    """
+    """Read a model, and refuse what NUTS cannot sample."""
     program = read(model, delta, data, seed=seed, learn=False)
     with untouched_store(), Center():
         trace = poutine.trace(program.model).get_trace(program.prototype)

@@ -24,20 +24,11 @@ Labels = dict[str, Tensor]
 
 
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
-    """Draw data sets: sites and observed fields, (count, *shape) each.
+    """Draw `count` data sets: sites and observed fields, (count, *shape) each.
 
     Torch's own generator draws, seeded by `seed` and the data set's number, so that any
-    distribution will do.
-
-    Args:
-        program: whose model is drawn from; the guide is not run.
-        batch: of all clients; gives the fields that are not observed and the numbers of rows.
-        count: of data sets.
-        seed: of all of them.
-
-    Raises:
-        ProgramError: the model has a param or a factor, observes something computed from a field,
-            or observes one field at two sites.
+    distribution will do. The batch has all clients; its unobserved fields and numbers of rows are
+    kept.
     """
     _check(program, batch)
     values: list[Values] = []

@@ -29,18 +29,11 @@ State = Literal["unknown", "not finite", "rising", "falling", "hidden", "steep",
 class Course:
     """How a run's ELBO or loss went, and whether it still goes anywhere.
 
-    Args:
-        state: "unknown": there is no trend to see. "not finite". "rising": it still improves.
-            "falling": it gets worse. "hidden": noise hides the trend. "steep": it is level, but
-            single draws of the gradient point downhill. "moving": it is level, but the mean
-            gradient is above its noise. "level".
-        words: the same in words, the beginning of a sentence.
-        fix: one sentence on what to do; empty where there is nothing to do.
-        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last;
-            NaN if unknown.
-        error: standard error of the rise; NaN if unknown.
-        noise: standard deviation of one round's estimate about the trend; NaN if unknown.
-        gradient: as `hierfl.diagnostics.Convergence.gradient`.
+    `state`: "unknown" (no trend to see), "not finite", "rising" (it still improves), "falling" (it
+    gets worse), "hidden" (by noise), "steep" (level, but single draws of the gradient point
+    downhill), "moving" (level, but the mean gradient is above its noise) or "level". `words` say it
+    as the beginning of a sentence. `rise`, `error`, `noise` and `gradient` are those of
+    `Convergence`.
     """
 
     state: State
@@ -60,10 +53,7 @@ class Course:
 def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
     """Read the trend from the history and, for an ELBO, estimate the gradient at the end.
 
-    Args:
-        fit: a run of any length.
-        draws: of the guide, each one an estimate of the gradient; 0: leave the gradient out.
-        seed: of the draws.
+    Each of the `draws` of the guide is one estimate of the gradient; 0 leaves the gradient out.
     """
     history = fit.history
     name = next((column for column in ("elbo", "loss") if column in history), None)

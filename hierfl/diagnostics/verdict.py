@@ -30,7 +30,7 @@ DRAWS = 400  # most draws by which rows' information is measured
 
 
 class Verdict(NamedTuple):
-    """Whether to trust a fit; None: that cannot be rows_say. In words: why, and the fix."""
+    """Whether to trust a fit, None where that cannot be told, and in words why, with the fix."""
 
     trustworthy: bool | None
     words: str
@@ -70,14 +70,7 @@ def of_history(fit: Snapshot) -> Verdict | None:
 
 
 def evidence(fit: Snapshot, table: SiteTable, *, draws: int, seed: int = 0) -> Evidence:
-    """Measure what the checks of a fit rest on.
-
-    Args:
-        fit: a run at some round.
-        table: of its sites.
-        draws: of the posterior; at most 400 measure what the clients' rows tell.
-        seed: of all draws.
-    """
+    """Measure what the checks of a fit rest on; 400 draws suffice for what clients' rows tell."""
     derived = fit.program.derived
     size = fit.program.latents.global_block.size
     size += len(fit.clients) * fit.program.latents.local_block.size

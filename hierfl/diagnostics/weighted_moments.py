@@ -32,13 +32,10 @@ SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, i
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A guide beside its weighted draws.
+    """A guide beside its weighted draws, of which there are `proposals`.
 
-    Args:
-        scalars: as `compared` returns them.
-        k_hat: Pareto shape of the weights; without global sites, the largest of any client's.
-        effective: effective number of draws; without global sites, the smallest of any client's.
-        proposals: number of draws that were weighted.
+    `scalars` are those of `compared`. Without global sites, `k_hat` is the largest of any client's,
+    and `effective` the smallest.
     """
 
     scalars: pd.DataFrame
@@ -92,9 +89,7 @@ def _named(row: pd.Series) -> str:
 def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
     """Return why a guide's draws cannot be weighted, with the fix; None where they can.
 
-    Args:
-        fit: whose sites all vary.
-        resampled: sites that the guide places at one of several points.
+    `resampled` are sites that the guide places at one of several points.
     """
     if resampled:
         return (
@@ -115,16 +110,7 @@ def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
 
 
 def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
-    """Weight the draws of a guide, and compare its moments with theirs.
-
-    Args:
-        fit: whose guide has a density.
-        proposals: draws weighted in each round; fewer where they would hold too many scalars.
-        seed: of the draws.
-
-    Returns:
-        The moments; or why there are none, in a sentence.
-    """
+    """Weight so many draws of a guide a round, or fewer, and compare moments; or say why not."""
     latents = fit.program.latents
     size = latents.global_block.size + latents.local_block.size * len(fit.clients)
     most = min(MOST_SCALARS // (3 * ROUNDS * size), max(CLIENT_DRAWS // len(fit.clients), FEWER))
@@ -163,13 +149,7 @@ def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd
 
 
 def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
-    """Compare moments of the guide with weighted ones.
-
-    Args:
-        fit: whose clients are named.
-        plain: draws of the guide, each with the same weight.
-        drawn: the draws that were weighted.
-        weights: of these.
+    """Compare moments of equally weighted draws of the guide with those of weighted draws.
 
     Returns:
         One row a scalar that varies: site, client ('' for a global site) and index; `shift`, mean

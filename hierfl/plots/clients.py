@@ -43,14 +43,10 @@ def client_forest(
             given.
         rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks
             have the same size.
-        local_only: (N,) local-only estimates, from each client's own rows; drawn as hollow
-            diamonds.
+        local_only: (N,) local-only estimates, from each client's own rows; hollow diamonds.
         prior: draws of the global prior, (S, N) for each client or (S,) for a new one; drawn as a
             gray band with a line at the median.
         prob: probability of the wider interval and of the gray band.
-
-    Returns:
-        `ax`.
 
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.
@@ -120,23 +116,18 @@ def shrinkage(
     """Draw how far the hierarchical model moves each client's local-only estimate.
 
     A client on the diagonal borrows nothing from the others. A client on the horizontal line at
-    `center` borrows everything. A vertical line joins each point to the diagonal, where the
-    local-only estimate would be.
+    `center` borrows everything. A vertical line joins each point to the diagonal, where the local-
+    only estimate would be.
 
     Args:
         ax: axes to draw on.
         local_only: (N,) local-only estimates, from each client's own rows.
         together: (N,) estimates of the hierarchical model.
-        rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks
-            have the same size.
+        rows: (N,) number of rows of each client, as in `client_forest`.
         center: value toward which estimates are shrunk; None: no line is drawn.
 
-    Returns:
-        `ax`.
-
     Raises:
-        ValueError: `local_only` and `together` have different shapes, are not one-dimensional, or
-            are empty.
+        ValueError: `local_only` and `together` are not both (N,), or are empty.
     """
     x, y = np.asarray(local_only, dtype=float), np.asarray(together, dtype=float)
     if x.shape != y.shape or x.ndim != 1 or not len(x):
@@ -172,14 +163,10 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
 
     Args:
         ax: axes to draw on.
-        prior: (S,) or (S, N) draws of the global prior, what the global level alone predicts for a
-            client.
+        prior: (S,) or (S, N) draws of what the global level alone predicts for a client.
         draws: (S, N) posterior draws, one column per client.
         names: N client names. Up to six clients have a color and a legend entry each; more are thin
             lines of one color.
-
-    Returns:
-        `ax`.
 
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.

@@ -17,12 +17,7 @@ BANDS = 6  # most lines that have a band and a color each
 
 
 def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
-    """Return axes, new ones of a figure of their own where none are given.
-
-    Args:
-        ax: axes, or None.
-        lines: names along the y axis, for which there is to be room. Default 0.
-    """
+    """Return the axes, or those of a new figure with room for so many `lines` along the y axis."""
     if ax is not None:
         return ax
     from matplotlib import pyplot  # only here: it chooses a way to show figures
@@ -38,15 +33,8 @@ def conditional_effect(
 ) -> Axes:
     """Draw a conditional effect: lines with 90 % bands, or points with intervals at levels.
 
-    Args:
-        ax: axes to draw on.
-        frame: of `hierfl.effects.conditional_effects.Effects`.
-        variable: the column along the x axis.
-        by: the column whose values are drawn apart. Default None.
-        label: of the y axis.
-
-    Returns:
-        `ax`.
+    The frame is that of `Effects`; `variable` is its column along the x axis, and the values of the
+    column `by` are drawn apart. `label` is that of the y axis.
     """
     lines = _lines(frame, by)
     levels = None

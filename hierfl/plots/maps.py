@@ -31,14 +31,10 @@ def client_map(
         means: (N, d) posterior means, or any other columns by which clients are to be compared.
         names: N client names. Up to 12 clients are all named; of more, only the 8 farthest from the
             origin.
-        rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks
-            have the same size.
+        rows: (N,) number of rows of each client, as in `client_forest`.
         unit: (d,) divisor of each column, for example the posterior sd: a column in which clients
             hardly differ then counts for little. None: the standard deviation over clients, so that
             all columns count equally.
-
-    Returns:
-        `ax`.
 
     Raises:
         ValueError: there are fewer than three clients, or all clients are equal in every column.

@@ -31,11 +31,7 @@ def forest(
             named coefficients.
         prior: draws of a new client's coefficients: the same dimensions without `client`.
         prob: probability of the central intervals and of the band.
-        labels: coefficient -> text on the y axis; a coefficient that is missing here keeps its own
-            name.
-
-    Returns:
-        `ax`.
+        labels: coefficient -> text on the y axis; default: its name.
     """
     (dim,) = [str(d) for d in prior.dims if d not in ("chain", "draw")]
     names = [str(name) for name in local.coords[dim].values]

@@ -32,12 +32,10 @@ def reliability(
 ) -> Axes:
     """Draw the share of labels that are 1 against the predicted probability.
 
-    On the diagonal, predictions are calibrated.
-
-    Rows are sorted by predicted probability and cut into bins of equal size (within one row). Each
-    point shows the mean prediction of its bin and the share of ones. Its error bar is Jeffreys'
-    interval for that share (Brown, Cai and DasGupta 2001), which shows how far chance alone would
-    move the point.
+    On the diagonal, predictions are calibrated. Rows are sorted by predicted probability and cut
+    into bins of equal size (within one row). Each point shows the mean prediction of its bin and
+    the share of ones, with Jeffreys' interval (Brown, Cai and DasGupta 2001): how far chance alone
+    would move the point.
 
     Args:
         ax: axes to draw on.
@@ -45,9 +43,6 @@ def reliability(
         bins: number of bins, reduced if needed so that each has at least 2 rows.
         prob: probability of the error bars.
         colors: one per name, in order.
-
-    Returns:
-        `ax`.
 
     Raises:
         ValueError: probabilities and labels have different lengths, or there are no rows.
@@ -83,9 +78,6 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
         labels: (n,) observed labels.
         prob: probability of the band around the observed coverage (Jeffreys' interval).
 
-    Returns:
-        `ax`.
-
     Raises:
         ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
@@ -113,13 +105,9 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
 
     Args:
         ax: axes to draw on.
-        table: result of `hierfl.diagnostics.client_rates`, one row per client, with the columns
-            rows, observed, expected, low, high and covered.
+        table: result of `hierfl.diagnostics.client_rates`, one row per client.
         most: up to this many clients have a line and a name each. More clients are unnamed and
             sorted along the x axis by their expected mean.
-
-    Returns:
-        `ax`.
     """
     if len(table) <= most:
         x, y = _named_intervals(ax, table)
@@ -176,9 +164,6 @@ def entropies(
             well.
         foreign: entropies of foreign rows, in the same form.
         labels: legend entries of own and foreign rows.
-
-    Returns:
-        `ax`.
     """
     sets = [np.asarray(values, dtype=float) for values in (own, foreign)]
     grid = np.linspace(0.0, max(float(v.max()) for v in sets) * 1.04 + 0.02, 200)

@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 
 
 def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
-    """Draw clients' effects and mean ranks with 90 % intervals, ordered by mean rank.
-
-    Args:
-        ax: axes to draw on.
-        frame: of `hierfl.effects.profile.Profile`. Up to 40 clients are named.
-
-    Returns:
-        `ax`.
-    """
+    """Draw effects and mean ranks of a `Profile`, with 90 % intervals."""
     some = frame.sort_values("rank", ignore_index=True)
     at = np.arange(len(some), dtype=float)
     ax.hlines(at, some["effect_low"], some["effect_high"], color=COLORS[0], linewidth=1.2)
@@ -39,17 +31,9 @@ def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
 
 
 def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
-    """Draw standardized ratios over expected events, within the limits of sampling alone.
+    """Draw a `Profile`'s standardized ratios over expected events, within limits of sampling alone.
 
-    Clients beyond the inner limits are named.
-
-    Args:
-        ax: axes to draw on.
-        frame: of `hierfl.effects.profile.Profile`.
-        curves: of `hierfl.effects.funnel.funnel_curves`.
-
-    Returns:
-        `ax`.
+    The limits are those of `funnel_curves`. Clients beyond the inner limits are named.
     """
     styles = ("--", "-")
     for style, (name, part) in zip(styles, curves.groupby("limits", sort=False), strict=True):

@@ -25,14 +25,8 @@ def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     Args:
         ax: axes to draw on.
         result: result of `hierfl.diagnostics.sbc`.
-        site: name of a global or local site.
+        site: name of a global or local site; another name is a KeyError.
         prob: probability with which one whole line lies in the band, if its ranks are uniform.
-
-    Returns:
-        `ax`.
-
-    Raises:
-        KeyError: there is no site of that name.
     """
     frame = result.ecdf(site, prob=prob)
     at = frame.index.to_numpy()
@@ -68,16 +62,10 @@ def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: fl
     Args:
         ax: axes to draw on.
         result: result of `hierfl.diagnostics.sbc`.
-        site: name of a global or local site.
+        site: name of a global or local site; another name is a KeyError.
         bins: number of bins over the ranks 0 to `result.draws`.
         prob: probability of the range for a single bin, assuming independent ranks. Ranks of
             several scalars of one data set are not quite independent.
-
-    Returns:
-        `ax`.
-
-    Raises:
-        KeyError: there is no site of that name.
     """
     if site not in {**result.shared, **result.own}:
         raise KeyError(

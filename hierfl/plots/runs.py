@@ -38,9 +38,6 @@ def convergence(
             rounds that lie far below or above them are cut off and marked by an arrow. 0: all
             values are shown.
 
-    Returns:
-        `ax`.
-
     Raises:
         ValueError: a history has no such column.
     """

@@ -1,7 +1,6 @@
-"""Colors and markers of all plots.
+"""Colors (Okabe and Ito's palette) and markers of all plots.
 
-The colors are Okabe and Ito's palette. The first four can be told apart under every kind of color
-vision. Markers differ as well, so that no plot relies on color alone.
+The first four colors can be told apart under every kind of color vision, and markers differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""ArviZ groups of a fit: arrays with named dimensions.
-
-A network with more than `EXPAND` scalars is summarized by layer instead of written out.
-"""
+"""ArviZ groups of a fit: arrays with named dimensions; large networks are summarized by layer."""
 
 from __future__ import annotations
 
@@ -28,11 +25,8 @@ ROW, CLIENT = "row", "client"
 class Groups:
     """The parts of an ArviZ object, collected one by one.
 
-    Args:
-        fit: a run at some round.
-        arrays: group -> variable -> array.
-        dims: "group/variable" -> the names of its dimensions, without chain and draw.
-        coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
+    `arrays`: group -> variable -> array; `dims`: "group/variable" -> names of its dimensions
+    without chain and draw; `coords` as `arviz_of` takes them.
     """
 
     fit: Snapshot
@@ -74,7 +68,7 @@ class Groups:
     def rows(self, group: str, values: Mapping[str, Tensor], data: ClientData) -> None:
         """Add values with one entry a row, (..., n, *event), or a client, (..., N, *event).
 
-        Of a joint site labels may be by row, while its log density is by client.
+        Labels of a joint site may be by row, while its log density is by client.
         """
         owners = [data.names[k] for k in data.row_client.tolist()]
         self.coords.update(
@@ -131,11 +125,7 @@ def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
 def drawn_groups(
     fit: Snapshot, draws: int, *, seed: int, var_names: Collection[str] | None, expand: int
 ) -> Groups:
-    """Draw from the guide; summarize networks by layer unless they are small or named.
-
-    Raises:
-        KeyError: a site in `var_names` does not exist.
-    """
+    """Draw from the guide; summarize networks by layer unless they are small or named."""
     # of a fit without rows the global sites can be drawn even where the guide reads rows
     of_all = var_names is not None and set(var_names) <= global_sites(fit.program)
     keep, large = split(

@@ -36,23 +36,17 @@ def arviz_of(
     coords: Mapping[str, Any],
     attributes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Arrays as ArviZ holds them.
+    """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree, of one chain.
 
     Args:
         groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in
             "observed_data" (*shape).
-        dims: variable, or "group/variable", -> the names of the dimensions of *shape; a variable
-            that has none is not named.
-        coords: dimension -> labels; or name -> (dimension, labels), labels beside those of the
-            dimension itself.
+        dims: variable, or "group/variable", -> the names of the dimensions of *shape.
+        coords: dimension -> labels; or name -> (dimension, further labels).
         attributes: of every group.
 
-    Returns:
-        An InferenceData, or with ArviZ 1 a DataTree, of one chain.
-
     Raises:
-        ValueError: a variable of the same name as a dimension, or with another number of dimensions
-            than it has names for.
+        ValueError: a variable has a dimension's name, or has not as many dimensions as names.
 
     >>> groups = {"posterior": {"w": np.zeros((5, 2))}}
     >>> found = arviz_of(groups, {"w": ["client"]}, {"client": ["north", "south"]})
@@ -111,13 +105,7 @@ def _dataset(
 class Elpd:
     """ArviZ's leave-one-out estimate, under one set of names.
 
-    Args:
-        elpd: the expected log predictive density of what is left out, summed, nats.
-        se: its standard error.
-        p: the effective number of parameters.
-        each: (n,) its summands.
-        k_hat: (n,) of each.
-        arviz: ArviZ's own answer.
+    `p` is the effective number of parameters; `each` and `k_hat` are by row or client, (n,).
     """
 
     elpd: float
@@ -133,10 +121,9 @@ class Elpd:
 
 
 def elpd_of(log_likelihood: Any) -> Elpd:
-    """Leave-one-out by Pareto-smoothed weights (Vehtari, Gelman and Gabry 2017, arXiv:1507.04544).
+    """Leave out each column of log likelihoods (S, n) by Pareto-smoothed weights.
 
-    Args:
-        log_likelihood: (S, n) of what is left out, one after another.
+    Source: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544.
     """
     groups = {"posterior": {"at": np.zeros(len(log_likelihood))}}
     tree = arviz_of(groups | {"log_likelihood": {"y": log_likelihood}}, {"y": ["i"]}, {})
@@ -155,14 +142,7 @@ _NAMES = ("elpd_i", "elpd", "p") if DATA_TREE else ("loo_i", "elpd_loo", "p_loo"
 
 
 def replaced(found: Elpd, each: Any, *, p: Any, k_hat: Any) -> Elpd:
-    """Put other estimates into ArviZ's object, whose own take the draws for the posterior's.
-
-    Args:
-        found: ArviZ's estimates of n rows or clients; changed in place.
-        each: (n,) the log predictive density of each, nats.
-        p: (n,) the effective number of parameters of each.
-        k_hat: (n,) the Pareto shape of each.
-    """
+    """Put other estimates (n,) into ArviZ's object, which takes draws for the posterior's."""
     total, effective = float(np.sum(each)), float(np.sum(p))
     se = float((len(each) * np.var(each)) ** 0.5)
     one = found.arviz

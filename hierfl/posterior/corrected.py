@@ -185,20 +185,11 @@ def in_rounds(
     tail: float = math.inf,
     more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
-    """Weight draws in one or more rounds.
+    """Weight `count` draws in each of one or more rounds.
 
     All points count as draws of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen
-    and Zhou 2000).
-
-    Args:
-        fit: a run whose guide has a density.
-        count: draws of each round.
-        inner: draws of each client's local sites in the first round.
-        rounds: the most rounds.
-        enough: effective draws, at most 1000, that make another round needless.
-        seed: of the draws.
-        tail: k-hat above which another round is run whatever the number of effective draws.
-        more: how many times `inner` draws there are after the first round.
+    and Zhou 2000). Another round is run while fewer than `enough` (at most 1000) draws are
+    effective, or k-hat is above `tail`; a client then has `more` times as many `inner` draws.
 
     Returns:
         The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of
@@ -245,17 +236,7 @@ def posterior_weights(total: Tensor) -> Weights:
 def own_k_hat(
     fit: Snapshot, *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0
 ) -> pd.Series:
-    """Estimate k-hat of each client's local sites, averaged over draws of the global ones.
-
-    Args:
-        fit: of labeled clients; the guide's local sites have a density.
-        points: draws of the global sites.
-        draws: of the local sites at each.
-        seed: of the draws.
-
-    Raises:
-        ValueError: the guide has no density, or clients have no labels.
-    """
+    """Estimate k-hat of each client's local sites, averaged over draws of the global ones."""
     check_labeled(fit)
     index = pd.Index(fit.clients, name="client")
     if not fit.program.latents.local_block.size:

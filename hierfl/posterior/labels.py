@@ -31,15 +31,7 @@ def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
 
 @one_at_a_time
 def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
-    """Return log densities of rows (S, n) or clients (S, N), by observed site and factor.
-
-    Args:
-        fit: of labeled clients.
-        draws: S, of every latent site.
-
-    Raises:
-        ValueError: the clients have no labels.
-    """
+    """Return log densities of rows (S, n) or clients (S, N), by observed site and factor."""
     program, data = fit.program, fit.federation.data
     missing = set(program.labels) - set(observed(fit, data))
     if missing:
@@ -72,17 +64,7 @@ def replicate(
     """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
     The labels of one draw share its latent sites, so they are dependent as those of one client's
-    rows are.
-
-    Args:
-        fit: a run at some round.
-        rows: of clients that were fitted, matched by name.
-        site: as in `predict`.
-        draws: S; one label a row of each.
-        seed: of the draws.
-
-    Raises:
-        KeyError, ValueError: as `predict`.
+    rows are. Arguments and errors are those of `predict`.
     """
     site = fit.program.observed_site(site)
     few = restricted(fit, rows)
@@ -95,14 +77,7 @@ def sampled(
     """Draw a label of each row (S, n, *event), or client, at each draw of the latent sites.
 
     Torch's own samplers draw, seeded by the client's key; one client after another, so that none
-    depends on the others.
-
-    Args:
-        fit: of the clients of the rows, in the same order.
-        draws: S, of every latent site.
-        rows: whose labels are drawn.
-        seed: of the labels.
-        count: S where there are no latent sites.
+    depends on the others. `count` is S where there are no latent sites.
     """
     program, salt = fit.program, (noise.word("predictive"),)
     shared, own = in_program_shapes(program, draws)

@@ -25,9 +25,7 @@ STATISTICS = ("mean", "sd", "rms", "largest")
 class Network:
     """The inferred tensors of a network: sites that share a first name (`w.0.weight`, `w.0.bias`).
 
-    Args:
-        parts: layer -> its sites; the layer is what stands between a site's first and last name.
-        is_local: whether the sites are local.
+    `parts`: layer -> its sites; the layer is what stands between a site's first and last name.
     """
 
     parts: Mapping[str, Sequence[str]]

@@ -76,11 +76,6 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
 
     From p(w_k | z), z drawn from the posterior of the global sites: client k's rows count only
     through z. Beside `fit.draws`, they show what the client's own rows add.
-
-    Args:
-        fit: its own clients, with their client fields (a county's uranium).
-        draws: S.
-        seed: of the draws.
     """
     program = fit.program
     local = local_plates(program)

@@ -123,15 +123,7 @@ class Prediction:
 
 
 def expect_prediction(value: Any, what: str) -> None:
-    """Refuse what is no prediction, where one is expected.
-
-    Args:
-        value: as a user passes it.
-        what: name of the argument.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Refuse what is no prediction, where one is expected as the argument `what`."""
     if not isinstance(value, Prediction):
         raise TypeError(f"{what} is {shown(value)}, not a Prediction: hand over fit.predict(rows)")
 
@@ -147,11 +139,7 @@ def kind_of(fn: Any) -> str:
 
 
 def moments(site: str, fn: Any, label: Tensor | None) -> Tree:
-    """Return what is averaged over draws: moments or class probabilities, entropy, log density.
-
-    Raises:
-        ValueError: the distribution has no mean or variance in closed form.
-    """
+    """Return what is averaged over draws: moments or class probabilities, entropy, log density."""
     base = getattr(fn, "base_dist", fn)
     probabilities = isinstance(base, dist.Categorical)
     mean, variance = (fn.probs, None) if probabilities else mean_and_variance(site, fn)
@@ -168,11 +156,7 @@ def moments(site: str, fn: Any, label: Tensor | None) -> Tree:
 
 
 def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance of a site's distribution, each of its shape.
-
-    Raises:
-        ValueError: the distribution has none in closed form.
-    """
+    """Return the mean and the variance of a site's distribution, where they have a closed form."""
     base = getattr(fn, "base_dist", fn)
     if isinstance(
         base, dist.StudentT
@@ -234,14 +218,7 @@ def predict(
 
 
 def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
-    """Predict rows at draws of every latent site that are given: the guide is not run.
-
-    Args:
-        fit: of the clients of the draws, and of no others.
-        draws: S.
-        rows: of the same clients in the same order.
-        site: the observed site.
-    """
+    """Predict rows at given draws of every latent site, of the fit's clients in the same order."""
 
     def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         return at_draws(fit, draws.some(first, count), one, rows=rows)
@@ -261,16 +238,8 @@ def predicted(
 ) -> Prediction:
     """Average what a site's distribution says of each row, over latent sites that `run` supplies.
 
-    Where clients have so many rows that all draws of them would not fit in memory, a few draws are
-    averaged at a time.
-
-    Args:
-        program: the checked program.
-        rows: to be predicted.
-        site: the observed site.
-        run: evaluates `(params, latent sites, rows) -> tree` for every client, at draws from the
-            first number, as many as the count.
-        draws: S.
+    `run` evaluates `(params, latent sites, rows) -> tree` for every client, at so many draws from
+    the first number on. A few draws are averaged at a time where all would not fit in memory.
     """
     known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")
     kinds: set[str] = set()

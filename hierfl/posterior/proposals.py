@@ -72,10 +72,8 @@ class Coordinates(Messenger):
 class Stretched(Messenger):
     """Stretch the Gaussians of a guide's local sites about their means, and weight by the mixture.
 
-    Args:
-        wide: () bool, whether this draw is from the stretched Gaussians.
-        size: D, the local unknowns of a client. The stretch is 1 + 1 / sqrt(D): then the two
-            Gaussians overlap whatever D is.
+    `wide`, () bool: this draw is from the stretched Gaussians. With D = `size` local unknowns the
+    stretch is 1 + 1 / sqrt(D): the two Gaussians then overlap whatever D is.
     """
 
     def __init__(self, wide: Tensor, size: int) -> None:
@@ -122,12 +120,7 @@ def stretched(fn: Any, factor: Tensor | float) -> Any:
 
 
 def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
-    """Return the Gaussian below a latent site and the transforms; None if there is none.
-
-    Args:
-        msg: of the site.
-        local: whether local sites are asked for, or global ones.
-    """
+    """Return the Gaussian below a latent site, and its transforms; None if there is none."""
     if msg["type"] != "sample" or not is_latent(msg) or in_clients(msg) != local:
         return None
     fn = msg["fn"]
@@ -140,12 +133,9 @@ def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
 
 
 def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:
-    """Fit a t to the mean and covariance of weighted draws, shrunk toward the previous proposal.
+    """Fit a t to mean and covariance of weighted draws (S, K), shrunk toward the previous proposal.
 
-    Args:
-        at: (S, K) coordinates of the draws.
-        weights: of the draws; the fewer are effective, the stronger the shrinkage.
-        before: the previous proposal; None: the unweighted draws.
+    The fewer draws are effective, the stronger the shrinkage. `before` None: the unweighted draws.
     """
     size, share, given = at.shape[1], weights.log.double().exp(), at.dtype
     at = at.double()

@@ -35,13 +35,6 @@ def shrinkage(
     Sources: B of Morris 1983, JASA 78, Eq. 1.9; the pooling factor of each group in Gelman and
     Pardoe 2006, Technometrics 48, section 1.
 
-    Args:
-        fit: a run at some round, with its clients' rows.
-        sites: local latent sites.
-        points: draws of z.
-        draws: of the local sites at each.
-        seed: of the draws.
-
     Returns:
         Site -> (N, *shape), at most 1; NaN where the prior has no variance in closed form, where it
         depends on another local site, and at point estimates.

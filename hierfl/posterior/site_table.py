@@ -42,14 +42,8 @@ Networks = Mapping[str, Network]
 class SiteTable:
     """The table, and what is to be said of it.
 
-    Args:
-        frame: the columns `COLUMNS`.
-        spread: sites with a standard deviation.
-        points: latent sites and learned params without one.
-        not_finite: sites with draws that are not finite.
-        by_layer: networks that are summarized by layer.
-        without_local: whether local sites are left out, since they depend on rows that are not
-            there.
+    `points` are latent sites and learned params without a standard deviation. `without_local`:
+    local sites are left out, since they depend on rows that are not there.
     """
 
     frame: pd.DataFrame
@@ -64,12 +58,8 @@ class SiteTable:
 def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
     """Draw every site, and return mean, sd, 90 % interval and shrinkage of every number.
 
-    Draws are summarized chunk by chunk, so that those of many clients are never held together.
-
-    Args:
-        fit: a run at some round.
-        draws: S, 2 or more; the same as those of `posterior_draws`.
-        seed: of the draws.
+    The draws are those of `posterior_draws`, summarized chunk by chunk, so that those of many
+    clients are never held together.
     """
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows = lacks_rows(fit)
@@ -104,15 +94,7 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
 def _drawn(
     fit: Snapshot, draws: int, seed: int, expand: int, *, derived: bool
 ) -> tuple[Networks, Iterator[Draws]]:
-    """Return the networks that are summarized by layer, and the draws of each chunk of clients.
-
-    Args:
-        fit: whose guide can be run.
-        draws: S.
-        seed: of the draws.
-        expand: the largest network that is written out.
-        derived: whether deterministic sites are drawn too.
-    """
+    """Return the networks that are summarized by layer, and the draws of each chunk of clients."""
     program = fit.program
     names = {site.name for site in program.latents.sites} | (
         {*program.derived} if derived else set()
@@ -178,12 +160,9 @@ def _learned(fit: Snapshot) -> Draws:
 # ------------------------------------------------------------------------------------------ numbers
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """Mean, sd and the ends of the interval of each number of a site.
+    """Mean, sd and the ends of the interval of each number of a site, (4, C, *shape).
 
-    Args:
-        at: (4, C, *shape); C is 1 for a global site. The sd and the ends are NaN at a point
-            estimate.
-        is_local: it has a value for each client.
+    C is 1 for a global site. The sd and the ends are NaN at a point estimate.
     """
 
     at: Numbers

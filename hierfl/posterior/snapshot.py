@@ -57,14 +57,7 @@ class Snapshot(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Restricted:
-    """A snapshot restricted to some of its clients, with the message of the whole run.
-
-    Args:
-        method: as the whole run's.
-        federation: with the rows of these clients alone.
-        progress: with the client states of these clients alone.
-        message: the server's last, to all clients.
-    """
+    """A snapshot restricted to some of its clients, with the message of the whole run."""
 
     method: Method
     federation: Federation
@@ -88,15 +81,7 @@ class Restricted:
 
 
 def expect_fit(value: Any, what: str = "fit") -> None:
-    """Refuse what is no fit, where one is expected.
-
-    Args:
-        value: as a user passes it.
-        what: name of the argument.
-
-    Raises:
-        TypeError: it has no federation.
-    """
+    """Refuse what is no fit, where one is expected as the argument `what`."""
     if not isinstance(getattr(value, "federation", None), Federation):
         raise TypeError(
             f"{what} is {shown(value)}: hand over what hierfl.fit(method, data, ...) returned"
@@ -108,14 +93,8 @@ def restricted(
 ) -> Restricted:
     """Restrict a snapshot to the clients that own some rows, in the order of those rows.
 
-    Args:
-        fit: of at least these clients.
-        rows: matched to clients by name, and checked for what the model reads.
-        fields: of the training rows that are needed; others are not copied. None: all.
-
-    Raises:
-        KeyError: a client was not fitted.
-        ValueError: as `check_rows`, and as `check_labels_given`.
+    `fields` of the training rows are needed, and others are not copied; None: all. An unknown
+    client is a KeyError; rows are checked as by `check_rows` and `check_labels_given`.
     """
     expect_client_data(rows, "the rows to predict")
     unknown = [name for name in rows.names if name not in set(fit.clients)]
@@ -146,19 +125,10 @@ def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:
 
 
 def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
-    """Refuse rows that the program of a snapshot cannot be run on.
+    """Refuse rows that the program of a snapshot cannot be run on; `reads`: fields that are needed.
 
-    Args:
-        fit: whose program and training rows say what is expected.
-        rows: to be checked; labels may be absent.
-        reads: the fields that are needed, labels apart.
-
-    Raises:
-        TypeError: `rows` is no `ClientData`.
-        ValueError: a field is missing, has another shape or other levels than in the training rows,
-            holds NaN or infinity, or holds labels outside the support of their site; or the clients
-            differ in their numbers of rows, those of the fit did not, and the program depends on
-            padding.
+    Labels may be absent. Padding matters where the clients of the rows differ in their numbers of
+    rows, and those of the fit did not.
     """
     expect_client_data(rows, "data")
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}

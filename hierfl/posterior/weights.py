@@ -42,8 +42,7 @@ class Weighed:
             estimate of p(y_k | z).
         log_first: (S, N) log weight of the first of those draws alone. These two are all that
             leaves a client, beside the mean of the third.
-        variance: (S, N) estimated variance of W_k / p(y_k | z), over local draws; 0 for a single
-            draw.
+        variance: (S, N) estimated variance of W_k / p(y_k | z); 0 for a single draw.
         at: (S, K) coordinates of z: the values of the guide's Gaussian global sites.
         log_q: (S,) log density of those coordinates under the guide.
     """
@@ -100,19 +99,12 @@ def weigh(
     Args:
         fit: of labeled clients.
         count: S.
-        inner: draws of a client's local sites for each draw of the global ones; the client keeps
-            one of them.
+        inner: draws of a client's local sites for each draw of the global ones; one is kept.
         seed: of the draws.
         shared: weight the global sites too; their guide then needs a density.
-        points: (S, K) coordinates for the guide's Gaussian global sites; None: the guide draws
-            them.
+        points: (S, K) coordinates for the guide's Gaussian global sites; None: it draws them.
         salt: decorrelates these draws from those for other purposes.
-        stretch: draw every second of a client's draws from the guide's Gaussian stretched about its
-            mean (`hierfl.posterior.proposals.Stretched`).
-
-    Raises:
-        ValueError: the guide has no density, clients have no labels, or a client's likelihood is
-            NaN at a draw.
+        stretch: draw every second of a client's draws from the `Stretched` guide.
     """
     program = fit.program
     check_labeled(fit)
@@ -183,11 +175,8 @@ def over_own(
     """Draw a client's local sites several times at one z.
 
     With `stretch`, every second draw is from the stretched guide, and each weight is p over the
-    mixture.
-
-    Returns:
-        Values by site, log p(z) / q(z), log W_k, coordinates of z and their log density; each
-        (times, ...).
+    mixture. Return values by site, log p(z) / q(z), log W_k, coordinates of z and their log
+    density, each (times, ...).
     """
 
     def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:

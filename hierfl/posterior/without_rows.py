@@ -22,11 +22,7 @@ def lacks_rows(fit: Snapshot) -> bool:
 
 
 def by_state_alone(fit: Snapshot) -> Snapshot:
-    """Return a fit whose guide can run, with stand-in rows where it reads none.
-
-    Raises:
-        RowsNotSaved: the rows are not there, and the guide reads them.
-    """
+    """Return a fit whose guide can run, with stand-in rows where it reads none."""
     if not lacks_rows(fit):
         return fit
     if fit.program.reads.guide:
@@ -37,16 +33,7 @@ def by_state_alone(fit: Snapshot) -> Snapshot:
 def the_same_for_any_rows(
     fit: Snapshot, draw: Callable[[Snapshot], Found], tensors: Callable[[Found], object]
 ) -> Found:
-    """Evaluate a function with two stand-ins for the missing rows, and return what both give.
-
-    Args:
-        fit: without rows.
-        draw: a function of a fit with rows.
-        tensors: the tensors in what it returns, as a tree.
-
-    Raises:
-        RowsNotSaved: it depends on the rows.
-    """
+    """Return what a function gives with two stand-ins for the missing rows, if it is the same."""
     first, second = (draw(_with_stand_in(fit, which)) for which in (0, 1))
     ours, theirs = named_leaves(tensors(first)), named_leaves(tensors(second))
     for name, value in ours.items():

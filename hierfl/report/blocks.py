@@ -23,15 +23,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table; the first cell of a row is its header, `note` stands below.
 
-    Args:
-        caption: title above the table.
-        head: column headers.
-        rows: cells of each row; the first is the row's header.
-        note: sentence below the table.
-        words: whether cells hold text, which is left-aligned and wrapped, rather than numbers.
-        kind: tag for the template.
+    `words`: cells hold text, which is left-aligned and wrapped, rather than numbers.
     """
 
     caption: str
@@ -44,16 +38,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure.
-
-    Args:
-        source: SVG as a data URI.
-        alt: description for readers who cannot see it.
-        caption: sentence below the figure.
-        width: pixels.
-        height: pixels.
-        kind: tag for the template.
-    """
+    """A figure: SVG as a data URI, a description in words, width and height in pixels."""
 
     source: str
     alt: str
@@ -65,13 +50,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading.
-
-    Args:
-        name: id of the section in the page.
-        title: heading.
-        blocks: content, in order.
-    """
+    """A part of the page with a heading; `name` is its id."""
 
     name: str
     title: str

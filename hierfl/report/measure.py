@@ -38,16 +38,7 @@ def measure(
     draws: int,
     seed: int,
 ) -> Measured:
-    """Draw, predict and compare. The arguments are those of `Fit.report`.
-
-    Returns:
-        All measurements.
-
-    Raises:
-        KeyError: rows belong to a client that was not fitted, or `local_only` lacks a client.
-        ValueError: a field is missing; there are several observed sites and `site` is None; the
-            held-out rows have no labels; or `local_only` has none of the fit's local sites.
-    """
+    """Draw, predict and compare. The arguments are those of `Fit.report`."""
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
     few = min(draws, NUMBERS // max(size, 1))
@@ -138,12 +129,7 @@ def _evidence(
 
 
 def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Tensor]:
-    """Return the posterior means of the local sites in a local-only fit, site -> (N, *shape).
-
-    Raises:
-        KeyError: it lacks one of the clients.
-        ValueError: it has none of the local sites of `fit`.
-    """
+    """Return the posterior means of the local sites in a local-only fit, site -> (N, *shape)."""
     expect_fit(local_only, "local_only")
     place = local_only.federation.data.index(fit.clients)
     found = {

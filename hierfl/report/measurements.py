@@ -20,14 +20,11 @@ from hierfl.posterior.snapshot import Snapshot
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One scalar of a site.
+    """One scalar of a site, with its label.
 
-    Args:
-        label: name of the site, with the index of the scalar.
-        draws: posterior draws, (S, N) of a local site or (S,) of a global one.
-        expected: (S, N) draws of the global prior, what the global level alone predicts for each
-            client; None: unknown.
-        local_only: (N,) local-only estimates; None: not given.
+    `draws` are (S, N) of a local site or (S,) of a global one; `expected`, (S, N), what the global
+    level alone predicts for each client, None if unknown; `local_only`, (N,), local-only estimates,
+    None if not given.
     """
 
     label: str
@@ -54,13 +51,9 @@ class Entry:
 class Measured:
     """Everything that the report is based on.
 
-    Args:
-        evidence: what the checks of the fit rest on.
-        scored: predictions that were scored.
-        draws: posterior draws; None: fewer than 50 were requested or can be held.
-        expected: draws of the global prior, site -> (S, N, *shape); None: there are no draws, no
-            local sites, or the clients' prior cannot be drawn from.
-        local_only: local-only estimates, site -> (N, *shape).
+    `draws` are None if fewer than 50 were requested or can be held; `expected`, site -> (S, N,
+    *shape), draws of the global prior, None where it cannot be drawn from; `local_only`, site ->
+    (N, *shape), local-only estimates.
     """
 
     evidence: Evidence
@@ -114,13 +107,7 @@ class Measured:
         return client_scores(prediction, replicates=self.scored.replicates if numeric else None)
 
     def _columns(self, name: str, value: Tensor, lead: int) -> list[tuple[str, Floats]]:
-        """Return the label and the draws of each scalar of a site.
-
-        Args:
-            name: of the site.
-            value: (S, *shape) or (S, N, *shape).
-            lead: number of leading dimensions to keep, 1 or 2.
-        """
+        """Return label and draws of each scalar of a site, keeping its first `lead` dimensions."""
         array = value.double().numpy()
         shape = array.shape[lead:]
         if not shape:

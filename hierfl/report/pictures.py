@@ -89,7 +89,7 @@ def borrowed(entry: Entry) -> float:
 
         1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the center
 
-    One minus the slope of the regression of y on x through the origin.
+    It is one minus the slope of the regression of y on x through the origin.
     """
     assert entry.local_only is not None
     x, y = entry.local_only - entry.middle, entry.draws.mean(0) - entry.middle

@@ -117,10 +117,7 @@ def nearest(total: int, each: int) -> int:
 def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
     """Return the options by which most methods say how a client descends.
 
-    Args:
-        b: whose evaluations are taken.
-        each: evaluations of a step.
-        **more: other options.
+    A step takes `each` gradient evaluations.
     """
     return {"steps": b.steps(each), "unit": "step", "batch_size": b.rows, **more}
 
@@ -139,14 +136,10 @@ def descending(
     more: Callable[[nn.Sequential, Budget], dict[str, Any]] = lambda net, b: {},
     model: Callable[..., Any] = network,
 ) -> Made:
-    """Return the builder of a method whose clients descend with SGD.
+    """Return the builder of a method whose clients descend with SGD, with `each` gradients a step.
 
-    Args:
-        method: of `hierfl.methods`.
-        each: gradient evaluations of a step.
-        momentum: of SGD.
-        more: other options, by network and budget.
-        model: the method's model of a network and a likelihood.
+    `more` gives further options by network and budget; `model` makes the method's model from a
+    network and a likelihood.
     """
 
     def made(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:

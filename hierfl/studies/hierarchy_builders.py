@@ -26,8 +26,7 @@ from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
 def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPop of a common body and heads about a common mean.
 
-    The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the
-    step size, as it moves once a round.
+    The chain's step size is in units of a sum over rows; the server's Adam takes a tenth of it.
     """
     hierarchy = bayesian_network(
         net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
@@ -80,18 +79,10 @@ def a_fedmap(
     hidden: Sequence[int] = (8,),
     **settings: Any,
 ) -> Method:
-    """Return FedMAP.
+    """Return FedMAP; with server = "best", the server takes the prior's exact minimizer.
 
-    Args:
-        net: the network.
-        lr: step size of Adam.
-        b: the budget.
-        prior: "isotropic", one variance for all weights; "variance", `LearnedVariance`; or
-            "convex", `InputConvex`.
-        variance: of the isotropic prior.
-        first_variance: above 0: that of the first layer's weights, in its place.
-        hidden: widths of the convex penalty's layers.
-        **settings: of the method; the server "best" is the prior's exact minimizer.
+    `prior` is "isotropic" (one `variance`, and above 0 a `first_variance` for the first layer),
+    "variance" (`LearnedVariance`) or "convex" (`InputConvex` with layers of widths `hidden`).
     """
     priors: dict[str, LearnedPrior] = {
         "isotropic": Isotropic(variance),
@@ -137,12 +128,7 @@ def a_fedabml(
 ) -> Method:
     """Return FedABML with K = 5, one draw, and a KL weight that was chosen on validation rows.
 
-    Args:
-        net: the network.
-        lr: step size.
-        b: the budget.
-        by_rows: clients are averaged by their rows, not each the same.
-        **settings: of the method.
+    `by_rows`: clients are averaged by their rows, not each the same.
     """
     given = local(b, 5, kl_weight=0.05, optimizer=SGD(lr), inner_steps=5, draws=1)
     made = fedabml(hierarchy(net, b), **given | settings)
@@ -154,12 +140,7 @@ def a_fedvi(
 ) -> Method:
     """Return FedVI; a client's own head reads 26 of 128 of the features, as in the paper.
 
-    Args:
-        net: the network.
-        lr: step size of clients.
-        b: the budget.
-        own_heads: False: clients are served by the common head alone.
-        **settings: of the method.
+    Without `own_heads`, clients are served by the common head alone.
     """
     last = net[-1]
     assert isinstance(last, nn.Linear)

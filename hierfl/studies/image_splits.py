@@ -21,18 +21,7 @@ FIRST = 10  # rows of each of its classes that a client gets first, by the power
 
 
 def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labeled:
-    """Concatenate the training and test rows of an image set: each client splits its own rows.
-
-    Args:
-        name: name of the image set.
-
-    Returns:
-        Images x (n, pixels) with labels y (n,): 70,000 of 784 pixels; of CIFAR-10, 60,000 of 3 x
-        1,024.
-
-    Raises:
-        FileNotFoundError: the image set is missing; the message says how to get it.
-    """
+    """Concatenate training and test rows of an image set: x (n, pixels), y (n,)."""
     train, test = getattr(datasets, name)()
     return Labeled(
         torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes
@@ -51,11 +40,7 @@ def labeled(name: str) -> Labeled:
 
 
 def digits() -> Labeled:
-    """Return scikit-learn's digits, x (1797, 64) in [0, 1].
-
-    Raises:
-        ImportError: scikit-learn is not installed.
-    """
+    """Return scikit-learn's digits, x (1797, 64) in [0, 1]."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -69,13 +54,7 @@ def digits() -> Labeled:
 
 
 def dealt(images: Labeled, train: list[Ids], test: list[Ids]) -> tuple[ClientData, ClientData]:
-    """Give each client its training and test rows.
-
-    Args:
-        images: images and labels of all rows.
-        train: row numbers of each client's training rows, one array for each client.
-        test: row numbers of each client's test rows.
-    """
+    """Give each client its training and test rows, by one array of row numbers for each client."""
 
     def given(rows: list[Ids]) -> ClientData:
         return ClientData.from_arrays(
@@ -106,21 +85,8 @@ def equal_classes(
     """Split rows at random among clients, each class at equally many of them.
 
     FedABML's split of Fashion-MNIST has 200 clients with 2 classes each, and of each class 150
-    training and 25 test rows: all 70,000.
-
-    Args:
-        labels: class of each row, (n,).
-        clients: number of clients.
-        classes: number of classes of a client.
-        train: training rows of a client in each of its classes.
-        test: test rows of a client in each of its classes.
-        seed: fixes which classes and rows a client has.
-
-    Returns:
-        Row numbers of each client's training rows, and of its test rows.
-
-    Raises:
-        ValueError: a class has fewer rows than its clients need.
+    training and 25 test rows: all 70,000. `train` and `test` are rows of a client in each of its
+    `classes` classes. Return row numbers of each client's training rows, and of its test rows.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
@@ -150,20 +116,7 @@ def shared_classes(
     """Split a share of each class's rows equally among the clients that have the class.
 
     Clients of rare classes get fewer rows than others. A seventh of a client's rows of a class are
-    for tests, as in `equal_classes` for Fashion-MNIST.
-
-    Args:
-        labels: class of each row, (n,).
-        clients: number of clients.
-        classes: number of classes of a client.
-        share: of all rows, in (0, 1].
-        seed: fixes which classes and rows a client has.
-
-    Returns:
-        Row numbers of each client's training rows, and of its test rows.
-
-    Raises:
-        ValueError: a client would get fewer than 7 rows of a class.
+    for tests, as in `equal_classes` for Fashion-MNIST, and a client needs 7 rows of each class.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
@@ -221,15 +174,6 @@ def power_law(
 
     The split follows the authors' description and generator, with random numbers of our own. Their
     MNIST script mislabels each client's first rows; this one does not, but `authors_labels` does.
-
-    Args:
-        labels: class of each row, (n,).
-        clients: number of clients.
-        classes: number of classes of a client.
-        seed: fixes the quotas and the rows.
-
-    Returns:
-        Row numbers of each client's training rows, and of its test rows.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     rows = _by_class(labels, generator)
@@ -268,15 +212,6 @@ def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> 
 
     The first 10 rows of a client's class number j, (u + j) mod 10, get the label j, among training
     and test rows.
-
-    Args:
-        labels: class of each row, (n,).
-        clients: as in `power_law`.
-        classes: as in `power_law`.
-        seed: as in `power_law`.
-
-    Returns:
-        Labels, (n,).
     """
     rows, found = _by_class(labels, np.random.Generator(np.random.Philox(seed))), labels.clone()
     taken = [0] * len(rows)

@@ -22,13 +22,7 @@ def fedabml_lines(seed: int) -> Both:
         y ~ Normal(x . (1, -1), 1),    x = R z,    R a rotation,
         z ~ Normal(0, diag(3, 0.5)^2) or the reverse
 
-    The paper states no sizes; these are ours.
-
-    Args:
-        seed: of the rows.
-
-    Returns:
-        Training rows and test rows, x (n, 2) and y (n,), of 20 and 30 and of 200 each.
+    The paper states no sizes; ours are 20 and 30 training rows, and 200 test rows each.
     """
     tests = (TEST_ROWS,) * len(FEDABML_ROWS)
     return _fedabml(FEDABML_ROWS, seed), _fedabml(tests, seed + TEST_SEEDS)
@@ -39,11 +33,7 @@ def fedmap_lines(seed: int) -> Both:
 
         y = -x + 4 (k - 1) + e,    x ~ Normal(k - 1, 1),  e ~ Normal(0, 0.8),  k = 1..5
 
-    Args:
-        seed: of the rows.
-
-    Returns:
-        Training rows and test rows, x (n, 1) and y (n,), of 60, 1, 2, 3 and 50 and of 200 each.
+    There are 60, 1, 2, 3 and 50 training rows, and 200 test rows each.
     """
     tests = (TEST_ROWS,) * len(FEDMAP_ROWS)
     return _fedmap(FEDMAP_ROWS, seed), _fedmap(tests, seed + TEST_SEEDS)

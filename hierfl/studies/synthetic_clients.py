@@ -28,20 +28,7 @@ FEATURES, INSIDE, CLIENTS = 30, 4, 10
 
 
 def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[ClientData, ClientData]:
-    """Draw the rows of all ten clients; 70 % of each client's rows are for training.
-
-    Args:
-        skew: how clients differ beyond their maps: "feature" (not at all), "quantity" (of rows) or
-            "label" (shares of classes).
-        seed: seed of everything that is drawn.
-        rows: rows of a large client.
-
-    Returns:
-        Training rows and test rows, with fields x (n, 30) and y (n,).
-
-    Raises:
-        ValueError: `skew` is not "feature", "quantity" or "label".
-    """
+    """Draw training rows (70 %) and test rows of all ten clients; a large one has `rows` rows."""
     if skew not in ("feature", "quantity", "label"):
         raise ValueError(f"skew is {skew!r}; it must be 'feature', 'quantity' or 'label'")
     generator = np.random.Generator(np.random.Philox(seed))
