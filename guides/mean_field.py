@@ -8,8 +8,16 @@ import torch
 from torch.distributions import constraints
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.scale_links import ScaleLink, scale_constraint
-from hierfl.program.sites import Guide, Latents, LatentSite, Model, family, repeat_over_clients
+from hierfl.program.sites import (
+    Guide,
+    Latents,
+    LatentSite,
+    Model,
+    ScaleLink,
+    family,
+    repeat_over_clients,
+    scale_constraint,
+)
 
 
 @family
@@ -30,7 +38,7 @@ def mean_field(
         latents: the latent sites of the model.
         init_scale: initial standard deviation, > 0. Default 0.1, as in Pyro's AutoNormal.
         scale_link: "softplus" or "exp", the function from a real number to a scale; see
-            `hierfl.program.scale_links`.
+            `hierfl.program.sites`.
 
     Raises:
         ValueError: `scale_link` is neither "softplus" nor "exp".

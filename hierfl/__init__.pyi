@@ -32,17 +32,17 @@ from .method import Server as Server
 from .method import Share as Share
 from .posterior.new_clients import predict_from_prior as predict_from_prior
 from .posterior.prediction import Prediction as Prediction
-from .program.marked import guide as guide
-from .program.marked import model as model
 from .program.program import Program as Program
 from .program.program import ProgramError as ProgramError
 from .program.public_names import CannotRemake as CannotRemake
+from .program.public_names import guide as guide
+from .program.public_names import model as model
 from .program.read import read as read
 from .runs.fit import fit as fit
-from .runs.folder_lock import FolderInUse as FolderInUse
 from .runs.load import load as load
 from .runs.pooled import fit_pooled as fit_pooled
 from .runs.result import Fit as Fit
+from .runs.run_folder import FolderInUse as FolderInUse
 
 __all__: list[str]
 __version__: str

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
 
 __all__ = ["SGD", "Adam", "Optimizer", "Stepped", "TorchOptimizer", "step"]

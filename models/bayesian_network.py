@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
-from hierfl.core.name_rules import NameRule, names_by_rule
+from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, spread_of, weights
 from hierfl.models.likelihood import Likelihood, as_likelihood
@@ -15,8 +15,7 @@ from hierfl.models.observe import field, observe
 from hierfl.models.priors import Prior
 from hierfl.models.weight_priors import Loc, Scale, WeightPriors
 from hierfl.program.recipes import recorded
-from hierfl.program.scale_links import ScaleLink
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, ScaleLink
 
 
 @recorded
@@ -71,7 +70,7 @@ def bayesian_network(
             layer's initial weights. This is our choice: check how sensitive the results are to it.
         scale_start: initial value of learned scales, > 0.
         scale_link: "softplus" or "exp", the function from a real number to a learned scale; "exp"
-            is that of the FedABML paper. See `hierfl.program.scale_links`.
+            is that of the FedABML paper. See `hierfl.program.sites`.
         global_prior: prior of each element of a global tensor, for example Normal(0, 1). Default
             None: point estimates.
         centered: whether the local sites are the weights themselves or standardized offsets; see

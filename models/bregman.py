@@ -24,7 +24,7 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.func import grad, jacrev
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 
 __all__ = ["BregmanPrior", "bernoulli", "exponential", "gaussian", "poisson"]
 

@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 from torch import Tensor, nn
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import (
     apply,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hierfl.core import noise
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.models.penalized import Above, Penalized, center_param
 
 # of the raw weights out of the last layer and between layers: the penalty starts near |w - theta|^2

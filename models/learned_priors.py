@@ -18,7 +18,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.models.input_convex import InputConvex
 from hierfl.models.penalized import Above, Penalized, center_param
 

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.models.priors import Prior, check_scale, either, given
 from hierfl.program.recipes import recorded
 

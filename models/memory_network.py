@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, inputs_of, known_layer, weights

@@ -11,7 +11,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 
 Above = dict[str, Tensor]
 

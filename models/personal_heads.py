@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.core import noise
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.learned_priors import Penalized

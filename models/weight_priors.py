@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
-from hierfl.program.scale_links import ScaleLink, scale_constraint
+from hierfl.program.sites import ScaleLink, scale_constraint
 
 Loc = Literal["zero", "module", "learned"] | Prior
 Scale = Literal["learned"] | Prior

@@ -25,8 +25,8 @@ from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
 from hierfl.methods.about import About
 from hierfl.methods.listed import described, names
-from hierfl.program import marked
-from hierfl.runs import choice, until_good
+from hierfl.program import public_names
+from hierfl.runs import choice, one_run
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
@@ -69,8 +69,8 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     # a model is given to the fastest method that it can be given to, for a few rounds
     monkeypatch.setattr(choice, "MOST_SHARED", 0)
-    monkeypatch.setattr(until_good, "ATTEMPTS", (4,))
-    monkeypatch.setattr(marked, "_MARKED", {})  # other tests mark models of the same names
+    monkeypatch.setattr(one_run, "ATTEMPTS", (4,))
+    monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names
     names = run(page)
     if page == "README.md":
         assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")

@@ -19,7 +19,7 @@ from hierfl.comparisons.federations import Federation, of_study
 from hierfl.comparisons.measures import Watch
 from hierfl.comparisons.study_data import LINES, REGRESSION
 from hierfl.comparisons.study_file import Entry, Net, Study
-from hierfl.core.outputs import replace_text
+from hierfl.core.disk import replace_text
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError

@@ -28,8 +28,8 @@ from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import FIGURES, FILES, STUDY, write
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.comparisons.tuning import chosen
-from hierfl.core.outputs import claim, replace_text
-from hierfl.runs.folder_lock import held
+from hierfl.core.disk import claim, replace_text
+from hierfl.runs.run_folder import held
 
 Say = Callable[[str], None]
 

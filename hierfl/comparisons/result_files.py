@@ -15,7 +15,7 @@ from hierfl.comparisons.cells import cell_file, kept
 from hierfl.comparisons.score_means import Score
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.comparisons.tuning import chosen, told
-from hierfl.core.outputs import replace_text
+from hierfl.core.disk import replace_text
 
 STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES, LINES = (
     *("study.json", "results.csv", "tuning.csv", "curves.csv", "costs.csv"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,30 +11,12 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
-    tree_leaves,
-    tree_map,
     tree_unflatten,
 )
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
 Tree = Any  # nested dicts, tuples, named tuples and lists of tensors
-
-__all__ = [
-    "Tree",
-    "add",
-    "as_tree",
-    "as_vector",
-    "chosen",
-    "leaves_of",
-    "lerp",
-    "named_leaves",
-    "nbytes",
-    "scaled",
-    "sub",
-    "tree_leaves",
-    "tree_map",
-    "with_leaves",
-    "zeros_like",
-]
 
 
 def add(a: Tree, b: Tree) -> Tree:
@@ -109,3 +91,66 @@ def with_leaves(template: Tree, leaves: dict[str, Tensor]) -> Tree:
     """Return a tree of `template`'s structure from its `named_leaves`."""
     paths, spec = tree_flatten_with_path(template)
     return tree_unflatten([leaves[keystr(path)] for path, _ in paths], spec)
+
+
+DTYPES = {8: torch.int8, 16: torch.int16}
+
+
+class Rounded(NamedTuple):
+    """A tensor as it is sent: int8 or int16 numbers times a scale, () or (C,)."""
+
+    numbers: Tensor
+    scale: Tensor
+
+
+def rounded(tree: Tree, bits: int) -> Tree:
+    """Return a tree with its floating-point tensors as `Rounded`, all by one rule.
+
+        scale = max |v| / m,    numbers = round(v / scale),    m = 2^(bits - 1) - 1
+
+    Halves are rounded to the even number. No number is off by more than scale / 2. Of a tensor that
+    is not finite, neither is the scale. Tensors that would not become smaller, such as single
+    numbers, stay as they are.
+    """
+    return tree_map(lambda v: _rounded(v, bits), tree)
+
+
+def _rounded(value: Tensor, bits: int) -> Tensor | Rounded:
+    small = value.numel() * bits // 8 + value.itemsize
+    if not value.is_floating_point() or small >= value.numel() * value.itemsize:
+        return value
+    most = 2 ** (bits - 1) - 1
+    scale = value.abs().amax() / most
+    in_units = value / torch.where(scale == 0.0, 1.0, scale)
+    return Rounded(in_units.round().clamp(-most, most).to(DTYPES[bits]), scale)
+
+
+def restored(tree: Tree) -> Tree:
+    """Return a tree with plain tensors in the places of `Rounded` ones."""
+    return _over(_restored, tree)
+
+
+def _restored(value: Tensor | Rounded) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    numbers, scale = value
+    ones = (1,) * (numbers.dim() - scale.dim())
+    return numbers.to(scale.dtype) * scale.reshape(*scale.shape, *ones)
+
+
+def times(tree: Tree, by: Tensor) -> Tree:
+    """Return the tree with every tensor multiplied by `by`, (); of a `Rounded` one the scale is."""
+    return _over(lambda v: v * by if isinstance(v, Tensor) else Rounded(v[0], v[1] * by), tree)
+
+
+def has_rounded(tree: Tree) -> bool:
+    """Return whether any tensor of a tree is `Rounded`."""
+    return any(isinstance(v, Rounded) for v in tree_leaves(tree, is_leaf=_is_rounded))
+
+
+def _over(function: Callable[[Tensor | Rounded], Tree], tree: Tree) -> Tree:
+    return tree_map(function, tree, is_leaf=_is_rounded)
+
+
+def _is_rounded(value: object) -> bool:
+    return isinstance(value, Rounded)

@@ -15,7 +15,7 @@ from pyro.poutine.mask_messenger import MaskMessenger
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import (
     check_consistent,
@@ -21,14 +21,15 @@ from hierfl.data.consistency import (
     mapping_of,
 )
 from hierfl.data.frames import Columns, Levels, parts_of_frame
-from hierfl.data.grouping import join_clients, sort_by_client
-from hierfl.data.selection import (
+from hierfl.data.grouping import (
     checked_fraction,
     chosen_clients,
     first_part,
+    join_clients,
     positions_of,
     rows_kept,
     rows_of,
+    sort_by_client,
 )
 
 OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.data.arrays import Array, as_tensor, is_missing
-from hierfl.data.client_ids import MISSING, look_alike
+from hierfl.data.consistency import MISSING, look_alike
 from hierfl.data.grouping import sort_by_client
 
 Columns = str | Sequence[str]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import sort_by_client

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data

@@ -15,9 +15,16 @@ from hierfl.datasets.images import (
     notmnist,
     usps,
 )
-from hierfl.datasets.patients import lung_cancer, trauma
 from hierfl.datasets.references import Summary, reference
-from hierfl.datasets.tables import election88, office_caltech10, rats, school_ilea, wisdm
+from hierfl.datasets.tables import (
+    election88,
+    lung_cancer,
+    office_caltech10,
+    rats,
+    school_ilea,
+    trauma,
+    wisdm,
+)
 
 __all__ = [
     "Labeled",

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.core.outputs import replace_bytes
-from hierfl.datasets.archives import Arrays, read_arrays, reading
-from hierfl.datasets.files import VARIABLE
+from hierfl.core.disk import replace_bytes
+from hierfl.datasets.files import VARIABLE, Arrays, read_arrays, reading
 
 PARTS = ("train", "test")
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.datasets.archives import reading
-from hierfl.datasets.files import Arrays, Source, load, located, shipped
+from hierfl.datasets.files import Arrays, Source, load, located, reading, shipped
 
 
 @dataclass(frozen=True)

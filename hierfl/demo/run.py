@@ -39,7 +39,7 @@ import pyro.distributions as dist
 import torch
 from rich.table import Table
 
-from hierfl.core.outputs import claim
+from hierfl.core.disk import claim
 from hierfl.data.clients import ClientData
 from hierfl.datasets import heart_disease
 from hierfl.demo import patient_scores as report

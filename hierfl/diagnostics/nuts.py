@@ -22,7 +22,7 @@ from hierfl.data.clients import ClientData
 from hierfl.data.ragged import check_padded
 from hierfl.guides.delta import delta
 from hierfl.posterior.draws import sites_of
-from hierfl.program.check_distributions import kind_of
+from hierfl.program.check_data import kind_of
 from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError

@@ -33,10 +33,9 @@ from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.posterior.draws import local_plates
 from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.read import read
 from hierfl.program.sites import Family, Guide, Model, Values
-from hierfl.program.stacking import stacked
 
 AT_ONCE = 250  # replications carried at once
 INTERVALS = (0.5, 0.9)

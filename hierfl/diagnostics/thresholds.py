@@ -1,7 +1,7 @@
 """Every threshold by which a fit is judged.
 
 k-hat is bad from `hierfl.core.importance_sampling.K_HAT` on, 0.7, and a client conflicts with the
-others below `hierfl.engine.bad_updates.ALARM`, 0.01: methods use these two as well.
+others below `hierfl.engine.aggregate.ALARM`, 0.01: methods use these two as well.
 """
 
 # the guide beside its weighted draws

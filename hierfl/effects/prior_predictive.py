@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hierfl.core.arguments import shown
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import shown, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data

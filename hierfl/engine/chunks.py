@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.device import CPU, moved, on
-from hierfl.core.rounding import restored, times
-from hierfl.core.trees import Tree, named_leaves, nbytes, tree_leaves, tree_map
+from hierfl.core.trees import Tree, named_leaves, nbytes, restored, times, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
-from hierfl.engine.aggregate import LogSum, Sums, summed
-from hierfl.engine.bad_updates import not_finite, update_norms
+from hierfl.engine.aggregate import LogSum, Sums, not_finite, summed, update_norms
 from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import Active, batch_of, steps

@@ -1,7 +1,4 @@
-"""The one loop over rounds: draw a cohort, run its chunks, sum their updates, update the server.
-
-It knows no method, no likelihood and no file format.
-"""
+"""The one loop over rounds: draw a cohort, run its chunks, sum their updates, update the server."""
 
 from __future__ import annotations
 
@@ -19,15 +16,18 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
-from hierfl.engine.aggregate import Sums, added, means_of
-from hierfl.engine.bad_updates import far_out, said_of_conflicts
+from hierfl.data.batch import full_batch
+from hierfl.data.ragged import cut_ragged
+from hierfl.engine.aggregate import Sums, added, far_out, means_of, said_of_conflicts
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
 from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.federation import Federation
+from hierfl.engine.over_clients import over_batch
 from hierfl.engine.processes import RunAll, crew
-from hierfl.engine.settling import settle
 from hierfl.method import Clock, Phase
+from hierfl.program.handlers import unchecked
 
 NAMED = 5  # clients in a message
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
@@ -289,3 +289,38 @@ def _in_chunks(
     for done in run_all(tasks):
         put(table, done.ids, done.own)
         yield done
+
+
+CLIENTS_AT_ONCE = 64
+ROWS_AT_ONCE = 1 << 12  # of clients carried at once, padded ones included
+
+
+def settle(federation: Federation, last: Tree, table: Table) -> None:
+    """Let every client find what predictions need of its rows, and put it into the table."""
+    one = federation.client.settle
+    if one is None:
+        return
+    data, without = federation.data, []
+    most = max(1, min(CLIENTS_AT_ONCE, ROWS_AT_ONCE // max(1, int(data.counts.max()))))
+    for ids in cut_ragged(torch.arange(data.num_clients).split(most), data.counts, most=most):
+        with on(federation.device), unchecked(), torch.no_grad():
+            message, own = moved((last, taken(table, ids)), federation.device)
+            batch = full_batch(federation.rows, ids.to(federation.device), seed=federation.seed)
+            found = over_batch(partial(one, message), federation.at_once)(own, batch)
+            found = moved(found, CPU)
+        put(table, ids, found)
+        nan = [
+            v.isnan().reshape(len(ids), -1).any(1)
+            for v in tree_leaves(found)
+            if v.is_floating_point()
+        ]
+        bad = torch.stack(nan).any(0) if nan else torch.zeros(len(ids), dtype=torch.bool)
+        without += [data.names[int(i)] for i in ids[bad]]
+    if without:
+        some = ", ".join(f"'{name}'" for name in without[:NAMED])
+        warnings.warn(
+            f"too few rows at {some}{', ...' if len(without) > NAMED else ''} for what predictions "
+            f"need, so that theirs are NaN (clients: {len(without)}): leave such clients out, "
+            "Settings(min_rows=2)",
+            stacklevel=3,
+        )

@@ -7,8 +7,7 @@ from typing import Literal
 
 import torch
 
-from hierfl.core.arguments import expect_count
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import expect_count, spelled
 
 Engine = Literal["vectorized", "sequential"]
 Disclose = Literal["summaries", "sums"]
@@ -44,7 +43,7 @@ class Settings:
             state stays as it was, and `history["left_out"]` and the report name it with the reason.
             A round without any client left stops the run. With either, `history["far_out"]` names
             updates that are counted and are at least ten times the median norm and far out of the
-            cohort's spread (`hierfl.engine.bad_updates`).
+            cohort's spread (`hierfl.engine.aggregate`).
         min_rows: clients with fewer rows take no part and send nothing; a warning names them.
             `Fit.personalize` infers their client states from their own rows afterwards. An update
             of a client with few rows reveals much about each of them (docs/privacy.md).

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.data.client_ids import MISSING, look_alike
+from hierfl.data.consistency import MISSING, look_alike
 from hierfl.data.frames import is_column
 
 # brms's words for its codes of censoring

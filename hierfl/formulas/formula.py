@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import Rare, agreed

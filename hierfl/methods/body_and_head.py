@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.name_rules import NameRule, names_by_rule
+from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Server, Share, Step, slope

@@ -17,7 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from hierfl.core.name_rules import NameRule
+from hierfl.core.arguments import NameRule
 from hierfl.core.trees import Tree
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up

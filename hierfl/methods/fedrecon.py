@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.name_rules import NameRule
+from hierfl.core.arguments import NameRule
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.name_rules import NameRule
+from hierfl.core.arguments import NameRule
 from hierfl.core.trees import Tree, chosen
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.trees import Tree
 from hierfl.program.program import Params
 

@@ -20,8 +20,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.rounding import DTYPES, has_rounded, restored, rounded
-from hierfl.core.trees import Tree, add, sub, tree_leaves, zeros_like
+from hierfl.core.trees import (
+    DTYPES,
+    Tree,
+    add,
+    has_rounded,
+    restored,
+    rounded,
+    sub,
+    tree_leaves,
+    zeros_like,
+)
 from hierfl.method import Client, Clock, Method, Server, Share, Up, beside
 from hierfl.methods.about import Wrapper
 from hierfl.methods.averaging_server import check_takes_means

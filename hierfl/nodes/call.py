@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hierfl.core.misspelled import spelled_or
+from hierfl.core.arguments import spelled_or
 from hierfl.engine.settings import Disclose
 from hierfl.method import Method
 from hierfl.program.sites import Model

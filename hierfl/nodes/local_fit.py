@@ -19,8 +19,7 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES
-from hierfl.engine.rounds import Progress
-from hierfl.engine.settling import settle
+from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
 from hierfl.nodes.policy import KINDS, Kind

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from hierfl.core.arguments import spelled
 from hierfl.core.disk import private_folder
-from hierfl.core.misspelled import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import full_batch

@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.core.rounding import restored
-from hierfl.core.trees import nbytes, tree_map
+from hierfl.core.trees import nbytes, restored, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
@@ -36,9 +35,9 @@ from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
 from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
-from hierfl.runs.folder_lock import held
-from hierfl.runs.identity import about
 from hierfl.runs.one_run import planned_of, resumed
+from hierfl.runs.records import about
+from hierfl.runs.run_folder import held
 from hierfl.runs.saved import start_of
 
 AT_ONCE = 256  # answers that are in memory together, at most; sums of the others are kept alone

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.data.clients import ClientData
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.core.rounding import has_rounded
-from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.core.trees import Tree, has_rounded, tree_leaves, tree_map
 from hierfl.engine.aggregate import Sums
 from hierfl.method import Share, Up
 from hierfl.nodes.messages import Refused

@@ -17,7 +17,7 @@ from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labeled
 from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
 from hierfl.posterior.snapshot import Snapshot, restricted
-from hierfl.program.check_distributions import LACKING
+from hierfl.program.check_data import LACKING
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values

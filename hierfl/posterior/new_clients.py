@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from pyro import poutine
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch

@@ -23,7 +23,7 @@ from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
 from hierfl.posterior.snapshot import Snapshot, restricted
 from hierfl.posterior.without_rows import by_state_alone
-from hierfl.program.check_distributions import kind_of as kind_of_distribution
+from hierfl.program.check_data import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 

@@ -14,9 +14,8 @@ from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import first_difference, made_up, point, unlike
 from hierfl.program.handlers import Answer
 from hierfl.program.joint_sites import in_data
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
-from hierfl.program.stacking import stacked
 from hierfl.program.traces import in_clients, per_client, samples, scored
 
 PADDED = 6  # rows to which the few are padded

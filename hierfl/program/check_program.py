@@ -15,7 +15,7 @@ from torch.func import grad
 
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.check_distributions import kind_of
+from hierfl.program.check_data import kind_of
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Latents

@@ -1,8 +1,7 @@
 """A Pyro model and guide as pure functions of named tensors.
 
 The clients plate divides local from global: a site or param whose `cond_indep_stack` holds the
-plate is local, every other one is global. Params come from a dict and draws from the batch's keys,
-so nothing is read from, or left in, Pyro's param store or torch's generator.
+plate is local, every other one is global. Params come from a dict and draws from the batch's keys.
 """
 
 from __future__ import annotations
@@ -339,3 +338,14 @@ def once_a_program(recognize: Callable[[Program], T]) -> Callable[[Program], T]:
         return result
 
     return kept
+
+
+def stacked(program: Program, rows: Params) -> Params:
+    """Return local params (N, *shape) as a program with N clients in its plate reads them."""
+    axes = {spec.name: spec.axis for spec in program.params}
+    return {name: _plate_axis(value, axes[name]) for name, value in rows.items()}
+
+
+def _plate_axis(value: Tensor, axis: int) -> Tensor:
+    """Move the clients from the front to their dimension in the plate."""
+    return value.squeeze(axis).movedim(0, axis)

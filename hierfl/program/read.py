@@ -18,24 +18,25 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
-from hierfl.program.check_boundary import check_boundary
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
     by_row,
+    check_density,
     check_labels,
     check_labels_by_row,
     check_names,
     check_scored,
+    check_support,
     fields_read,
     label_fields,
+    refuse_in_sample,
     supports_of,
 )
-from hierfl.program.check_distributions import check_density, check_support, refuse_in_sample
 from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import (
     check_callable,
@@ -44,7 +45,7 @@ from hierfl.program.check_program import (
     check_start,
     check_steps,
 )
-from hierfl.program.check_pure import check_pure, no_global_draws
+from hierfl.program.check_pure import check_boundary, check_pure, no_global_draws
 from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites

@@ -18,7 +18,7 @@ from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.check_distributions import kind_of
+from hierfl.program.check_data import kind_of
 from hierfl.program.handlers import Noise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError
 from hierfl.program.sites import Latents, LatentSite, Model

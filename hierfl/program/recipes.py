@@ -15,11 +15,19 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hierfl.core.misspelled import check_names, keywords
+from hierfl.core.arguments import check_names, keywords
 from hierfl.program.differences import differences
 from hierfl.program.fingerprints import RELEASED, fingerprint
-from hierfl.program.marked import Kind, marked, name_of
-from hierfl.program.public_names import HAND_IN, CannotRemake, exported, find, public_name
+from hierfl.program.public_names import (
+    HAND_IN,
+    CannotRemake,
+    Kind,
+    exported,
+    find,
+    marked,
+    name_of,
+    public_name,
+)
 from hierfl.program.sites import Family
 
 P = ParamSpec("P")

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import biject_to
@@ -16,7 +17,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import _sum_rightmost
 
-from hierfl.core.misspelled import check_names, keywords
+from hierfl.core.arguments import check_names, keywords
 from hierfl.data.batch import ClientBatch
 
 Model = Callable[[ClientBatch], Any]
@@ -188,3 +189,24 @@ def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> 
         return start
     axis = len(site.batch_shape) - 2
     return start.repeat_interleave(batch.num_clients, dim=axis)
+
+
+ScaleLink = Literal["softplus", "exp"]
+
+_LINKS: dict[str, Constraint] = {
+    "softplus": dist.constraints.softplus_positive,
+    "exp": dist.constraints.positive,
+}
+
+
+def scale_constraint(link: ScaleLink) -> Constraint:
+    """Return the constraint of a scale that is learned as softplus(r) = log(1 + e^r) or as exp(r).
+
+    Above 0.1 a long step in r makes exp(r) explode, while softplus(r) moves as r does.
+
+    >>> scale_constraint("exp")
+    GreaterThan(lower_bound=0.0)
+    """
+    if link not in _LINKS:
+        raise ValueError(f"scale_link is {link!r}; it must be {' or '.join(map(repr, _LINKS))}")
+    return _LINKS[link]

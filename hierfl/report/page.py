@@ -12,7 +12,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from hierfl.core.arguments import expect_path
-from hierfl.core.outputs import replace_text
+from hierfl.core.disk import replace_text
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData

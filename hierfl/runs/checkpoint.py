@@ -29,8 +29,7 @@ from hierfl.core.trees import Tree, named_leaves, nbytes, with_leaves
 from hierfl.engine.client_store import NONE, Stored, Table
 from hierfl.engine.client_store import CheckpointError as CheckpointError
 from hierfl.engine.rounds import TABLE_FILE, Progress
-from hierfl.runs.identity import compared, is_of, sealed
-from hierfl.runs.records import check_record, digest, read_json
+from hierfl.runs.records import check_record, compared, digest, is_of, read_json, sealed
 from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of, sync
 from hierfl.runs.run_folder import checkpoints as checkpoints
 

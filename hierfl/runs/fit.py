@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hierfl.core.arguments import expect_path
-from hierfl.core.misspelled import spelled_or
+from hierfl.core.arguments import expect_path, spelled_or
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
@@ -15,9 +14,8 @@ from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows
 from hierfl.runs.choice import choose, too_much
-from hierfl.runs.one_run import run
+from hierfl.runs.one_run import run, run_chosen
 from hierfl.runs.result import Fit
-from hierfl.runs.until_good import run_chosen
 
 
 @spelled_or(ELSEWHERE)

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from hierfl.core.misspelled import spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch
@@ -22,8 +22,8 @@ from hierfl.methods.fedsvi_client import Setting
 from hierfl.optimizers import Stepped, step
 from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked
+from hierfl.program.program import stacked
 from hierfl.program.recipes import recipe_of
-from hierfl.program.stacking import stacked
 from hierfl.runs.result import Fit
 
 JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the pooled step shares

@@ -35,8 +35,8 @@ from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, predict
 from hierfl.program.program import Program
 from hierfl.runs import saved
-from hierfl.runs.identity import about
 from hierfl.runs.personalize import personalized
+from hierfl.runs.records import about
 
 if TYPE_CHECKING:
     from arviz import InferenceData

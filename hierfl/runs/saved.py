@@ -18,10 +18,8 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
-from hierfl.runs.folder_lock import held
-from hierfl.runs.identity import compared, is_of
-from hierfl.runs.records import checked_schema, read_json
-from hierfl.runs.run_folder import ROWS, SCHEMA
+from hierfl.runs.records import checked_schema, compared, is_of, read_json
+from hierfl.runs.run_folder import ROWS, SCHEMA, held
 
 HAND_IN = "hand the clients' rows in, load(..., data=...)"
 

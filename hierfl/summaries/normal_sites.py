@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import ExpTransform, TransformedDistribution
 
-from hierfl.program.check_distributions import kind_of
+from hierfl.program.check_data import kind_of
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import Site
 

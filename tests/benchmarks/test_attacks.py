@@ -18,8 +18,8 @@ from benchmarks.attacks import flips, records
 from benchmarks.attacks.mutations import watched
 from hierfl.engine.federation import federate
 from hierfl.program.recipes import describe, remake
-from hierfl.runs import remade as runs_remade
-from hierfl.runs.remade import guarded, remade
+from hierfl.runs import load as runs_load
+from hierfl.runs.load import guarded, remade
 
 BAD = ("wrong", "raw", "code run")
 
@@ -97,7 +97,7 @@ def test_the_attacks_can_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_absurd_sizes_are_refused_before_memory_is_taken(
     number: int, method: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(runs_remade, "OPERATIONS", 3000)
+    monkeypatch.setattr(runs_load, "OPERATIONS", 3000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     who = {
         "seed": 0,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hierfl
-from hierfl.core.misspelled import keywords, spelled
+from hierfl.core.arguments import keywords, spelled
 from hierfl.program.public_names import NAMES, public_names
 from hierfl.program.sites import Family
 

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import hierfl
 from hierfl import cli
-from hierfl.core.disk import CannotWrite
-from hierfl.core.outputs import WRITTEN, claim, replace_text
+from hierfl.core.disk import WRITTEN, CannotWrite, claim, replace_text
 from hierfl.demo.run import FILES, writable
 from hierfl.methods import fedsvi
 from tests.programs import federation, fit, regression

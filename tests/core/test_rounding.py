@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hierfl.core.rounding import Rounded, has_rounded, restored, rounded, times
+from hierfl.core.trees import Rounded, has_rounded, restored, rounded, times
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(8, torch.int8), (16, torch.int16)])

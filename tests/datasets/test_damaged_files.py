@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from benchmarks.attacks.mutations import flipped
 from hierfl import datasets
 from hierfl.comparisons.cells import keep, kept
-from hierfl.datasets import archives
+from hierfl.datasets import files
 
 Arrays = dict[str, Any]
 
@@ -80,13 +80,13 @@ def test_a_forged_file_is_refused_by_name(what: str, path: Path) -> None:
 def test_an_archive_that_unpacks_to_too_much_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archives, "LARGEST", 1 << 20)
+    monkeypatch.setattr(files, "LARGEST", 1 << 20)
     content = written(path, {**rats(), "y": np.zeros(1 << 20)})
     assert len(content) < 100_000, "a megabyte a kilobyte"
     with pytest.raises(ValueError, match=r"take more than|has shape"):
         datasets.rats()
     with pytest.raises(ValueError, match="its arrays take more than 1048576 bytes"):
-        archives.read_arrays(path, ["y"], {})
+        files.read_arrays(path, ["y"], {})
 
 
 def test_flipped_bytes_are_refused_or_change_nothing(path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.datasets import files as data_files
-from hierfl.datasets import images, patients, tables
+from hierfl.datasets import images, tables
 from hierfl.datasets.files import Source
 
 needs_files = pytest.mark.skipif(
@@ -366,9 +366,7 @@ def test_references_from_files() -> None:
 
 def test_the_docs_say_what_every_file_holds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    sources = [
-        v for m in (images, patients, tables) for v in vars(m).values() if isinstance(v, Source)
-    ]
+    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, Source)]
     assert len(sources) == 14
     for source in sources:
         arrays = "; ".join(f"`{name}` {what}" for name, what in source.arrays.items())

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hierfl
 from hierfl.cli import app
 from hierfl.datasets import download
-from hierfl.datasets.archives import Arrays
+from hierfl.datasets.files import Arrays
 
 SIZES = {"train": 30, "test": 20}
 

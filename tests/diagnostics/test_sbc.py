@@ -22,9 +22,8 @@ from hierfl.diagnostics.sbc import _fitted
 from hierfl.diagnostics.simulated_data import drawn, with_labels
 from hierfl.optimizers import SGD, Adam
 from hierfl.plots import rank_ecdf, rank_histogram
-from hierfl.program.program import ProgramError
+from hierfl.program.program import ProgramError, stacked
 from hierfl.program.read import read
-from hierfl.program.stacking import stacked
 from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, logistic, means
 

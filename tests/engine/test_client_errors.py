@@ -18,7 +18,7 @@ import hierfl
 from hierfl import ClientBatch, ClientData, ClientError, methods, models
 from hierfl.core import noise
 from hierfl.core.trees import tree_leaves
-from hierfl.engine.bad_updates import far_out
+from hierfl.engine.aggregate import far_out
 from hierfl.optimizers import SGD
 from tests.programs import fit
 

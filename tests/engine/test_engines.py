@@ -24,7 +24,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import adapt
 from hierfl.optimizers import SGD
-from hierfl.program.stacking import stacked
+from hierfl.program.program import stacked
 from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS, cohort
 from tests.programs import FAMILIES, federation, fit, read, regression

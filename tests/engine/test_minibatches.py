@@ -171,7 +171,7 @@ def test_the_plan_is_the_same_in_blocks_and_in_tables_by_length(
 
     whole = all_steps()
     monkeypatch.setattr("hierfl.engine.minibatches.PLANNED", 1)  # a step at a time
-    monkeypatch.setattr("hierfl.engine.row_orders.FEW_PLACES", 1)
+    monkeypatch.setattr("hierfl.engine.minibatches.FEW_PLACES", 1)
     for one, other in zip(whole, all_steps(), strict=True):
         for a, b in zip(one, other, strict=True):
             assert (a is None and b is None) or torch.equal(a, b)

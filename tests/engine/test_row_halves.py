@@ -54,7 +54,7 @@ def test_a_clients_half_does_not_depend_on_the_others(monkeypatch: pytest.Monkey
     together = labels(phase("support", 2))
     for ids in ([2], [4, 2], [0, 0]):
         assert labels(phase("support", 2), ids=torch.tensor(ids)) == [together[k] for k in ids]
-    monkeypatch.setattr("hierfl.engine.row_orders.FEW_PLACES", 1)
+    monkeypatch.setattr("hierfl.engine.minibatches.FEW_PLACES", 1)
     assert labels(phase("support", 2)) == together
 
 

@@ -23,9 +23,8 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.optimizers import Adam
 from hierfl.program.handlers import Answer
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Params, Program, stacked
 from hierfl.program.sites import Family, Model
-from hierfl.program.stacking import stacked
 from hierfl.program.terms import Terms
 from tests.programs import Exact, exact, federation, fit, means, read, slopes, three
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hierfl import models
-from hierfl.core.name_rules import names_by_rule
+from hierfl.core.arguments import names_by_rule
 from hierfl.models.functional import apply, frozen_copy
 
 NAMES = ["0.weight", "0.bias"]

@@ -8,8 +8,7 @@ import pytest
 
 import hierfl
 from hierfl import methods
-from hierfl.program.marked import marked, name_of
-from hierfl.program.public_names import CannotRemake
+from hierfl.program.public_names import CannotRemake, marked, name_of
 from hierfl.program.recipes import describe, remake
 
 

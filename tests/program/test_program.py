@@ -23,8 +23,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.program.handlers import Answer
-from hierfl.program.program import Params, Program
-from hierfl.program.stacking import stacked
+from hierfl.program.program import Params, Program, stacked
 from hierfl.program.terms import divergence
 from tests.programs import FAMILIES, Given, at_random, federation, read, regression
 

@@ -21,8 +21,7 @@ import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
-from hierfl.runs.folder_lock import LOCK_FILE, held
-from hierfl.runs.run_folder import clear
+from hierfl.runs.run_folder import LOCK_FILE, clear, held
 from tests.programs import federation, fit, regression
 
 ROUNDS = ["round-00000002", "round-00000004"]
@@ -159,7 +158,7 @@ def test_a_finished_run_that_was_killed_while_it_cleared_up_is_cleared_up(tmp_pa
 # ------------------------------------------------------------------ the lock
 HOLDER = """
 import sys
-from hierfl.runs.folder_lock import held
+from hierfl.runs.run_folder import held
 with held(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -243,7 +242,7 @@ def test_a_folder_that_cannot_be_locked_is_said(
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("hierfl.runs.folder_lock.fcntl.flock", no_locks)
+    monkeypatch.setattr("hierfl.runs.run_folder.fcntl.flock", no_locks)
     with pytest.warns(UserWarning, match="cannot be locked"), held(tmp_path):
         pass
 

@@ -18,7 +18,7 @@ from hierfl.data.absent import absent
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods import fedlaplace, fedsvi, pfedme
-from hierfl.runs.identity import about
+from hierfl.runs.records import about
 from hierfl.runs.result import Fit
 from tests.programs import FAMILIES, federation, fit, regression
 

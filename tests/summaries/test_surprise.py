@@ -19,7 +19,7 @@ from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.verdict import of_history
-from hierfl.engine.bad_updates import said_of_conflicts
+from hierfl.engine.aggregate import said_of_conflicts
 from hierfl.engine.federation import federate
 from hierfl.method import Surprise
 from hierfl.methods import two_stage
