@@ -16,6 +16,8 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.diagnostics.thresholds import ERRORS, LEAST_EFFECTIVE, OFF
 from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
+from hierfl.posterior.corrected import Corrected as Corrected  # hierfl.diagnostics exports both
+from hierfl.posterior.corrected import corrected as corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import check_density, check_labeled, weigh

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hierfl import plots
-from hierfl.diagnostics import confidence
+from hierfl.diagnostics import confidence, equal_mass
 from hierfl.diagnostics.information import same_for_all
 from hierfl.diagnostics.wording import listed, number, share
 from hierfl.report.blocks import Picture, picture, style
@@ -185,7 +185,7 @@ def calibration(found: Measured) -> Picture | None:
         binary = prediction.kind == "binary"
         ax.set_xlabel("predicted probability" if binary else "probability of the predicted class")
         ax.set_ylabel("observed event rate" if binary else "share of correct predictions")
-        mean, observed, _, _ = plots.equal_mass(p, came_true, bins=bins)
+        mean, observed, _, _ = equal_mass(p, came_true, bins=bins)
         each = "; ".join(
             f"{number(a, 2)} predicted, {number(b, 2)} observed"
             for a, b in zip(mean, observed, strict=True)

@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 from scipy.stats import beta, norm
 
 from hierfl import plots
+from hierfl.diagnostics import equal_mass
 
 CLIENTS, NAMES = ["north", "south"], ["age", "sex", "dose"]
 
@@ -63,7 +64,7 @@ def test_clients_of_one_coefficient_do_not_overlap() -> None:
 def test_reliability_of_calibrated_predictions_lies_on_the_diagonal() -> None:
     source = np.random.default_rng(2)
     p = source.uniform(size=20_000)
-    mean, share, low, high = plots.equal_mass(p, source.uniform(size=20_000) < p, bins=10)
+    mean, share, low, high = equal_mass(p, source.uniform(size=20_000) < p, bins=10)
     np.testing.assert_allclose(mean, np.arange(0.05, 1.0, 0.1), atol=0.01)
     assert np.abs(mean - share).max() < 0.03
     inside = (low < mean) & (mean < high)
@@ -72,12 +73,12 @@ def test_reliability_of_calibrated_predictions_lies_on_the_diagonal() -> None:
 
 def test_bins_have_equal_sizes_and_jeffreys_intervals() -> None:
     p, y = np.linspace(0, 1, 11), np.array([0, 0, 0, 1, 0, 1, 1, 0, 1, 1, 1])
-    mean, share, low, high = plots.equal_mass(p, y, bins=3, prob=0.95)
+    mean, share, low, high = equal_mass(p, y, bins=3, prob=0.95)
     np.testing.assert_allclose(mean, [0.15, 0.55, 0.9])
     np.testing.assert_allclose(share, [0.25, 0.5, 1.0])
     np.testing.assert_allclose([low[1], high[1]], beta.ppf([0.025, 0.975], 2.5, 2.5))
     assert high[2] == 1.0
-    assert len(plots.equal_mass([0.2, 0.4, 0.6], [0, 1, 1], bins=8)[0]) == 1
+    assert len(equal_mass([0.2, 0.4, 0.6], [0, 1, 1], bins=8)[0]) == 1
 
 
 @pytest.mark.parametrize(("p", "y"), [([0.1, 0.2], [1]), ([], []), ([[0.1]], [[1]])])
@@ -85,7 +86,7 @@ def test_probabilities_and_labels_that_do_not_match_are_refused(
     p: list[float], y: list[int]
 ) -> None:
     with pytest.raises(ValueError, match=r"both must be \(n,\), n > 0"):
-        plots.equal_mass(p, y)
+        equal_mass(p, y)
 
 
 def test_reliability_has_a_legend_entry_per_name() -> None:

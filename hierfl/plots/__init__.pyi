@@ -1,0 +1,16 @@
+from .clients import client_forest as client_forest
+from .clients import prior_and_clients as prior_and_clients
+from .clients import shrinkage as shrinkage
+from .maps import client_map as client_map
+from .posteriors import forest as forest
+from .predictions import coverage as coverage
+from .predictions import entropies as entropies
+from .predictions import rates as rates
+from .predictions import reliability as reliability
+from .ranks import rank_ecdf as rank_ecdf
+from .ranks import rank_histogram as rank_histogram
+from .runs import convergence as convergence
+from .style import COLORS as COLORS
+from .style import MARKERS as MARKERS
+
+__all__: list[str]
