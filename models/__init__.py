@@ -5,33 +5,9 @@ Likelihoods for networks are in `hierfl.models.likelihood`, response families of
 `hierfl.models.bregman`, and the learned priors of FedMAP in `hierfl.models.learned_priors`.
 """
 
+import lazy_loader
+
 if __name__ != "hierfl.models":
     raise ImportError("import hierfl.models, not the folder models/")
 
-from hierfl.models import bregman, families, learned_priors, likelihood
-from hierfl.models.batch_norm_network import batch_norm_network
-from hierfl.models.bayesian_network import bayesian_network, network
-from hierfl.models.bregman_network import bregman_network
-from hierfl.models.headed_network import HeadedNetwork
-from hierfl.models.learned_prior_network import learned_prior_network
-from hierfl.models.memory_network import MemoryNetwork
-from hierfl.models.mixture import mixture
-from hierfl.models.personal_heads import PersonalHeads
-from hierfl.models.regression import regression
-
-__all__ = [
-    "HeadedNetwork",
-    "MemoryNetwork",
-    "PersonalHeads",
-    "batch_norm_network",
-    "bayesian_network",
-    "bregman",
-    "bregman_network",
-    "families",
-    "learned_prior_network",
-    "learned_priors",
-    "likelihood",
-    "mixture",
-    "network",
-    "regression",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,8 +13,7 @@ from torch.func import functional_call
 from hierfl.data.batch import ClientBatch
 from hierfl.models.client_norm import norms_of, with_client_norms
 from hierfl.models.functional import frozen_copy
-from hierfl.models.likelihood import Likelihood, as_likelihood
-from hierfl.models.observe import field, observe
+from hierfl.models.likelihood import Likelihood, as_likelihood, field, observe
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.models.observe import field
+from hierfl.models.likelihood import field
 from hierfl.models.priors import Prior, check_scale, either, given, varying
 
 Whose = Literal["varying", "global"]

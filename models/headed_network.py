@@ -19,7 +19,7 @@ from hierfl.models.functional import (
     known_layer,
     weights,
 )
-from hierfl.models.observe import field, observe
+from hierfl.models.likelihood import field, observe
 from hierfl.program.program import Params
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.learned_priors import Isotropic, LearnedPrior
-from hierfl.models.likelihood import Likelihood, as_likelihood
-from hierfl.models.observe import field, observe
+from hierfl.models.likelihood import Likelihood, as_likelihood, field, observe
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 

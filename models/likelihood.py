@@ -1,17 +1,38 @@
-"""Likelihoods for networks: functions `(output (C, B, outputs)) -> distribution`."""
+"""Likelihoods for networks: functions `(output (C, B, outputs)) -> distribution`; observed fields."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import pyro
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
+from hierfl.data.batch import ClientBatch
 from hierfl.models.priors import Prior, check_scale, either, given
 from hierfl.program.recipes import recorded
+
+
+def field(batch: ClientBatch, name: str) -> Tensor:
+    """Return a field by its name, even if `ClientBatch` has an attribute of the same name."""
+    return batch.fields[name] if name in batch.fields else getattr(batch, name)
+
+
+def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
+    """Observe a field at a site of its name, inside both plates; refuse rows that would broadcast."""
+    y = field(batch, name)
+    if y.dim() != 2 + len(fn.event_shape):
+        found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)
+        raise ValueError(
+            f"field '{name}' has shape {found} per row, "
+            f"but its likelihood ({type(fn).__name__}) needs {wanted}"
+        )
+    pyro.sample(name, fn, obs=y)
+
 
 __all__ = ["Bernoulli", "Likelihood", "bernoulli", "categorical", "normal", "poisson"]
 
@@ -32,7 +53,7 @@ class Likelihood:
     """
 
     of: Callable[..., Distribution]
-    priors: Mapping[str, Prior] = field(default_factory=dict)
+    priors: Mapping[str, Prior] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> Callable[[Tensor], Distribution]:
         """Sample the global numbers, outside the plates.

@@ -15,7 +15,7 @@ from hierfl.core.arguments import spelled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, inputs_of, known_layer, weights
-from hierfl.models.observe import field, observe
+from hierfl.models.likelihood import field, observe
 
 _BLANK: ContextVar[bool] = ContextVar("blank", default=False)
 

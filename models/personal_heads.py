@@ -15,8 +15,7 @@ from hierfl.core.arguments import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.learned_priors import Penalized
-from hierfl.models.likelihood import Likelihood, as_likelihood
-from hierfl.models.observe import field, observe
+from hierfl.models.likelihood import Likelihood, as_likelihood, field, observe
 
 Merge = Callable[[Tensor, Tensor], Tensor]
 

@@ -14,7 +14,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.models import families
 from hierfl.models.coefficients import Coefficients, Predictor
 from hierfl.models.families import Response, ResponseFamily
-from hierfl.models.observe import field, observe
+from hierfl.models.likelihood import field, observe
 from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model

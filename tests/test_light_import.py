@@ -87,9 +87,10 @@ def test_an_app_of_a_node_loads_nothing_of_fits_and_servers() -> None:
 
 
 # ------------------------------------------------------------ public names
-LAZY = (
+LAZY = (  # packages with an __init__.pyi
     "hierfl",
     *(f"hierfl.{room}" for room in ("data", "nodes", "flower", "diagnostics", "plots")),
+    *(f"hierfl.{room}" for room in ("methods", "models", "models.families", "guides")),
 )
 
 

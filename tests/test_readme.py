@@ -23,8 +23,7 @@ from hierfl import cli
 from hierfl.comparisons import find_study, read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
-from hierfl.methods.about import About
-from hierfl.methods.listed import described, names
+from hierfl.methods.about import About, described, names
 from hierfl.program import public_names
 from hierfl.runs import choice, one_run
 

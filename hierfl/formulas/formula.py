@@ -221,7 +221,7 @@ def formula(
     if not isinstance(chosen, ResponseFamily):
         raise TypeError(
             f"family is {family!r}: give a name such as 'bernoulli', or "
-            "hierfl.models.families.bernoulli()"
+            "hierfl.models.families.successes()"
         )
     if not isinstance(clients, str):
         raise TypeError(

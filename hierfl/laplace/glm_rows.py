@@ -18,18 +18,19 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.derivatives import times
-from hierfl.laplace.linear_predictors import (
+from hierfl.laplace.trials import (
     FAILS,
     SIZES,
     TRIES,
     Predictors,
     Terms,
+    first_row,
     is_linear,
     moved_rows,
     predictors_of,
+    sites_at,
     trial,
 )
-from hierfl.laplace.trials import first_row, sites_at
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, in_clients, per_client, scored

@@ -1,19 +1,34 @@
-"""A program evaluated at given values, on made-up rows where its structure is found by trial."""
+"""Programs evaluated on made-up rows, to find linear predictors eta = base + design w by trial.
+
+Whether a row depends on w through one alone is tested at random points. It is not proven.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Answer
+from hierfl.laplace.links import all_linked, log_likelihoods, predictors, scores
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, samples
+
+# Linearity is tested at random points near 0 and far from it, so that a predictor that bends or is
+# clamped is recognized: at these distances, at each of them TRIES times.
+SIZES, TRIES = (0.3, 2.0, 8.0), 3
+# Raised by a program at points that it cannot compute. The general methods need no structure, and
+# report what is wrong with the program.
+FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
+Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
 
 
 def perturbed(
@@ -67,3 +82,48 @@ def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
 def alike(one: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:
     """Return whether two tensors are equal up to rounding, relative and absolute."""
     return bool(torch.allclose(one, other, rtol=exact, atol=exact))
+
+
+class Predictors(NamedTuple):
+    """The linear predictors of all rows, site after site."""
+
+    terms: Mapping[str, Site]  # the observed sites at w = 0
+    base: Tensor  # (n,) predictors there
+    design: Tensor  # (n, D)
+
+    def scores(self, eta: Tensor) -> Tensor:
+        """Return the log likelihood of each row at other predictors eta (n,): (n,)."""
+        return scores(self.terms, eta)
+
+
+def predictors_of(terms: Terms, size: int, dtype: torch.dtype | None = None) -> Predictors:
+    """Return the linear predictors, read off at w = 0 and at each unit vector; size is D."""
+    at_zero = terms(torch.zeros(size, dtype=dtype))
+    base = predictors(at_zero)
+    along = torch.vmap(lambda w: predictors(terms(w)))(torch.eye(size, dtype=dtype))
+    return Predictors(at_zero, base, (along - base).mT)
+
+
+def is_linear(terms: Terms, w: Tensor) -> bool:
+    """Return whether each row's log likelihood at w (D,) equals that at its linear predictor."""
+    there = terms(w)
+    if not all_linked(there):
+        return False
+    read, known = predictors_of(terms, len(w)), log_likelihoods(there)
+    return bool(known.isfinite().all()) and alike(read.scores(read.base + read.design @ w), known)
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Evaluate programs in double precision, without gradients, checks and changes of params."""
+    with untouched_store(), torch.no_grad(), unchecked(), double_precision():
+        yield
+
+
+def moved_rows(
+    program: Program, g: torch.Generator, batch: ClientBatch | None = None
+) -> ClientBatch:
+    """Return rows, by default the prototype's, in double precision with perturbed features."""
+    rows = in_double(program.prototype if batch is None else batch)
+    labels = frozenset(program.labels.values())
+    return perturbed(rows, names_of_labels=labels, g=g, codes=program.codes)

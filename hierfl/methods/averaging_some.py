@@ -21,7 +21,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Server, Share, Up, inside
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging_server import check_averages
+from hierfl.methods.averaging import check_averages
 from hierfl.program.program import Program
 
 LEFT_OUT = 1e-12  # weight of a client left out, so that a mean of such clients is defined

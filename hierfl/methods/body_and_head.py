@@ -18,7 +18,7 @@ from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Server, Share, Step, slope
-from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.averaging import averaging_server
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 

@@ -26,10 +26,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
-from hierfl.methods.components import of_least_loss, of_mask, part
-from hierfl.methods.descent import Descent
-from hierfl.methods.single_models import at_each, flat
+from hierfl.methods.averaging import Descent, common_params
+from hierfl.methods.stacked import at_each, flat, of_least_loss, of_mask, part
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program
 from hierfl.program.sites import Model

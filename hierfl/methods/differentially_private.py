@@ -21,7 +21,7 @@ from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging_server import check_takes_means
+from hierfl.methods.averaging import check_takes_means
 from hierfl.methods.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
 from hierfl.program.program import Program, ProgramError
 

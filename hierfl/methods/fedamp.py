@@ -29,9 +29,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_square
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
-from hierfl.methods.descent import Descent
-from hierfl.methods.single_models import at_each, distances, flat, mean_of, stored
+from hierfl.methods.averaging import Descent, common_params
+from hierfl.methods.stacked import at_each, distances, flat, mean_of, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model

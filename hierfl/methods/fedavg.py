@@ -18,9 +18,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Share, Up, half_square
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import plain_average
-from hierfl.methods.common_params import common_params
-from hierfl.methods.descent import Descent
+from hierfl.methods.averaging import Descent, common_params, plain_average
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

@@ -25,9 +25,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import averaging_server
-from hierfl.methods.components import starts_of
-from hierfl.methods.descent import Descent
+from hierfl.methods.averaging import Descent, averaging_server
+from hierfl.methods.stacked import starts_of
 from hierfl.models.mixture import SHARES, mixture
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program

@@ -17,6 +17,7 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -28,11 +29,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
-from hierfl.methods.components import of_each
-from hierfl.methods.descent import Descent
-from hierfl.methods.single_models import at_each, mean_of, stored
-from hierfl.methods.some_rows import some_rows
+from hierfl.methods.averaging import Descent, common_params
+from hierfl.methods.stacked import at_each, mean_of, of_each, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -222,3 +220,15 @@ def fedfomo(
 def _weighed(weight: Tensor, away: Tensor) -> Tensor:
     """Return the sum of M weights (M,) times M tensors (M, ...)."""
     return (weight.to(away.dtype).view(-1, *[1] * (away.dim() - 1)) * away).sum(0)
+
+
+def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
+    """Return a client's batch with some rows, `keep` (1, B), scaled up; and 1 or 0, if any is kept.
+
+    Without any the batch is as it was, so that its loss is finite: multiply the loss by the second.
+    """
+    there = torch.ones_like(keep) if batch.rows is None else batch.rows
+    kept = keep & there
+    any_left = kept.any()
+    rows = torch.where(any_left, kept, there)
+    return replace(batch, rows=rows, is_mini_batch=True), any_left.to(batch.counts.dtype)

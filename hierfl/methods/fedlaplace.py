@@ -44,8 +44,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.fedlaplace_points import Points, standard_points
-from hierfl.methods.fedlaplace_server import Rounds, finished, logged
+from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, standard_points
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 

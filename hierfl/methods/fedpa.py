@@ -34,7 +34,7 @@ from hierfl.guides.delta import delta
 from hierfl.laplace.mode import climb, curvature
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
+from hierfl.methods.averaging import common_params
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model

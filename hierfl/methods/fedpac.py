@@ -31,7 +31,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.single_models import at_each, mean_of, stored
+from hierfl.methods.stacked import at_each, mean_of, stored
 from hierfl.models.headed_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program

@@ -27,9 +27,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
-from hierfl.methods.components import along, of_least_loss, of_mask, starts_of
-from hierfl.methods.descent import Descent
+from hierfl.methods.averaging import Descent, common_params
+from hierfl.methods.stacked import along, of_least_loss, of_mask, starts_of
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

@@ -24,8 +24,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import plain_average
-from hierfl.methods.descent import Descent
+from hierfl.methods.averaging import Descent, plain_average
 from hierfl.models.memory_network import MemoryNetwork, without_memory
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program

@@ -13,7 +13,7 @@ from dataclasses import replace
 from hierfl.core.trees import Tree, lerp
 from hierfl.method import Clock, Method, Server
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging_server import check_averages
+from hierfl.methods.averaging import check_averages
 from hierfl.program.program import Program
 
 

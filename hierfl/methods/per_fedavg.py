@@ -30,8 +30,7 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.averaging_server import averaging_server
-from hierfl.methods.common_params import common_params
+from hierfl.methods.averaging import averaging_server, common_params
 from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Program

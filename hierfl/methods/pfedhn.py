@@ -26,8 +26,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
-from hierfl.methods.descent import Descent
+from hierfl.methods.averaging import Descent, common_params
 from hierfl.methods.hypernetworks import Hypernetwork, Mlp
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program

@@ -18,7 +18,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.about import About
 from hierfl.methods.alternating import Alternating
-from hierfl.methods.averaging_server import plain_average
+from hierfl.methods.averaging import plain_average
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.sites import Model
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from pyro import poutine
 from torch import Tensor
 from torch.distributions import Transform, transform_to
 
 from hierfl.core.trees import Tree
+from hierfl.program.handlers import Answer, unchecked
 from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Values
+from hierfl.program.traces import Middle, has_mean
 
 
 def at_prior(program: Program, theta: Params) -> Params:
@@ -146,3 +151,34 @@ def moments_of(program: Program) -> PriorMoments:
         scale={means[site]: param for site, param in scales.items()},
         links=links,
     )
+
+
+def at_prior_middle(program: Program, theta: Params) -> Params:
+    """Return the local params of a guide, with each location at the mean of its site's prior.
+
+    The prior is given by the server's params, with global sites at the middle of their posterior.
+    All params are where the guide starts them if the guide has no locations, if a prior has no
+    mean, or if the model reads client fields: each client then has another prior.
+    """
+    mine, block = program.start()[1], program.latents.local_block
+    reads = program.reads.model & program.prototype.client_fields.keys()
+    with torch.no_grad(), unchecked():
+        priors = {} if reads else program.priors(theta, _middles(program, {**theta, **mine}))
+        if not priors or not all(has_mean(prior) for prior in priors.values()):
+            return mine
+        means = {name: prior.mean.expand(prior.shape()) for name, prior in priors.items()}
+        found = {"_local.loc": block.flatten(means)}
+        for site in block.sites:
+            free = site.transform.inv(means[site.name])
+            found |= {f"{site.name}.at": free, f"{site.name}.loc": free}
+    return {
+        name: found[name].reshape(value.shape) if name in found else value
+        for name, value in mine.items()
+    }
+
+
+def _middles(program: Program, params: Params) -> Values:
+    """Return the middle of the guide's posterior of each global site."""
+    with Answer(params, program.prototype), Middle():
+        nodes: dict[str, Any] = poutine.trace(program.guide).get_trace(program.prototype).nodes
+    return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}

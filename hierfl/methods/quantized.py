@@ -33,7 +33,7 @@ from hierfl.core.trees import (
 )
 from hierfl.method import Client, Clock, Method, Server, Share, Up, beside
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging_server import check_takes_means
+from hierfl.methods.averaging import check_takes_means
 from hierfl.program.program import Params, Program, ProgramError
 
 UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k

@@ -23,7 +23,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Each, Method, Reports, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging_server import check_takes_means
+from hierfl.methods.averaging import check_takes_means
 from hierfl.program.program import Program, ProgramError
 
 Rule = Literal["median", "trimmed", "krum", "clipped"]

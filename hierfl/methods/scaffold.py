@@ -28,7 +28,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Step, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.common_params import common_params
+from hierfl.methods.averaging import common_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Program
 from hierfl.program.sites import Model

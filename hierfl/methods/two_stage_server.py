@@ -11,7 +11,7 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, chosen, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
-from hierfl.methods.single_models import stored
+from hierfl.methods.stacked import stored
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGHT, warn
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked

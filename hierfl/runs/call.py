@@ -19,7 +19,7 @@ from hierfl.data.clients import ClientData
 from hierfl.data.expected import FRAME, expect_client_data, is_frame
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
-from hierfl.methods.listed import names
+from hierfl.methods.about import names
 from hierfl.program.program import Program
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family

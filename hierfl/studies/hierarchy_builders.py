@@ -15,7 +15,7 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods import by_rows as weighted_by_rows
 from hierfl.methods import fedabml, fedmap, fedpop, fedsvi, fedvi, pfedbayes, pfedbred, pfedme
-from hierfl.methods.fedmap_server import Best
+from hierfl.methods.fedmap import Best
 from hierfl.models import PersonalHeads, bayesian_network, learned_prior_network
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedPrior, LearnedVariance
 from hierfl.optimizers import SGD, Adam

@@ -19,9 +19,16 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.linear_predictors import FAILS, is_linear, moved_rows, predictors_of, trial
 from hierfl.laplace.links import all_linked, predictors, scores
-from hierfl.laplace.trials import alike, terms_at
+from hierfl.laplace.trials import (
+    FAILS,
+    alike,
+    is_linear,
+    moved_rows,
+    predictors_of,
+    terms_at,
+    trial,
+)
 from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Values

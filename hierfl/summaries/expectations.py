@@ -20,15 +20,15 @@ from torch.autograd.functional import jacobian
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.linear_predictors import (
+from hierfl.laplace.links import all_linked, predictors, scores
+from hierfl.laplace.trials import (
     FAILS,
     SIZES,
+    alike,
     is_linear,
     moved_rows,
     trial,
 )
-from hierfl.laplace.links import all_linked, predictors, scores
-from hierfl.laplace.trials import alike
 from hierfl.program.traces import Site
 from hierfl.summaries.reading import Reading, start_of
 

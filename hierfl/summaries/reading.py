@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.linear_predictors import moved_rows
-from hierfl.laplace.trials import terms_at
+from hierfl.laplace.trials import moved_rows, terms_at
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, once_a_program

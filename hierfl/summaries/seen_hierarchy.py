@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.linear_predictors import FAILS, trial
-from hierfl.laplace.trials import perturbed
+from hierfl.laplace.trials import FAILS, perturbed, trial
 from hierfl.program.few_rows import in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite

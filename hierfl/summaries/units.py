@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.linear_predictors import FAILS, moved_rows
 from hierfl.laplace.links import predictors, scores
-from hierfl.laplace.trials import alike
+from hierfl.laplace.trials import FAILS, alike, moved_rows
 from hierfl.program.few_rows import in_double
 from hierfl.summaries.expectations import Line
 from hierfl.summaries.graphs import graph_of

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pyro.distributions as dist
 
+from hierfl.models.priors import Prior
+
 LEAST_SCALE = 2.5  # of brms's Student t priors of intercepts and standard deviations
 
 
@@ -41,3 +43,13 @@ def shape_prior() -> dist.InverseGamma:
     wide upwards, has its mode at 0.2, and vanishes at 0.
     """
     return dist.InverseGamma(0.4, 0.3)
+
+
+def phi(response: object) -> dict[str, Prior]:
+    """Return the prior of a precision."""
+    return {"phi": shape_prior()}
+
+
+def shape(response: object) -> dict[str, Prior]:
+    """Return the prior of a shape."""
+    return {"shape": shape_prior()}

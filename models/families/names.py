@@ -5,39 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from hierfl.models.families.bernoulli import bernoulli
-from hierfl.models.families.beta import beta
-from hierfl.models.families.beta_binomial import beta_binomial
-from hierfl.models.families.binomial import binomial
-from hierfl.models.families.categorical import categorical
-from hierfl.models.families.cumulative import cumulative
-from hierfl.models.families.exponential import exponential
+from hierfl.models.families.amounts import beta, gamma, gaussian, student
+from hierfl.models.families.counts import negative_binomial, poisson, zero_inflated_poisson
 from hierfl.models.families.family import ResponseFamily
-from hierfl.models.families.gamma import gamma
-from hierfl.models.families.gaussian import gaussian
-from hierfl.models.families.lognormal import lognormal
-from hierfl.models.families.negative_binomial import negative_binomial
-from hierfl.models.families.poisson import poisson
-from hierfl.models.families.student import student
-from hierfl.models.families.weibull import weibull
-from hierfl.models.families.zero_inflated_poisson import zero_inflated_poisson
+from hierfl.models.families.levels import categorical, cumulative
+from hierfl.models.families.successes import bernoulli, beta_binomial, binomial
+from hierfl.models.families.times import exponential, lognormal, weibull
 
 FAMILIES: dict[str, Callable[[], ResponseFamily]] = {
-    "bernoulli": bernoulli,
-    "beta": beta,
-    "beta_binomial": beta_binomial,
-    "binomial": binomial,
-    "categorical": categorical,
-    "cumulative": cumulative,
-    "exponential": exponential,
-    "gamma": gamma,
-    "gaussian": gaussian,
-    "lognormal": lognormal,
-    "negative_binomial": negative_binomial,
-    "poisson": poisson,
-    "student": student,
-    "weibull": weibull,
-    "zero_inflated_poisson": zero_inflated_poisson,
+    family.__name__: family
+    for family in (
+        *(bernoulli, beta, beta_binomial, binomial, categorical, cumulative, exponential, gamma),
+        *(gaussian, lognormal, negative_binomial, poisson, student, weibull),
+        zero_inflated_poisson,
+    )
 }
 ALIASES = {
     "betabinomial": "beta_binomial",

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.models.families.ordered import Ordered
+from hierfl.models.families.levels import Ordered
 from hierfl.models.priors import Prior
 
 LONGEST = 100  # numbers that an expression may hold

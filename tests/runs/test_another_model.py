@@ -17,7 +17,7 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbred, pfedme
-from hierfl.methods.pfedbred_strategies import Place, Put, Strategy
+from hierfl.methods.pfedbred import Place, Put, Strategy
 from hierfl.models.bregman import BregmanPrior
 from hierfl.optimizers import SGD
 from hierfl.runs.records import digest

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from hierfl.models import families
-from hierfl.models.families.rising import log_rising
+from hierfl.models.families.counts import log_rising
 from tests.models.families.cases import CASES, Case
 from tests.models.families.test_censored import ENTRY, ROWS, UPPER
 

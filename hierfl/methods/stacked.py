@@ -1,4 +1,4 @@
-"""Several sets of the global params side by side: the components of IFCA and FedEM."""
+"""Models stacked along a first dimension: components of IFCA and FedEM, and models of single clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
+from hierfl.method import Reports
 from hierfl.program.program import Params, Program, ProgramError
 
 
@@ -84,3 +85,39 @@ def of_mask(mask: Tensor, components: Tree) -> Tree:
 def along(mask: Tensor, value: Tree) -> Tree:
     """Return a tree times each entry of a mask (K,), (K, ...) each leaf."""
     return tree_map(lambda v: mask.view(-1, *[1] * v.dim()).to(v.dtype) * v, value)
+
+
+def at_each(value: Tree, clients: int) -> Tree:
+    """Return a tree for each of N clients, all equal: N in front of every leaf."""
+    return tree_map(lambda v: v.expand(clients, *v.shape).clone(), value)
+
+
+def stored(before: Tree, reports: Reports) -> Tree:
+    """Return the trees of all clients (N, ...), with those of a round's cohort replaced."""
+
+    def put(old: Tensor, new: Tensor) -> Tensor:
+        return old.index_copy(0, reports.ids, new.to(old.dtype))
+
+    return tree_map(put, before, reports.value)
+
+
+def mean_of(models: Tree, seen: Tensor) -> Tree:
+    """Return the mean of the models of clients that were seen, (N,) bool, or of all if none was."""
+    share = torch.where(seen.any(), seen, torch.ones_like(seen)).double()
+    share = share / share.sum()
+    return tree_map(lambda v: torch.tensordot(share.to(v.dtype), v, 1), models)
+
+
+def flat(models: Tree) -> Tensor:
+    """Return each client's params as one vector, (N, P)."""
+    return torch.cat([v.flatten(1) for v in tree_leaves(models)], 1)
+
+
+def distances(vectors: Tensor) -> Tensor:
+    """Return the squared distances of vectors (N, P), (N, N)."""
+    # by differences: the expanded square loses all digits where models are similar and large
+    count = len(vectors)
+    apart = torch.zeros(count, count, dtype=vectors.dtype)
+    one, other = torch.triu_indices(count, count, offset=1)
+    apart[one, other] = torch.pdist(vectors).square()
+    return apart + apart.T

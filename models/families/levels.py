@@ -1,0 +1,191 @@
+"""Levels, without or in order: categorical and cumulative responses, and the prior of thresholds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from hierfl.models.families.family import Response, ResponseFamily, no_parameters
+from hierfl.models.families.links import (
+    check_link,
+    log1mexp,
+    log_normal_between,
+    log_normal_cdf,
+    unit_scale,
+)
+from hierfl.models.priors import Prior
+from hierfl.program.recipes import recorded
+
+
+def _outputs(response: Response) -> int:
+    """Return the number of levels but the first, which is the reference."""
+    if len(response.levels) < 2:
+        raise ValueError(
+            f"a categorical response has {len(response.levels)} levels: it needs 2 or more"
+        )
+    return len(response.levels) - 1
+
+
+@recorded
+def categorical() -> ResponseFamily:
+    """Return the family of responses in K unordered levels; the first is the reference.
+
+        y ~ Categorical(softmax(0, eta_1, ..., eta_{K - 1}))
+
+    The response is a code 0, 1, ..., K - 1, and the linear predictor has K - 1 columns.
+
+    >>> categorical().outputs(Response(float("nan"), float("nan"), ("a", "b", "c")))
+    2
+    """
+    return ResponseFamily(
+        name="categorical",
+        link="logit",
+        kind="category",
+        likelihood="dist.Categorical(logits=torch.nn.functional.pad(eta, (1, 0)))",
+        parameters=no_parameters,
+        scale=unit_scale,
+        outputs=_outputs,
+    )
+
+
+LIKELIHOODS = {
+    "logit": "dist.Categorical(logits=families.cumulative_logits(eta, thresholds))",
+    "probit": "dist.Categorical(logits=families.cumulative_logits(eta, thresholds, 'probit'))",
+}
+
+
+def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> Tensor:
+    """Return log probabilities of ordered levels, (..., K), finite in both tails.
+
+        log P(y = k) = log(F(thresholds_k - eta) - F(thresholds_{k - 1} - eta))
+
+    F is the logistic ("logit") or the standard Normal ("probit") distribution function; the lowest
+    threshold is -infinity, the highest infinity. dist.OrderedLogistic subtracts probabilities, and
+    its log densities stop near -16 in single precision.
+
+    Args:
+        eta: linear predictor, (...).
+        thresholds: (K - 1,), increasing.
+        link: "logit" or "probit". Default "logit".
+    """
+    at = thresholds - eta[..., None]
+    low, high = at[..., :-1], at[..., 1:]
+    if link == "logit":
+        # F(b) - F(a) = F(b) F(-a) (1 - exp(a - b))
+        inner = logsigmoid(high) + logsigmoid(-low) + log1mexp(high - low)
+        ends = logsigmoid(at[..., :1]), logsigmoid(-at[..., -1:])
+    else:
+        inner = log_normal_between(low, high)
+        ends = log_normal_cdf(at[..., :1]), log_normal_cdf(-at[..., -1:])
+    return torch.cat([ends[0], inner, ends[1]], -1)
+
+
+def _parameters(response: Response) -> dict[str, Prior]:
+    size = len(response.levels) - 1
+    if size < 1:
+        raise ValueError(
+            f"an ordinal response has {len(response.levels)} levels: it needs 2 or more"
+        )
+    return {"thresholds": Ordered(dist.StudentT(3.0, 0.0, 2.5), size)}
+
+
+@recorded
+def cumulative(link: str = "logit") -> ResponseFamily:
+    """Return the family of ordered levels (proportional odds), with thresholds as intercept.
+
+        P(y <= k) = link^-1(thresholds_k - eta),    thresholds: ordered draws of StudentT(3, 0, 2.5)
+
+    The response is a code 0, 1, ..., K - 1. A larger eta makes higher levels more probable.
+
+    Args:
+        link: "logit" or "probit". Default "logit", as in brms.
+
+    Raises:
+        ValueError: link is none of these.
+
+    >>> cumulative().has_intercept
+    False
+    """
+    check_link(link, [*LIKELIHOODS], "cumulative")
+    return ResponseFamily(
+        name="cumulative",
+        link=link,
+        kind="ordered",
+        likelihood=LIKELIHOODS[link],
+        parameters=_parameters,
+        scale=unit_scale,
+        has_intercept=False,
+    )
+
+
+class Ordered(dist.TorchDistribution):
+    """The order statistics of independent draws: a prior of thresholds.
+
+        log p(v_1 < ... < v_K) = sum_k log p(v_k) + log K!
+
+    Args:
+        base: distribution of one number, of any batch shape.
+        size: K, the number of draws, >= 1.
+        validate_args: whether to check values. Default None: Pyro's setting.
+
+    Raises:
+        ValueError: base is no distribution of one real number, or size is below 1.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    support = constraints.ordered_vector
+
+    def __init__(
+        self, base: TorchDistributionMixin, size: int, *, validate_args: bool | None = None
+    ) -> None:
+        fn: Any = base
+        if fn.event_shape or fn.support is not constraints.real:
+            raise ValueError(f"base is {base}: it must be the distribution of one real number")
+        if size < 1:
+            raise ValueError(f"size is {size}: it must be 1 or more")
+        self.base, self.size = fn, size
+        super().__init__(fn.batch_shape, torch.Size((size,)), validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether the base's draws have gradients, which sorting keeps."""
+        return bool(self.base.has_rsample)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Ordered:
+        """Return the same distribution with a larger batch shape."""
+        made: Any = self._get_checked_instance  # untyped in torch
+        new: Ordered = made(Ordered, _instance)
+        batch_shape = torch.Size(batch_shape)
+        new.base, new.size = self.base.expand(batch_shape), self.size
+        super(Ordered, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density in nats, of the batch shape.
+
+        Args:
+            value: (..., K), increasing.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        each: Tensor = self.base.log_prob(value.movedim(-1, 0))
+        return each.sum(0) + math.lgamma(self.size + 1.0)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Return sorted draws, (*sample_shape, *batch_shape, K)."""
+        drawn: Tensor = self.base.rsample(torch.Size((self.size, *sample_shape)))
+        return drawn.movedim(0, -1).sort(-1).values
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return sorted draws without gradients, (*sample_shape, *batch_shape, K)."""
+        with torch.no_grad():
+            drawn: Tensor = self.base.sample(torch.Size((self.size, *sample_shape)))
+            return drawn.movedim(0, -1).sort(-1).values
