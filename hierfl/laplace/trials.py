@@ -40,8 +40,8 @@ def perturbed(
 ) -> ClientBatch:
     """Return a batch with its floating features perturbed and its labels kept.
 
-    Integers are redrawn in the ranges of `codes`: the first rows of a client often have one code,
-    whose effect would look like the client's own.
+    Integers are redrawn in the ranges of `codes`, every code where there are rows enough: the first
+    rows of a client often have one code, whose effect would look like the client's own.
     """
 
     def moved(name: str, v: Tensor) -> Tensor:
@@ -49,7 +49,9 @@ def perturbed(
             return v
         if codes is not None and name in codes:
             low, high = codes[name]
-            return torch.randint(low, high + 1, v.shape, generator=g).to(v.dtype)
+            count = high + 1 - low
+            turns = [torch.randperm(count, generator=g) for _ in range(-(-v.numel() // count))]
+            return (low + torch.cat(turns)[: v.numel()].view(v.shape)).to(v.dtype)
         if not v.is_floating_point():
             return v
         u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # positive features stay positive

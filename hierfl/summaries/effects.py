@@ -49,6 +49,8 @@ class Effects:
         origin: (K,) z0.
         base: (n,) predictors at z0 and e = 0.
         inverse: (D, n), pseudo-inverse of the design at z0.
+        unseen: (D, D), projects on the directions of e that no predictor reads, such as the
+            difference of two effects that are always added; T leaves them as they are.
     """
 
     program: Program
@@ -57,6 +59,7 @@ class Effects:
     origin: Tensor
     base: Tensor
     inverse: Tensor
+    unseen: Tensor
 
     def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return t (D,) and T (D, D) at z (K,)."""
@@ -64,7 +67,7 @@ class Effects:
         moved = self.origin.to(z.dtype).index_fill(0, self.inside, 0.0) + z[self.inside] @ place
         base, design = predicted(self.program, moved, self.batch)
         inverse = self.inverse.to(z.dtype)
-        return inverse @ (base - self.base.to(z.dtype)), inverse @ design
+        return inverse @ (base - self.base.to(z.dtype)), inverse @ design + self.unseen.to(z.dtype)
 
 
 def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
@@ -112,7 +115,8 @@ def _tried(
     inside = [j for j in read if all(_is_absorbed(program, z, j, batch, across) for z in points)]
     if not inside and not scales:
         return None
-    found = Effects(program, batch, torch.tensor(inside), origin, base, inverse)
+    unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
+    found = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
     if inside and scales <= set(inside):
         if all(_is_right(found, z, e) for z, e in zip(points, draws, strict=True)):
             return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import hierfl
 from hierfl.effects.predictor_rows import typical
 from tests.formulas.small import BASE, fields, on, refused
 
@@ -62,3 +64,17 @@ def test_yes_and_no_are_two_levels() -> None:
     times = BASE.assign(time=np.exp(BASE.z), late=BASE.x > 0)
     cens = fields(on("time | cens(late) ~ x", "weibull", times), times)["cens"]
     assert np.array_equal(cens, times.late)
+
+
+def test_wards_stand_without_a_term_of_their_hospital() -> None:
+    rng = np.random.default_rng(42)
+    ward, t = np.repeat(np.arange(12), 10), rng.integers(0, 2, 120)
+    y = 0.4 * t + rng.normal(0.0, 0.5, 12)[ward] + rng.normal(size=120)
+    frame = pd.DataFrame({"h": np.repeat(list("abc"), 40), "ward": ward, "t": t, "y": y})
+    frame = frame[frame.ward != 11]  # one hospital has fewer than the others
+    means = []
+    for clients in ("h", "ward"):  # the same model, its rows at other clients
+        made = hierfl.formula("y ~ t + (1 | ward)", clients=clients)
+        found = hierfl.fit(made, frame, seed=0).posterior(draws=1000).posterior
+        means.append([float(found[s].mean()) for s in ("Intercept", "t", "sd_ward", "sigma")])
+    np.testing.assert_allclose(*means, atol=0.06)
