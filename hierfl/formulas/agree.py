@@ -10,11 +10,10 @@ from typing import Any, Literal
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import design
 from hierfl.formulas.parse import grouping_name
-from hierfl.formulas.questions import Ask, Kinds, Question, call_of
+from hierfl.formulas.questions import Ask, Kinds, Question, call_of, designs_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
-from hierfl.formulas.terms import options_of, stateful_calls, with_constants
+from hierfl.formulas.terms import options_of, stateful_calls
 from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
 
 Rare = Literal["refuse", "merge"]
@@ -192,7 +191,7 @@ def agree_on_formula(
         )
         for name in answers[0].columns
     }
-    coded = design(with_constants(declared.common, schema.transforms), schema.columns).coded
+    coded = frozenset().union(*(found.coded for found in designs_of(declared, schema)))
     for name, margin in margins.items():
         if margin.sd == 0.0 and name in coded and margin.mean == 0.0:
             margins[name] = replace(margin, above=False)  # a level without rows keeps its prior

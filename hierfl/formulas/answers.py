@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from formulae.terms.call_resolver import LazyCall
+from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Kind, is_yes_or_no, kind_of, named, numbers, prepared
 from hierfl.formulas.declaration import Declaration
@@ -153,10 +154,10 @@ def of_call(
 
 @dataclass(frozen=True)
 class OfDesign:
-    """What a client answers about the common columns and the response.
+    """What a client answers about the columns of all terms and the response.
 
     Args:
-        columns: of the design -> its sums.
+        columns: of all terms -> its sums.
         constant: the columns with one value in all its rows.
         response: sums of the response; None of a category.
     """
@@ -167,14 +168,22 @@ class OfDesign:
 
 
 def of_design(
-    common: Design, declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str
+    designs: Sequence[Design],
+    declared: Declaration,
+    schema: Schema,
+    frame: pd.DataFrame,
+    client: str,
 ) -> OfDesign:
-    """Return a client's sums of the common columns and of the response."""
+    """Return a client's sums of the columns of all terms, the common ones first, and of the response."""
     rows = prepared(frame, schema.columns, client)
-    matrix, offset = common.evaluate(rows, client)
-    names = common.columns
-    offsets = {OFFSET: sums(offset)} if common.offsets else {}
-    constant = {name for j, name in enumerate(names) if np.ptp(matrix[:, j]) == 0.0}
+    columns: dict[str, NDArray[np.float64]] = {}
+    for found in designs:
+        matrix, offset = found.evaluate(rows, client)
+        for name, values in zip(found.columns, matrix.T, strict=True):
+            columns.setdefault(name, values)
+        if found is designs[0] and found.offsets:
+            columns[OFFSET] = offset
+    constant = {name for name, values in columns.items() if np.ptp(values) == 0.0}
     response = rows[declared.parts.response]
     total = None
     if schema.columns[declared.parts.response].kind == "number":
@@ -188,5 +197,4 @@ def of_design(
                 )
             values = values / trials
         total = sums(values)
-    of_columns = {name: sums(matrix[:, j]) for j, name in enumerate(names)}
-    return OfDesign({**of_columns, **offsets}, frozenset(constant), total)
+    return OfDesign({n: sums(v) for n, v in columns.items()}, frozenset(constant), total)

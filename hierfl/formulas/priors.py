@@ -24,13 +24,16 @@ def all_priors(
 ) -> dict[str, Prior]:
     """Return the prior of each site or column of a site; of "cor_..." an LKJ's concentration.
 
-    Defaults, as brms has them where it has proper ones:
+    Defaults, as brms has them where it has proper ones; other units of a column or of the response
+    change their units alone:
 
     * `Intercept`: StudentT(3, center, max(2.5, spread)), at the means of the predictors; center and
-      spread are those of the response on the scale of the linear predictor.
+      spread are those of the response on the scale of the linear predictor; 2.5 spread where the
+      predictor has the response's unit.
     * a common coefficient: Normal(0, 2.5 / sd of its column), times the spread where the link is
       the identity: rstanarm's; brms has a flat one.
-    * standard deviations of groups: half-StudentT(3, 0, max(2.5, spread)).
+    * standard deviations of groups: half-StudentT(3, 0, s), s as of the intercept; of slopes of
+      numbers s / sd of the column.
     * correlations: LKJ(1).
     * parameters of the family: `ResponseFamily.parameters`.
 
@@ -54,15 +57,16 @@ def all_priors(
         )
     if OFFSET in schema.design:  # the intercept is what an average offset leaves
         center = float(f"{center - schema.design[OFFSET].mean:.6g}")
+    has_unit = declared.family.kind == "real" and declared.family.link != "log"
+    unit = spread if has_unit else 1.0
     known: dict[str, Prior] = dict(declared.family.parameters(response))
     if found.has_intercept:
-        known[INTERCEPT] = intercept_prior(center, spread)
-    unit = spread if declared.family.link == "identity" else 1.0
+        known[INTERCEPT] = intercept_prior(center, spread, unit)
     for name in found.common.columns:
-        scale = SLOPE * unit / (schema.design[name].sd or 1.0)  # 0: of a level without rows
-        known[name] = dist.Normal(0.0, float(f"{scale:.6g}"))
+        scale = SLOPE * (spread if declared.family.link == "identity" else unit)
+        known[name] = dist.Normal(0.0, float(f"{scale / _size(schema, name):.6g}"))
     for term in found.groups:
-        known.update(_of_group(term, spread))
+        known.update(_of_group(term, schema, spread, unit))
     terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
     _check_keys(own, {*known, *terms, "b", "sd", "cor"})
     chosen = dict(known)
@@ -71,9 +75,17 @@ def all_priors(
     return chosen
 
 
-def _of_group(term: GroupTerm, spread: float) -> dict[str, Prior]:
-    names = [f"{term.sd}[{column}]" for column in term.columns] if not term.is_single else [term.sd]
-    found: dict[str, Prior] = {name: half_student(spread) for name in names}
+def _size(schema: Schema, name: str) -> float:
+    """Return the sd of a column; 1 of a level without rows."""
+    return schema.design[name].sd or 1.0
+
+
+def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
+    found: dict[str, Prior] = {}
+    for name in term.columns:
+        size = 1.0 if name == INTERCEPT or name in term.design.coded else _size(schema, name)
+        site = term.sd if term.is_single else f"{term.sd}[{name}]"
+        found[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
     return found | ({term.cor: 1.0} if term.cor else {})
 
 

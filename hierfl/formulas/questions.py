@@ -5,7 +5,7 @@
     outside   whether rows have levels or groups that are not among the agreed ones, 1 or 0
     groups    how many groups, and counts of those that may be named
     call      sums of a transform's argument; then counts or sums of powers in units of them
-    design    sums of the common columns and of the response
+    design    sums of the columns of all terms and of the response
 
 A client answers by `hierfl.formulas.answers`.
 """
@@ -34,7 +34,7 @@ from hierfl.formulas.answers import (
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import design
+from hierfl.formulas.design import Design, design
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import stateful_calls, with_constants
 from hierfl.formulas.transforms import Sums
@@ -122,8 +122,16 @@ def answering(
     if question.kind == "call":
         call = call_of(declared, schema, question.text)
         return lambda frame, client: of_call(call, schema, frame, client, question.at)
-    common = design(with_constants(declared.common, schema.transforms), schema.columns)
-    return lambda frame, client: of_design(common, declared, schema, frame, client)
+    designs = designs_of(declared, schema)
+    return lambda frame, client: of_design(designs, declared, schema, frame, client)
+
+
+def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
+    """Return the design of the common terms, and that of each group."""
+    return [
+        design(with_constants(found, schema.transforms), schema.columns)
+        for found in declared.described
+    ]
 
 
 def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:

@@ -58,7 +58,7 @@ class Schema:
         formula: whose parts follow; "" where the schema is of columns alone.
         transforms: call in the formula -> its constants.
         groups: groups other than clients -> how they lie to the clients.
-        design: column of the design, or `OFFSET` -> its mean and sd.
+        design: column of a term, or `OFFSET` -> its mean and sd.
         response: mean and sd of the response; None of a category.
     """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pyro.distributions as dist
 import torch
 
 from hierfl.formulas.declaration import Declaration, response_of
@@ -76,18 +78,26 @@ def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
         return texts[0]
     if len(set(texts)) == 1:
         return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
+    return as_source(_of_kind(priors, shape).to_event(len(shape)))
+
+
+def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
+    """Return priors of one kind as a batch of a shape whose first dimension runs over them."""
     kind = type(priors[0])
-    if any(type(prior) is not kind for prior in priors) or kind.__name__ == "FoldedDistribution":
+    if any(type(prior) is not kind for prior in priors):
+        texts = sorted({as_source(prior) for prior in priors})
         raise ValueError(
-            f"the columns of one term have the priors {', '.join(sorted(set(texts)))}: give them "
-            "priors of one kind"
+            f"the columns of one term have the priors {', '.join(texts)}: give them priors of one "
+            "kind"
         )
+    if kind is dist.FoldedDistribution:
+        return kind(_of_kind([prior.base_dist for prior in priors], shape))
     values = {
         name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
-        for name in kind.arg_constraints  # type: ignore[union-attr]
+        for name in kind.arg_constraints
     }
     wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
-    return as_source(kind(**wide).to_event(len(shape)))  # type: ignore[union-attr]
+    return kind(**wide)
 
 
 def deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> str:

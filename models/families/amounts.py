@@ -25,14 +25,14 @@ SCALES = {"identity": identity_scale, "log": log_scale, "inverse": inverse_scale
 
 
 def _gaussian_parameters(response: Response) -> dict[str, Prior]:
-    return {"sigma": half_student(response.sd)}
+    return {"sigma": half_student(response.sd, response.sd)}
 
 
 @recorded
 def gaussian(link: str = "identity") -> ResponseFamily:
     """Return the family of real responses with a Normal distribution.
 
-        y ~ Normal(link^-1(eta), sigma),    sigma ~ half-StudentT(3, 0, max(2.5, sd(y)))
+        y ~ Normal(link^-1(eta), sigma),    sigma ~ half-StudentT(3, 0, 2.5 sd(y))
 
     Args:
         link: "identity", "log" or "inverse". Default "identity", as in brms.
@@ -55,7 +55,7 @@ def gaussian(link: str = "identity") -> ResponseFamily:
 
 
 def _student_parameters(response: Response) -> dict[str, Prior]:
-    return {"sigma": half_student(response.sd), "nu": dist.Gamma(2.0, 0.1)}
+    return {"sigma": half_student(response.sd, response.sd), "nu": dist.Gamma(2.0, 0.1)}
 
 
 @recorded
@@ -63,7 +63,7 @@ def student() -> ResponseFamily:
     """Return the family of real responses with a Student t distribution, identity link.
 
         y ~ StudentT(nu, eta, sigma)
-        sigma ~ half-StudentT(3, 0, max(2.5, sd(y))),    nu ~ Gamma(2, 0.1)
+        sigma ~ half-StudentT(3, 0, 2.5 sd(y)),    nu ~ Gamma(2, 0.1)
 
     brms truncates the prior of nu at 1; here it is not truncated, and has 0.5 % of its mass below
     1.

@@ -9,28 +9,34 @@ from hierfl.models.priors import Prior
 LEAST_SCALE = 2.5  # of brms's Student t priors of intercepts and standard deviations
 
 
-def intercept_prior(center: float, spread: float) -> dist.StudentT:
-    """Return StudentT(3, center, max(2.5, spread)), brms's default prior of an intercept.
+def intercept_prior(center: float, spread: float, unit: float = 1.0) -> dist.StudentT:
+    """Return StudentT(3, center, max(2.5 unit, spread)), brms's default prior of an intercept.
 
     brms takes the median and the median absolute deviation of the response; here it is the mean and
-    the standard deviation, which sums over clients give.
+    the standard deviation, which sums over clients give. brms's least scale of 2.5 is in no unit,
+    so that there a response in other units has another prior.
 
     Args:
         center: of the response on the scale of the linear predictor.
         spread: of the response on that scale.
+        unit: of that scale. Default 1: it has none, as that of a logit. A response in units of its
+            own has its standard deviation; 0, of a constant response, counts as 1.
 
     Reference: `set_prior` of brms, section "Population-level effects".
     """
-    return dist.StudentT(3.0, center, max(LEAST_SCALE, spread))
+    return dist.StudentT(3.0, center, max(LEAST_SCALE * (unit or 1.0), spread))
 
 
-def half_student(spread: float) -> dist.FoldedDistribution:
-    """Return half-StudentT(3, 0, max(2.5, spread)), brms's default for standard deviations.
+def half_student(spread: float, unit: float = 1.0) -> dist.FoldedDistribution:
+    """Return half-StudentT(3, 0, max(2.5 unit, spread)), brms's default for standard deviations.
 
     Args:
         spread: of the response on the scale of the linear predictor.
+        unit: as in `intercept_prior`.
     """
-    return dist.FoldedDistribution(dist.StudentT(3.0, 0.0, max(LEAST_SCALE, spread)))
+    return dist.FoldedDistribution(
+        dist.StudentT(3.0, 0.0, max(LEAST_SCALE * (unit or 1.0), spread))
+    )
 
 
 def shape_prior() -> dist.InverseGamma:

@@ -60,7 +60,7 @@ class ResponseFamily:
         parameters: the response -> global unknowns besides the linear predictor, with their default
             priors.
         scale: the response -> its center and spread on the scale of the linear predictor. The
-            default prior of the intercept is StudentT(3, center, max(2.5, spread)).
+            default prior of the intercept is `intercept_prior`.
         additions: row fields that the likelihood may read: "trials", "cens", "upper", "entry".
         required: the additions that it cannot do without.
         has_intercept: False where thresholds or baseline hazards take the intercept's place.

@@ -88,8 +88,9 @@ def test_scales_of_the_intercept() -> None:
 
 def test_default_priors() -> None:
     sigma: Any = families.gaussian().parameters(Response(4.0, 3.0))["sigma"]
-    assert sigma.base_dist.scale.item() == pytest.approx(3.0)
+    assert sigma.base_dist.scale.item() == pytest.approx(7.5)
     assert families.half_student(0.1).base_dist.scale.item() == pytest.approx(2.5)
+    assert families.half_student(0.1, 0.01).base_dist.scale.item() == pytest.approx(0.1)
     prior = families.intercept_prior(-1.0, 0.3)
     assert (prior.df.item(), prior.loc.item(), prior.scale.item()) == pytest.approx((3, -1, 2.5))
     levels = Response(float("nan"), float("nan"), ("a", "b", "c", "d"))
