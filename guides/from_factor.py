@@ -63,19 +63,17 @@ class FromFactor:
             return
         with batch.clients():
             own = self._own_params(batch)
-        if self.hierarchy is None:
-            eye = torch.eye(block.size).expand(batch.num_clients, 1, -1, -1)
-            normal = dist.MultivariateNormal(eye[..., 0] * 0.0, scale_tril=eye)
-            with batch.clients():
-                first = pyro.sample("_local", normal, infer=AUXILIARY)
-            emit(block, first, batch)
-            return
-        width = self.hierarchy.mixing_size + self.hierarchy.normal_size
+        hierarchy, width = self.hierarchy, block.size
+        if hierarchy is not None:
+            width = hierarchy.mixing_size + hierarchy.normal_size
         zero = torch.zeros(batch.num_clients, 1, width, dtype=own["shift"].dtype)
         normal = dist.Normal(zero, torch.ones_like(zero)).to_event(1)
         with batch.clients():
             first = pyro.sample("_local", normal, infer=AUXILIARY)
-        vector, log_q = self._chosen(self.hierarchy, drawn, own, first[:, 0], batch)
+        if hierarchy is None:
+            emit(block, first, batch)
+            return
+        vector, log_q = self._chosen(hierarchy, drawn, own, first[:, 0], batch)
         moved = dist.Delta(torch.zeros_like(log_q), log_density=log_q - normal.log_prob(first))
         with batch.clients():
             pyro.sample("_local.chosen", moved, infer=AUXILIARY)
@@ -111,6 +109,7 @@ class FromFactor:
         `first` (C, M + Dn) are the standard normals of the first candidate.
         """
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
+        count = count if hierarchy.spread is None else 1  # the factor is exact
         key = noise.fold(batch.key, noise.word("_local.candidates"))
         others = noise.normals(key, (count - 1, first.shape[-1]), first.dtype)
         e = torch.cat([first[:, None], others], 1).movedim(1, 0)  # (candidates, C, M + Dn)
@@ -151,10 +150,12 @@ def candidate(
     proposals = None
     if hierarchy.mixing is not None:
         proposals = Proposal(own["loc"].movedim(1, 0), own["tril"].movedim(1, 0))
-    factor = (own["precision"], own["shift"])
-    at = point(hierarchy, z, row, factor, proposals, e, side, wider=WIDER)
+    exact = hierarchy.spread is not None
+    factor = hierarchy.at_noise(z, own["precision"], own["shift"])
+    wider = 1.0 if exact else WIDER
+    at = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
     v = torch.cat([at.own, z[hierarchy.reading.shared].expand(len(at.own), -1)], 1)
-    log_factor = ((own["shift"] - 0.5 * (own["precision"] @ v[..., None])[..., 0]) * v).sum(-1)
+    log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
     vector = hierarchy.local_vectors(at.own, z)
     prior = hierarchy.log_local(z, vector, row)
     return Candidate(vector, at.log_weight - log_factor - prior)

@@ -26,6 +26,7 @@ two-stage random-effects meta-analysis, made exact.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError, once_a_program
 from hierfl.program.sites import Model, Values
 from hierfl.summaries.conditional import Proposal, own_shapes, points_of, proposals_of
-from hierfl.summaries.expectations import Line, nodes_of, seen_line
+from hierfl.summaries.exact import seen_spread, sums_of
+from hierfl.summaries.expectations import nodes_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.misread import misread, points_to_test
@@ -58,15 +60,15 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import Weigher
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
-FACTOR = ("precision", "shift")
+FACTOR, SUMS = ("precision", "shift"), ("count", "square")
 MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
 
 
 class Seen(NamedTuple):
-    """What was found of a program: its prior, and the linear predictors of its likelihood."""
+    """What was found of a program: its prior, and the score of its rows."""
 
     hierarchy: Hierarchy
-    line: Line
+    score: UnitScore
 
 
 @once_a_program
@@ -74,7 +76,12 @@ def seen_in(program: Program) -> Seen:
     """Recognize the hierarchy and the linear predictors of a program."""
     _check_priors(program)
     reading = read_likelihood(program)
-    return Seen(seen_hierarchy(reading), seen_line(reading))
+    hierarchy = seen_hierarchy(reading)
+    with double_precision(), torch.no_grad(), unchecked():
+        score = UnitScore(seen_line(reading))
+        if hierarchy.mixing is None:
+            hierarchy = replace(hierarchy, spread=seen_spread(score))
+    return Seen(hierarchy, score)
 
 
 @About(
@@ -141,7 +148,8 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     def seen(program: Program) -> Seen:
         found = seen_in(program)
         if row_noise is not None:
-            check_line(found.line)
+            check_line(found.score.line)
+            found = Seen(replace(found.hierarchy, spread=None), found.score)
         return found
 
     def server(program: Program) -> Server:
@@ -184,9 +192,9 @@ def _budget(row_noise: RowNoise) -> dict[str, float]:
 def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
     hierarchy = seen.hierarchy
     with double_precision(), torch.no_grad(), unchecked():
-        nodes, score = nodes_of(seen.line), UnitScore(seen.line)
-        weigher, tries = Weigher(hierarchy), points_of(hierarchy)
-        tested = points_to_test(seen.line.reading)
+        score, line = seen.score, seen.score.line
+        nodes, weigher, tries = nodes_of(line), Weigher(hierarchy), points_of(hierarchy)
+        tested = points_to_test(line.reading)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left
@@ -203,14 +211,20 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
                 # an error that is the same at all draws does no harm
                 inner = found.error.var(1)
                 return {**work, **sent_of(where), "log_ratios": found.log, "inner": inner}
-            belief = message["loc"], message["covariance"]
             if row_noise is None:
                 wrong = misread(rows, in_double(batch), tested)
-                if (
-                    bool(wrong.any()) and score.recorded
-                ):  # rows may take other branches than the first one
+                if bool(wrong.any()) and score.recorded:
+                    # rows may take other branches than the first one
                     score.recorded, rows = False, packed(score, batch)
                     wrong = misread(rows, in_double(batch), tested)
+            if hierarchy.spread is not None:
+                sums = sums_of(rows, hierarchy.spread)
+                own = rounded(Factor(sums.precision, sums.shift, torch.zeros(rows.clients)))
+                sent = {"count": sums.count, "square": sums.square}
+                wrong = wrong.maximum(sums.wrong)
+                return {**work, **own._asdict(), **sent, "fields": fields, "misread": wrong}
+            belief = message["loc"], message["covariance"]
+            if row_noise is None:
                 own = factor_of(rows, belief, nodes, before, work["seen"] > 0.0)
             else:  # a test of the rows would tell of them
                 own = private_factor(rows, belief, before, nodes, row_noise, batch.key)
@@ -243,9 +257,9 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
         factor = {name: work[name] for name in FACTOR}
         own = {**{name: work[name] for name in kept}, "seen": torch.ones(())}
         if "draws" not in message:
-            sent = Each({**factor, "fields": work["fields"]})
+            sums = {name: work[name] for name in SUMS if hierarchy.spread is not None}
             return {
-                "factor": sent,
+                "factor": Each({**factor, **sums, "fields": work["fields"]}),
                 "raised": Share(work["raised"]),
                 "misread": Share(work["misread"]),
             }, own

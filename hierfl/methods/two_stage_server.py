@@ -16,6 +16,7 @@ from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGHT, warn
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, ProgramError
+from hierfl.summaries.exact import explained
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
 from hierfl.summaries.sampling import Start, bounds_of, one_thread, sample
@@ -50,7 +51,9 @@ class Rounds:
         program, reading = hierarchy.program, hierarchy.reading
         count, size = program.num_clients, reading.size
         kept = len(reading.origin) + self.surrogate.mixed
+        exact = hierarchy.spread is not None
         weighed = min(self.draws, max(FEWEST_WEIGHED, self.draws * MANY // max(MANY, count)))
+        weighed = self.draws if exact else weighed
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
             fields = {
@@ -67,16 +70,16 @@ class Rounds:
             none = Factors(
                 torch.zeros(1, size, size), torch.zeros(1, size), {n: like[n][:, 0] for n in fields}
             )
-            loc, covariance = any_client(self.surrogate, prior, equal, none)
+            belief = {} if exact else self._of_any_client(prior, equal, none)
             return {
                 **_nothing(count, weighed, kept),
                 "factors": {
                     "precision": torch.zeros(count, size, size),
                     "shift": torch.zeros(count, size),
                     "fields": fields,
+                    **{name: torch.zeros(count) for name in ("count", "square") if exact},
                 },
-                "loc": loc,
-                "covariance": covariance,
+                **belief,
                 "scouts": {**unweighted(len(prior), kept), "draws": prior},
                 "bounds": bounds_of(self.surrogate, prior),
                 "sampled": torch.tensor(False),
@@ -99,7 +102,7 @@ class Rounds:
 
     def belief(self, state: Tree) -> Tree:
         """Return mean and covariance of any client's v; with mixed sites also a few draws of z."""
-        message = {name: state[name] for name in ("loc", "covariance")}
+        message = {name: state[name] for name in ("loc", "covariance") if name in state}
         if self.surrogate.mixed:
             scouts = state["scouts"]
             message["few"] = resampled(scouts["draws"], scouts["log_weights"], FEW)[
@@ -125,10 +128,16 @@ class Rounds:
     def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
         """Return the state after clients have sent factors."""
         old = state["factors"]
-        sent = Reports({name: reports.value[name] for name in old}, reports.ids)
-        factors = Factors(**stored(old, sent))
+        sent = {name: reports.value[name] for name in old}
+        if "square" in sent:
+            explains = explained(sent["precision"].double(), sent["shift"].double())
+            sent["square"] = sent["square"].double() + explains
+        kept = stored(old, Reports(sent, reports.ids))
+        factors = Factors(**kept)
         seen = state["seen"].index_fill(0, reports.ids, True)
-        state = {**state, "factors": factors._asdict(), "seen": seen}
+        state = {**state, "factors": kept, "seen": seen}
+        if factors.count is not None:
+            return self._integrated(state, factors, clock)
         if bool(state["sampled"]):
             state = self._reweighted(state, factors)
         if self.gathers is not None and clock.round + 1 >= self.gathers:
@@ -140,10 +149,25 @@ class Rounds:
         elif bool((seen | state["failed"]).all()):
             state = self._to_weight({**state, "powers": torch.ones(len(seen))}, clock)
         scouts = state["scouts"]
-        loc, covariance = any_client(
-            self.surrogate, scouts["draws"], scouts["log_weights"], factors
-        )
-        return {**state, "loc": loc, "covariance": covariance}
+        return {
+            **state,
+            **self._of_any_client(scouts["draws"], scouts["log_weights"], factors),
+        }
+
+    def _of_any_client(self, draws: Tensor, log_weights: Tensor, factors: Factors) -> Tree:
+        loc, covariance = any_client(self.surrogate, draws, log_weights, factors)
+        return {"loc": loc, "covariance": covariance}
+
+    def _integrated(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+        """Return the state after clients have sent the sums of a Gaussian likelihood: all is known."""
+        if not bool((state["seen"] | state["failed"]).all()) and clock.round + 1 < clock.rounds:
+            return state
+        state = self._sampled(state, factors, "final", clock)
+        count = torch.tensor(float(len(state["final"]["draws"])))
+        seen = state["seen"]
+        ended = bool((seen | state["failed"]).all())
+        stage = torch.tensor(DONE if ended else GATHER)
+        return {**state, "stage": stage, "weighed": seen.clone(), "effective": count}
 
     def _to_weight(self, state: Tree, clock: Clock) -> Tree:
         """Return the state with draws from factors raised to `powers`, for clients to weight."""
@@ -192,6 +216,7 @@ class Rounds:
             name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
             "sampled": torch.tensor(True),
             "r_hat": torch.tensor(found.r_hat),
+            **({} if factors.count is None else {"k_hat": torch.tensor(found.k_hat)}),
         }
 
     def _log_p(self, draws: Tensor, factors: Factors) -> Tensor:
@@ -277,13 +302,11 @@ class Rounds:
         final = state["final"]
         kept = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
         scouts = {**unweighted(*kept.shape), "draws": kept, "log_p": self._log_p(kept, factors)}
-        loc, covariance = any_client(self.surrogate, kept, scouts["log_weights"], factors)
         nan = torch.tensor(torch.nan)
         return {
             **state,
             "scouts": scouts,
-            "loc": loc,
-            "covariance": covariance,
+            **self._of_any_client(kept, scouts["log_weights"], factors),
             "stage": torch.tensor(GATHER),
             "again": state["again"] + 1,
             **dict.fromkeys(("moved", "changed", "k_hat_client"), nan),

@@ -24,6 +24,7 @@ from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, per_client, scored
+from hierfl.summaries.exact import Spread
 from hierfl.summaries.gaussians import Normal
 from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.normal_sites import means_of, precision_of
@@ -36,11 +37,16 @@ class Factors(NamedTuple):
     precision: (N, V, V) Lambda; zeros of a client that has not answered yet.
     shift: (N, V) eta.
     fields: client fields that the prior of the local sites reads, (N, ...) each.
+    count: (N,) of a Gaussian likelihood (`hierfl.summaries.exact`), whose factors are those at its
+        starting scale: N, how often that scale counts. None of any other.
+    square: (N,) likewise, the sum of squares at l = 0.
     """
 
     precision: Tensor
     shift: Tensor
     fields: Values
+    count: Tensor | None = None
+    square: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +63,7 @@ class Hierarchy:
         slopes: (V, Km), how far (mean of w, u) move with m, if that is the same at any s and for
             all clients.
         mixing: what the local sites are Normal given; None: nothing.
+        spread: the noise scale of a Gaussian likelihood; None of any other.
     """
 
     reading: Reading
@@ -66,6 +73,7 @@ class Hierarchy:
     diagonal: bool = False
     slopes: Tensor | None = None
     mixing: Mixing | None = None
+    spread: Spread | None = None
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -234,6 +242,21 @@ class Hierarchy:
             for s in own.sites
         ]
         return torch.stack([per_client(term) for term in (*each, *jacobians.values())]).sum(0)
+
+    def at_noise(self, z: Tensor, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factors (C, V, V) and (C, V) at z: a Gaussian likelihood's depend on its noise."""
+        if self.spread is None:
+            return precision, shift
+        by = self.spread.at(z) ** -2
+        return by * precision, by * shift
+
+    def at_scale(self, factors: Factors, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Lambda (N, V, V) and eta (N, V) at z, and their log constants, (N,) or (1,)."""
+        constant = factors.shift.new_zeros(1)
+        if self.spread is not None and factors.count is not None and factors.square is not None:
+            by = self.spread.at(z) ** -2
+            constant = 0.5 * (factors.count * by.log() - by * factors.square)
+        return *self.at_noise(z, factors.precision, factors.shift), constant
 
     def means(self, scales: Tensor) -> Normal:
         """Return p(m | s), (1, Km)."""

@@ -58,7 +58,8 @@ def of_means(
     batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
     own, rest = hierarchy.local(z, batch, t), rest_of(hierarchy, z, t)
-    precision, shift = arranged(hierarchy, factors.precision, factors.shift)
+    *factor, constant_of_rows = hierarchy.at_scale(factors, z)
+    precision, shift = arranged(hierarchy, *factor)
     summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
     each = without_own(
         own.precision, own.log_det, precision, shift, diagonal=hierarchy.diagonal, summed=summed
@@ -70,7 +71,7 @@ def of_means(
     log_p = hierarchy.log_global(
         z, hierarchy.sites(z, zero, hierarchy.row), without=hierarchy.linear
     )
-    log_p = log_p + hierarchy.log_mixing(z, batch, t).sum()
+    log_p = log_p + hierarchy.log_mixing(z, batch, t).sum() + constant_of_rows.sum()
     if not count:
         return whole._replace(constant=whole.constant + log_p)
     prior = hierarchy.means(scales)

@@ -80,11 +80,13 @@ class Draws(NamedTuple):
     draws: (S, K + N M), of z and, where there are some, of all mixing numbers.
     log_weights: (S,), normalized; equal where draws are final.
     r_hat: the largest split R-hat of the chains; NaN where none ran.
+    k_hat: of the weights of the scales; 0 where chains ran.
     """
 
     draws: Tensor
     log_weights: Tensor
     r_hat: float
+    k_hat: float = 0.0
 
 
 def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ def _weighted(
     density = Density(surrogate, factors, start.bounds)
     equal = torch.full((count,), -math.log(count))
     if not len(hierarchy.outside):
-        s, log_weights = torch.zeros(count, 0), equal
+        s, log_weights, k_hat = torch.zeros(count, 0), equal, 0.0
         _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
         proposal, share = _adapted(density, start)
@@ -140,6 +142,7 @@ def _weighted(
         weights = smoothed((log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf))
         if not (weights.k_hat < WORST_K_HAT and weights.effective > LEAST_SHARE * many):
             return None
+        k_hat = max(0.0, weights.k_hat)
         log_weights, none = weights.log, ~weights.log.isfinite()
         s = torch.where(
             none[:, None], s.median(0).values, s
@@ -156,7 +159,7 @@ def _weighted(
     e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
     m = mean + (torch.linalg.cholesky_ex(covariance).L @ e[..., None])[..., 0]
     draws = torch.cat([m, s], 1)[:, hierarchy.order]
-    return Draws(draws, log_weights, torch.nan)
+    return Draws(draws, log_weights, torch.nan, k_hat)
 
 
 def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ def surprises(known: Known) -> Surprise:
     checked are programs whose local sites are not Normal given the global ones, programs without
     local sites, and runs of more than 2,000 clients.
     """
+    known = _at_one_scale(known)
     surrogate, factors = known.surrogate, known.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy
     found = Surprise(*torch.full((2, count), torch.nan))
@@ -89,10 +90,23 @@ def surprises(known: Known) -> Surprise:
     return found
 
 
+def _at_one_scale(known: Known) -> Known:
+    """Return what is known with a Gaussian likelihood's factors at the median of its noise scale."""
+    hierarchy = known.surrogate.hierarchy
+    if hierarchy.spread is None:
+        return known
+    z = known.draws.median(0).values
+    precision, shift, _ = hierarchy.at_scale(known.factors, z)
+    surrogate = replace(known.surrogate, hierarchy=replace(hierarchy, spread=None))
+    return replace(
+        known, surrogate=surrogate, factors=Factors(precision, shift, known.factors.fields)
+    )
+
+
 def _without(known: Known, client: int) -> Tensor:
     """Return draws of z (S, K) given the factors of all clients but one."""
     one = torch.tensor(client)
-    precision, shift, fields = known.factors
+    precision, shift, fields = known.factors[:3]
     rest = Factors(precision.index_fill(0, one, 0.0), shift.index_fill(0, one, 0.0), fields)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of chains whose draws tell moments alone

@@ -107,7 +107,9 @@ class Surrogate:
     def density(self, factors: Factors, chains: int) -> Density:
         """Return the log density of x, without m, and its gradient at points (C, Ks + N M)."""
         names = self.hierarchy.fields
-        inputs = (factors.precision, factors.shift, *(factors.fields[name] for name in names))
+        fields = (factors.fields[name] for name in names)
+        sums = () if factors.count is None else (factors.count, factors.square)
+        inputs = (factors.precision, factors.shift, *fields, *sums)
         if chains not in self._graphs:
             self._graphs[chains] = self._traced(chains, inputs)
         graph = self._graphs[chains]
@@ -128,9 +130,10 @@ class Surrogate:
         """Trace the density and its gradient into a graph without the program's Python."""
         start = self.to_signed(self.start())
 
-        def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *fields: Tensor) -> Any:
-            given = dict(zip(self.hierarchy.fields, fields, strict=True))
-            factors = Factors(precision, shift, given)
+        def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *rest: Tensor) -> Any:
+            names = self.hierarchy.fields
+            given = dict(zip(names, rest, strict=False))
+            factors = Factors(precision, shift, given, *rest[len(names) :])
 
             def one(x: Tensor) -> Tensor:
                 at = self.from_signed(x)
@@ -175,11 +178,12 @@ class Surrogate:
             z, t = self.parts(draw)
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             normal = self.hierarchy.local(z, batch, t)
-            factored = given(self.hierarchy, normal, z, factors.precision, factors.shift, t)
+            *factor, constant = self.hierarchy.at_scale(factors, z)
+            factored = given(self.hierarchy, normal, z, *factor, t)
             zero = torch.zeros(self.hierarchy.reading.own_size, dtype=z.dtype)
             sites = self.hierarchy.sites(z, zero, self.hierarchy.row)
             log_z = self.hierarchy.log_global(z, sites, without=())
-            each = factored.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t)
+            each = factored.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t) + constant
             return log_z, each.expand(len(factors.shift))
 
         found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws)

@@ -85,7 +85,7 @@ def test_skipping_changes_nothing_where_no_client_fails() -> None:
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
-    found = fit(two_stage(exact_means, draws=200), three(), rounds=2)
+    found = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=2)
     run, state = found.federation, found.progress.server
     message, ids = run.server.down(state, Clock(2, 60)), torch.tensor([0, 2])
     own = taken(found.progress.table, ids)
@@ -105,10 +105,10 @@ def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
 
 def test_a_run_that_ends_while_weighing_is_not_done() -> None:
     """Draws that only some clients have weighed are no posterior, and are said to be none."""
-    method = two_stage(exact_means, draws=200)
-    rounds = len(fit(method, three(), cohort=2, seed=1).history)
+    method, data = two_stage(programs.binary, draws=200), people((5, 3, 7))
+    rounds = len(fit(method, data, cohort=2, seed=1).history)
     with pytest.warns(UserWarning, match=r"ended while weighting \(1 clients have not"):
-        found = fit(method, three(), cohort=2, seed=1, rounds=rounds - 1)
+        found = fit(method, data, cohort=2, seed=1, rounds=rounds - 1)
     assert found.summary().trustworthy is False
 
 
@@ -167,7 +167,7 @@ def test_weights_are_not_taken_twice() -> None:
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_run_that_has_not_weighed_is_refused() -> None:
-    cut = fit(two_stage(exact_means, draws=200), three(), rounds=1)
+    cut = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=1)
     with pytest.raises(
         ValueError, match="the rounds ended before two_stage had weighted its draws"
     ):

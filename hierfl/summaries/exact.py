@@ -1,0 +1,163 @@
+"""Gaussian likelihoods: what a client's rows say at every noise scale, in a few sums.
+
+Where rows are Normal about a linear predictor, with scales c_i g(s) that only a global number s
+changes, a client's rows matter through four sums alone:
+
+    log p(y_k | l, s) = const - N log g - (R + (l - l^)' A (l - l^)) / (2 g^2)
+
+A, the information, and l^, the least squares solution, are those at the program's starting scale,
+where g is 1; R is the sum of squares left there, N the number of rows. They cross once, and the
+server integrates exactly. Known weights of rows and LogNormal responses are included.
+
+Source: sums of squares and products are sufficient for linear mixed models, as in DLMM, Luo et al.
+2022, Nature Communications 13:1678; the priors above them are the program's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.laplace.linear_predictors import FAILS, moved_rows, trial
+from hierfl.program.few_rows import in_double
+from hierfl.summaries.expectations import Line, node_at_mean
+from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.reading import start_of
+from hierfl.summaries.units import UnitScore
+
+AWAY = (0.0, 1.0, -1.0)  # of s from its start, where N and R are read off
+TESTED, FAR = 3, 0.5  # random points at which the sums are compared with the rows; their sd
+NATS, RELATIVE = 1e-3, 1e-6  # differences of log likelihoods that are rounding
+SMALL = 1e-9  # eigenvalues that are nothing beside the largest
+
+
+class Sums(NamedTuple):
+    """What C clients' rows say.
+
+    precision: (C, V, V) A; zeros at s.
+    shift: (C, V) A l^.
+    count: (C,) N; 0 where the scale is fixed.
+    square: (C,) R.
+    wrong: (C,) 1 for a client whose rows have another log likelihood.
+    """
+
+    precision: Tensor
+    shift: Tensor
+    count: Tensor
+    square: Tensor
+    wrong: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The noise scale of a Gaussian likelihood.
+
+    Args:
+        line: its linear predictors; `Line.rest` is s.
+    """
+
+    line: Line
+
+    def __post_init__(self) -> None:
+        """Build cached tensors outside torch.func transforms."""
+        _ = self._first
+
+    def at(self, z: Tensor) -> Tensor:
+        """Return g at the global parameters z (K,), ()."""
+        reading = self.line.reading
+        return self.of(z[reading.shared][self.line.rest - reading.own_size])
+
+    def of(self, rest: Tensor) -> Tensor:
+        """Return g at s (S,), ()."""
+        if not len(rest):
+            return rest.new_ones(())
+        return self._scale(rest) / self._first.to(rest.dtype)
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self._scale(start_of(self.line.reading).double()[self.line.rest])
+
+    def _scale(self, rest: Tensor) -> Tensor:
+        """Return the scale of the first made-up row, ()."""
+        batch = self.line.reading.program.prototype
+        batch = in_double(batch) if rest.dtype == torch.float64 else batch
+        terms = self.line.terms(rest.new_zeros(len(self.line.inside)), rest, batch)
+        return next(iter(terms.values()))["fn"].scale.flatten()[0]  # type: ignore[no-any-return]
+
+
+def seen_spread(score: UnitScore) -> Spread | None:
+    """Find by trial whether a likelihood is Gaussian with a global or fixed noise scale."""
+    line = score.line
+    if not len(line.inside) or bool((line.rest < line.reading.own_size).any()):
+        return None
+    with trial():
+        batch = moved_rows(line.reading.program, torch.Generator().manual_seed(0))
+        try:
+            terms = line.reading.terms(score.start, batch).values()
+            if not all(isinstance(site["fn"], dist.Normal | dist.LogNormal) for site in terms):
+                return None
+            spread = Spread(line)
+            scales = torch.stack([spread.of(score.start[line.rest] + by) for by in AWAY])
+            apart = len(line.rest) == 0 or bool(scales.diff().abs().min() > 1e-3)
+            right = apart and not bool(sums_of(packed(score, batch), spread).wrong.any())
+            return spread if right else None
+        except FAILS:
+            return None
+
+
+def sums_of(rows: PackedRows, spread: Spread) -> Sums:
+    """Return the sums of C clients' rows, compared with the rows themselves at random points."""
+    line, start = rows.line, rows.score.start
+    inside, clients, size = line.inside, rows.clients, len(start)
+    here, eye = node_at_mean(line), torch.eye(size).expand(clients, -1, -1)
+    zero = start.index_fill(0, inside, 0.0).expand(clients, -1)
+    first = rows.expected(zero, eye, here)
+    block = first.curvature[:, inside][:, :, inside]
+    # rows of a large mean lose digits at 0: what is left to fit is found at the first solution
+    near = (pseudo_inverse(block) @ first.slope[:, inside, None])[..., 0]
+    middle = zero.index_copy(1, inside, near)
+    left = rows.expected(middle, eye, here).slope[:, inside]
+    shift = (block @ near[..., None])[..., 0] + left
+    precision = torch.zeros(clients, size, size)
+
+    g = torch.Generator().manual_seed(0)
+    away = torch.randn(TESTED, size, generator=g) * FAR
+    moves = torch.zeros(len(AWAY), size).index_fill(1, line.rest, 1.0) * torch.tensor(AWAY)[:, None]
+    moves = torch.cat([moves, away])
+    values = rows.values(middle[:, None] + moves)
+    scale = torch.stack([spread.of(start[line.rest] + move[line.rest]) for move in moves])
+    terms = torch.stack([torch.ones_like(scale), -scale.log(), -0.5 / scale.square()], 1)
+    if len(line.rest):
+        constant, count, square = torch.linalg.solve(terms[:3], values[:, :3].mT)
+    else:
+        constant, count, square = values[:, 0], *torch.zeros(2, clients)
+    square = square.clamp(min=0.0)
+    far = ((moves[:, inside] @ block) * moves[:, inside]).sum(-1)  # (C, len(moves))
+    total = torch.stack([constant, count, square], 1) @ terms.mT - 0.5 * far / scale.square()
+    wrong = (total - values).abs() > NATS + RELATIVE * values.abs()
+    precision[:, inside[:, None], inside] = 0.5 * (block + block.mT)
+    return Sums(
+        precision,
+        torch.zeros(clients, size).index_copy(1, inside, shift),
+        count,
+        square,
+        wrong.any(1).to(square.dtype),
+    )
+
+
+def explained(precision: Tensor, shift: Tensor) -> Tensor:
+    """Return l^' A l^ (C,), the sum of squares that goes with a factor (C, V, V) and (C, V)."""
+    return ((pseudo_inverse(precision) @ shift[..., None])[..., 0] * shift).sum(-1)
+
+
+def pseudo_inverse(matrix: Tensor) -> Tensor:
+    """Return the pseudo-inverse of symmetric matrices (C, V, V) without negative eigenvalues."""
+    values, vectors = torch.linalg.eigh(matrix)
+    above = values > SMALL * values.amax(-1, keepdim=True)
+    back = torch.where(above, 1.0 / torch.where(above, values, 1.0), 0.0)
+    return (vectors * back[..., None, :]) @ vectors.mT

@@ -1,0 +1,252 @@
+"""Gaussian likelihoods: their sums are the rows, and one round gives the posterior."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.methods import two_stage
+from hierfl.methods.two_stage import seen_in
+from hierfl.program.few_rows import double_precision
+from hierfl.runs.result import Fit
+from hierfl.summaries.exact import explained, sums_of
+from hierfl.summaries.packed_rows import packed
+from tests.programs import fit
+from tests.summaries import programs
+from tests.summaries.programs import people, program_of
+
+
+def scaled_rows(batch: ClientBatch) -> None:
+    """Known scales of rows times an unknown one, and an offset."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 0.8))
+        with batch.data():
+            eta = batch.time + a + (batch.x * slope).sum(-1)
+            pyro.sample("y", dist.Normal(eta, sigma * batch.time), obs=batch.y)
+
+
+def times(batch: ClientBatch) -> None:
+    """LogNormal responses, and rows that count twice."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 0.8))
+        with batch.data(), poutine.scale(scale=2.0):
+            pyro.sample("time", dist.LogNormal(a, sigma), obs=batch.time)
+
+
+def own_noise(batch: ClientBatch) -> None:
+    """A noise scale of each client's own."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 0.8))
+        sigma = pyro.sample("sigma", dist.LogNormal(0.0, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
+
+
+def two_noises(batch: ClientBatch) -> None:
+    """A noise scale by kind of row."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    sigma = pyro.sample("sigma", dist.HalfNormal(torch.ones(3)).to_event(1))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 0.8))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, sigma[batch.part]), obs=batch.y)
+
+
+def moving_noise(batch: ClientBatch) -> None:
+    """A noise scale that moves with the predictor."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 0.8))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 1.0 + a.square()), obs=batch.y)
+
+
+EXACT = (
+    programs.gaussian,
+    programs.spread,
+    programs.spread_raw,
+    programs.noisy,
+    scaled_rows,
+    times,
+)
+OTHERS = (
+    programs.binary,
+    programs.tails,
+    programs.counts,
+    own_noise,
+    two_noises,
+    moving_noise,
+)
+
+
+@pytest.mark.parametrize("model", [*EXACT, *OTHERS], ids=lambda model: str(model.__name__))
+def test_it_is_recognized_where_the_likelihood_is_gaussian(model: Any) -> None:
+    found = seen_in(program_of(model)).hierarchy.spread
+    assert (found is not None) is (model in EXACT)
+
+
+@pytest.mark.parametrize("model", EXACT, ids=lambda model: str(model.__name__))
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_sums_are_the_log_likelihood_of_the_rows_up_to_a_constant(model: Any, far: float) -> None:
+    """At random values of the sites, and also where responses lie far from 0."""
+    data = people()
+    if far:
+        fields = {**data.fields, "y": data.fields["y"].double() + far}
+        data = ClientData(fields, data.offsets, data.names, data.client_fields)
+    seen = seen_in(program_of(model))
+    line, spread = seen.score.line, seen.hierarchy.spread
+    assert spread is not None
+    with double_precision(), torch.no_grad():
+        rows = packed(seen.score, full_batch(data, torch.arange(4)))
+        sums = sums_of(rows, spread)
+        assert not bool(sums.wrong.any())
+        v = seen.score.start + torch.randn(4, 6, len(seen.score.start))
+        known = rows.values(v)
+        by = torch.stack([spread.of(one[line.rest]) ** -2 for one in v.flatten(0, 1)]).view(4, 6)
+        whole = sums.square + explained(sums.precision, sums.shift)
+        found = 0.5 * (sums.count[:, None] * by.log() - by * whole[:, None])
+        found = found + by * (v @ sums.shift[..., None])[..., 0]
+        found = found - 0.5 * by * ((v @ sums.precision) * v).sum(-1)
+        apart = known - found
+    # a posterior does not care about the constant; sums of 1e8 keep 8 digits
+    assert (apart - apart[:, :1]).abs().max() < (1e-9 if not far else 1e-6) * known.abs().max()
+
+
+def fitted(model: Any, data: ClientData, **options: Any) -> Fit:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "field 'y' has mean")
+        return fit(two_stage(model, draws=4000), data, **options)
+
+
+def test_the_posterior_is_that_of_a_grid() -> None:
+    """Of mu, tau and sigma: the clients' levels integrate out."""
+    data = people((8, 3, 7, 5, 2, 6))
+    draws = fitted(programs.noisy, data).draws(4000).shared
+    axes = (
+        torch.linspace(-3.0, 3.5, 40),
+        torch.linspace(0.02, 4.0, 50),
+        torch.linspace(0.3, 2.2, 40),
+    )
+    mu, tau, sigma = torch.meshgrid(*(v.double() for v in axes), indexing="ij")
+    log_p = -0.5 * (mu / 2.0) ** 2 - 0.5 * tau**2 - 0.5 * sigma**2
+    for k in range(6):
+        y = data.select([k]).fields["y"].double()
+        n, mean, rest = len(y), y.mean(), (y - y.mean()).square().sum()
+        spread = sigma**2 + n * tau**2
+        log_p = log_p - (n - 1) * sigma.log() - 0.5 * spread.log() - 0.5 * rest / sigma**2
+        log_p = log_p - 0.5 * n * (mean - mu) ** 2 / spread
+    p = (log_p - log_p.max()).exp()
+    for name, x in (("mu", mu), ("tau", tau), ("sigma", sigma)):
+        mean = (p * x).sum() / p.sum()
+        sd = ((p * (x - mean) ** 2).sum() / p.sum()).sqrt()
+        drawn = draws[name].flatten()
+        assert abs(drawn.mean() - mean) < 0.05 * sd, name
+        assert abs(drawn.std() / sd - 1.0) < 0.05, name
+
+
+def test_it_takes_one_round_in_which_everybody_answers() -> None:
+    data = people((5, 3, 7, 4))
+    whole, by_two = fitted(programs.noisy, data), fitted(programs.noisy, data, cohort=2, seed=3)
+    assert len(whole.history) == 1
+    assert set(by_two.history["clients"]) == {2}
+    there, here = (f.draws(4000).shared["mu"] for f in (whole, by_two))
+    assert abs(there.mean() - here.mean()) < 0.05 * there.std()
+
+
+def test_clients_send_sums_and_nothing_else() -> None:
+    found = fitted(programs.noisy, people((5, 3, 7, 4)))
+    size = 2  # a and log sigma; two shares, each with its weight
+    assert found.history["bytes_up"].iloc[0] == 8 * 4 * (size * size + size + 2 + 4)
+    assert found.history["bytes_down"].iloc[0] == 0
+
+
+def test_a_response_of_other_units_gives_the_posterior_in_these_units() -> None:
+    """Sums keep their digits where the mean is a thousand times the spread."""
+
+    def far(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(1000.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
+
+    data = people((8, 3, 7, 5))
+    fields = {**data.fields, "y": data.fields["y"].double() + 1000.0}
+    moved = ClientData(fields, data.offsets, data.names, data.client_fields)
+    near, there = fitted(programs.noisy, data), fitted(far, moved)
+    one, other = (f.draws(4000).shared for f in (near, there))
+    assert abs((other["mu"] - 1000.0).mean() - one["mu"].mean()) < 0.05 * one["mu"].std()
+    for name in ("tau", "sigma"):
+        assert abs(other[name].mean() - one[name].mean()) < 0.05 * one[name].std(), name
+
+
+def test_sums_that_do_not_fit_the_rows_are_refused() -> None:
+    """A program whose rows are Gaussian only on the rows that it was read on."""
+
+    def branching(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, 0.8))
+            with batch.data():
+                scale = torch.where(batch.y > 50.0, 1.0 + a.square(), torch.ones(()))
+                pyro.sample("y", dist.Normal(a, scale), obs=batch.y)
+
+    data = people((5, 3, 7))
+    data.fields["y"][-1] = 60.0
+    with pytest.raises(Exception, match="two_stage would be wrong"):
+        fit(two_stage(branching), data)
+
+
+def test_clients_who_can_fit_their_rows_exactly() -> None:
+    """Rows of one client each: the noise and the spread of levels are exchangeable."""
+    data = people((1,) * 10)
+
+    def exchangeable(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
+
+    draws = fitted(exchangeable, data).draws(4000).shared
+    tau, sigma = draws["tau"].flatten(), draws["sigma"].flatten()
+    assert abs(tau.mean() - sigma.mean()) < 0.1 * tau.std()
+    assert abs(math.log(tau.std() / sigma.std())) < 0.1
+
+
+def test_what_leaves_a_client_has_no_row() -> None:
+    """Two clients whose rows differ but whose sums do not send the same."""
+    seen = seen_in(program_of(programs.noisy))
+    spread = seen.hierarchy.spread
+    assert spread is not None
+    with double_precision(), torch.no_grad():
+        batches = []
+        for y in ((-1.0, 1.0, 0.0, 0.0), (-(0.5**0.5), 0.5**0.5, -(0.5**0.5), 0.5**0.5)):
+            data = people((4,))
+            fields = {**data.fields, "y": torch.tensor(y)}
+            one = ClientData(fields, data.offsets, data.names, data.client_fields)
+            batches.append(full_batch(one, torch.arange(1)))
+        one, other = (sums_of(packed(seen.score, batch), spread) for batch in batches)
+    for a, b in zip(tree_leaves(one), tree_leaves(other), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
