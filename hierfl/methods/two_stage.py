@@ -60,7 +60,7 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import Weigher
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
-FACTOR, SUMS = ("precision", "shift"), ("count", "square")
+FACTOR, SUMS = ("precision", "shift"), ("num_rows", "square")
 MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
 
 
@@ -220,7 +220,7 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
             if hierarchy.spread is not None:
                 sums = sums_of(rows, hierarchy.spread)
                 own = rounded(Factor(sums.precision, sums.shift, torch.zeros(rows.clients)))
-                sent = {"count": sums.count, "square": sums.square}
+                sent = {"num_rows": sums.num_rows, "square": sums.square}
                 wrong = wrong.maximum(sums.wrong)
                 return {**work, **own._asdict(), **sent, "fields": fields, "misread": wrong}
             belief = message["loc"], message["covariance"]

@@ -77,7 +77,7 @@ class Rounds:
                     "precision": torch.zeros(count, size, size),
                     "shift": torch.zeros(count, size),
                     "fields": fields,
-                    **{name: torch.zeros(count) for name in ("count", "square") if exact},
+                    **{name: torch.zeros(count) for name in ("num_rows", "square") if exact},
                 },
                 **belief,
                 "scouts": {**unweighted(len(prior), kept), "draws": prior},
@@ -136,7 +136,7 @@ class Rounds:
         factors = Factors(**kept)
         seen = state["seen"].index_fill(0, reports.ids, True)
         state = {**state, "factors": kept, "seen": seen}
-        if factors.count is not None:
+        if factors.num_rows is not None:
             return self._integrated(state, factors, clock)
         if bool(state["sampled"]):
             state = self._reweighted(state, factors)
@@ -216,7 +216,7 @@ class Rounds:
             name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
             "sampled": torch.tensor(True),
             "r_hat": torch.tensor(found.r_hat),
-            **({} if factors.count is None else {"k_hat": torch.tensor(found.k_hat)}),
+            **({} if factors.num_rows is None else {"k_hat": torch.tensor(found.k_hat)}),
         }
 
     def _log_p(self, draws: Tensor, factors: Factors) -> Tensor:

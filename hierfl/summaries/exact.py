@@ -41,14 +41,14 @@ class Sums(NamedTuple):
 
     precision: (C, V, V) A; zeros at s.
     shift: (C, V) A l^.
-    count: (C,) N; 0 where the scale is fixed.
+    num_rows: (C,) N; 0 where the scale is fixed.
     square: (C,) R.
     wrong: (C,) 1 for a client whose rows have another log likelihood.
     """
 
     precision: Tensor
     shift: Tensor
-    count: Tensor
+    num_rows: Tensor
     square: Tensor
     wrong: Tensor
 
@@ -87,7 +87,8 @@ class Spread:
         batch = self.line.reading.program.prototype
         batch = in_double(batch) if rest.dtype == torch.float64 else batch
         terms = self.line.terms(rest.new_zeros(len(self.line.inside)), rest, batch)
-        return next(iter(terms.values()))["fn"].scale.flatten()[0]  # type: ignore[no-any-return]
+        scale: Tensor = next(iter(terms.values()))["fn"].scale
+        return scale.flatten()[0]
 
 
 def seen_spread(score: UnitScore) -> Spread | None:

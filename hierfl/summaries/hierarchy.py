@@ -37,7 +37,7 @@ class Factors(NamedTuple):
     precision: (N, V, V) Lambda; zeros of a client that has not answered yet.
     shift: (N, V) eta.
     fields: client fields that the prior of the local sites reads, (N, ...) each.
-    count: (N,) of a Gaussian likelihood (`hierfl.summaries.exact`), whose factors are those at its
+    num_rows: (N,) of a Gaussian likelihood (`hierfl.summaries.exact`), whose factors are those at its
         starting scale: N, how often that scale counts. None of any other.
     square: (N,) likewise, the sum of squares at l = 0.
     """
@@ -45,7 +45,7 @@ class Factors(NamedTuple):
     precision: Tensor
     shift: Tensor
     fields: Values
-    count: Tensor | None = None
+    num_rows: Tensor | None = None
     square: Tensor | None = None
 
 
@@ -253,9 +253,9 @@ class Hierarchy:
     def at_scale(self, factors: Factors, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Lambda (N, V, V) and eta (N, V) at z, and their log constants, (N,) or (1,)."""
         constant = factors.shift.new_zeros(1)
-        if self.spread is not None and factors.count is not None and factors.square is not None:
+        if self.spread is not None and factors.num_rows is not None and factors.square is not None:
             by = self.spread.at(z) ** -2
-            constant = 0.5 * (factors.count * by.log() - by * factors.square)
+            constant = 0.5 * (factors.num_rows * by.log() - by * factors.square)
         return *self.at_noise(z, factors.precision, factors.shift), constant
 
     def means(self, scales: Tensor) -> Normal:

@@ -108,7 +108,7 @@ class Surrogate:
         """Return the log density of x, without m, and its gradient at points (C, Ks + N M)."""
         names = self.hierarchy.fields
         fields = (factors.fields[name] for name in names)
-        sums = () if factors.count is None else (factors.count, factors.square)
+        sums = () if factors.num_rows is None else (factors.num_rows, factors.square)
         inputs = (factors.precision, factors.shift, *fields, *sums)
         if chains not in self._graphs:
             self._graphs[chains] = self._traced(chains, inputs)
@@ -178,8 +178,8 @@ class Surrogate:
             z, t = self.parts(draw)
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             normal = self.hierarchy.local(z, batch, t)
-            *factor, constant = self.hierarchy.at_scale(factors, z)
-            factored = given(self.hierarchy, normal, z, *factor, t)
+            precision, shift, constant = self.hierarchy.at_scale(factors, z)
+            factored = given(self.hierarchy, normal, z, precision, shift, t)
             zero = torch.zeros(self.hierarchy.reading.own_size, dtype=z.dtype)
             sites = self.hierarchy.sites(z, zero, self.hierarchy.row)
             log_z = self.hierarchy.log_global(z, sites, without=())

@@ -120,7 +120,7 @@ def test_sums_are_the_log_likelihood_of_the_rows_up_to_a_constant(model: Any, fa
         known = rows.values(v)
         by = torch.stack([spread.of(one[line.rest]) ** -2 for one in v.flatten(0, 1)]).view(4, 6)
         whole = sums.square + explained(sums.precision, sums.shift)
-        found = 0.5 * (sums.count[:, None] * by.log() - by * whole[:, None])
+        found = 0.5 * (sums.num_rows[:, None] * by.log() - by * whole[:, None])
         found = found + by * (v @ sums.shift[..., None])[..., 0]
         found = found - 0.5 * by * ((v @ sums.precision) * v).sum(-1)
         apart = known - found
@@ -245,8 +245,8 @@ def test_what_leaves_a_client_has_no_row() -> None:
         for y in ((-1.0, 1.0, 0.0, 0.0), (-(0.5**0.5), 0.5**0.5, -(0.5**0.5), 0.5**0.5)):
             data = people((4,))
             fields = {**data.fields, "y": torch.tensor(y)}
-            one = ClientData(fields, data.offsets, data.names, data.client_fields)
-            batches.append(full_batch(one, torch.arange(1)))
+            made = ClientData(fields, data.offsets, data.names, data.client_fields)
+            batches.append(full_batch(made, torch.arange(1)))
         one, other = (sums_of(packed(seen.score, batch), spread) for batch in batches)
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
