@@ -18,6 +18,10 @@ the likelihood reads itself). The hierarchy above the factors is kept exact.
 The weighted draws have no approximation left, and k-hat says whether the weights can be trusted.
 Clients keep only their last factor between rounds, by which they draw their own sites.
 
+A Gaussian likelihood whose noise scale is global or fixed takes one round: its factor is known
+exactly at every scale from four sums of a client's rows (`hierfl.summaries.exact`), so that nothing
+is left to weight.
+
 It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the
 likelihoods, with the hierarchical prior kept exact; near to expectation propagation over sites of
 data (Vehtari et al. 2020, JMLR 21(17)), without its divisions. To a medical statistician it is a
@@ -105,14 +109,15 @@ def seen_in(program: Program) -> Seen:
     up=(
         "`factor`, seen individually: Lambda, (D + U, D + U), eta, (D + U,), and the client "
         "fields that the prior of its local sites reads; `raised` and `misread`, one scalar "
-        "each. In weighting rounds one scalar a draw, seen individually, and one more with "
+        "each; for a Gaussian likelihood also its number of rows and its sum of squares. In weighting rounds one scalar a draw, seen individually, and one more with "
         "D of 3 or more, or not Normal"
     ),
 )
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
     """Return two-stage inference of a program, centered or non-centered.
 
-    It stops automatically. The history has the next stage (0 gather, 1 weight, 2 done); how far
+    It stops automatically, after one round where the likelihood is Normal or LogNormal about a linear
+    predictor with a global or fixed noise scale: the posterior is then exact. The history has the next stage (0 gather, 1 weight, 2 done); how far
     means moved (in posterior sds, `moved`) and sds changed (as ratios, `changed`); split R-hat of
     the server's chains; the number of eigenvalues of factors raised to 0 (`raised`); k-hat and the
     effective number of draws; the largest k-hat of a single client's ratio; and the number of

@@ -179,8 +179,7 @@ def _two_stage(given: _Given) -> Choice:
     try:
         program = given.read.under(method.guide)
         size = read_likelihood(program).size
-        if size <= MOST_READ:
-            seen_in(program)
+        exact = size <= MOST_READ and seen_in(program).hierarchy.spread is not None
     except FAILS as error:
         given.said.clear()
         return given.structured(f"two_stage does not take the model ({_first(error)})")
@@ -190,6 +189,7 @@ def _two_stage(given: _Given) -> Choice:
         )
     read = f"{size} parameter" + "s" * (size != 1)
     why = f"every unknown has a prior, and a client's likelihood reads {read} only"
+    why += ", and is Gaussian: one exact round" if exact else ""
     return given.chosen(method, why, program)
 
 

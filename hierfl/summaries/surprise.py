@@ -11,6 +11,9 @@ the density
     mean over z ~ p(z | factors of the others) of
         Normal(e; D^(1/2) U' E[w | z], I + D^(1/2) U' Cov[w | z] U D^(1/2))
 
+For a Gaussian likelihood Lambda and eta are those at its starting scale, and the I above is g^2 I
+(`hierfl.summaries.exact`).
+
 The surprise is the probability that (e - m)' M^(-1) (e - m) is as large as it is, with m and M the
 mean and covariance of that mixture. Given z the square is approximated by a scaled chi-square of
 its own mean and variance (Satterthwaite 1946, doi:10.2307/3002019), so that draws with wide spreads
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,7 +70,6 @@ def surprises(known: Known) -> Surprise:
     checked are programs whose local sites are not Normal given the global ones, programs without
     local sites, and runs of more than 2,000 clients.
     """
-    known = _at_one_scale(known)
     surrogate, factors = known.surrogate, known.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy
     found = Surprise(*torch.full((2, count), torch.nan))
@@ -75,7 +77,7 @@ def surprises(known: Known) -> Surprise:
         return found
     draws = known.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]
-    moments = surrogate.moments(draws, factors, None)
+    moments = _moments(known, draws)
     unsure: list[int] = []
     for k in range(count):
         weights = smoothed(-marginals[:, k])
@@ -85,29 +87,17 @@ def surprises(known: Known) -> Surprise:
     for k in sorted(unsure, key=lambda k: float(found.p[k]))[:AGAIN]:
         others = _without(known, k)
         equal = torch.full((len(others),), 1.0 / len(others))
-        moments = surrogate.moments(others, factors, None)
+        moments = _moments(known, others)
         found.p[k], found.away[k] = _tail(known, k, moments, equal)
     return found
-
-
-def _at_one_scale(known: Known) -> Known:
-    """Return what is known with a Gaussian likelihood's factors at the median of its noise scale."""
-    hierarchy = known.surrogate.hierarchy
-    if hierarchy.spread is None:
-        return known
-    z = known.draws.median(0).values
-    precision, shift, _ = hierarchy.at_scale(known.factors, z)
-    surrogate = replace(known.surrogate, hierarchy=replace(hierarchy, spread=None))
-    return replace(
-        known, surrogate=surrogate, factors=Factors(precision, shift, known.factors.fields)
-    )
 
 
 def _without(known: Known, client: int) -> Tensor:
     """Return draws of z (S, K) given the factors of all clients but one."""
     one = torch.tensor(client)
-    precision, shift, fields = known.factors[:3]
-    rest = Factors(precision.index_fill(0, one, 0.0), shift.index_fill(0, one, 0.0), fields)
+    precision, shift, fields, *sums = known.factors
+    nothing = [None if v is None else v.index_fill(0, one, 0.0) for v in (precision, shift, *sums)]
+    rest = Factors(*nothing[:2], fields, *nothing[2:])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of chains whose draws tell moments alone
         draws = known.draws
@@ -118,12 +108,24 @@ def _without(known: Known, client: int) -> Tensor:
         return found.draws
 
 
+def _moments(known: Known, draws: Tensor) -> tuple[Tensor, ...]:
+    """Return `Surrogate.moments` at draws (S, K), and the variance of noise there, (S,) or (1,).
+
+    The factor of a Gaussian likelihood is that at its starting scale, where the variance is 1.
+    """
+    surrogate, noise = known.surrogate, torch.ones(1)
+    spread = surrogate.hierarchy.spread
+    if spread is not None:
+        noise = torch.vmap(spread.at)(draws[:, : len(surrogate.hierarchy.reading.origin)]).square()
+    return *surrogate.moments(draws, known.factors, None), noise
+
+
 def _tail(
-    known: Known, client: int, moments: tuple[Tensor, Tensor], share: Tensor
+    known: Known, client: int, moments: tuple[Tensor, ...], share: Tensor
 ) -> tuple[float, float]:
     """Return a client's tail probability and distance, NaN if its factor says nothing of w.
 
-    `moments` are those of `Surrogate.moments`, `share` (S,) the normalized weights of the draws.
+    `moments` are those of `_moments`, `share` (S,) the normalized weights of the draws.
     """
     size = known.surrogate.hierarchy.reading.own_size
     precision, shift = known.factors.precision[client], known.factors.shift[client]
@@ -133,9 +135,10 @@ def _tail(
         return torch.nan, torch.nan
     back = vectors[:, above] / values[above].sqrt()  # U D^(-1/2)
     turn = vectors[:, above] * values[above].sqrt()
-    mean, covariance = (of[:, client if of.shape[1] > 1 else 0] for of in moments)
+    mean, covariance = (of[:, client if of.shape[1] > 1 else 0] for of in moments[:2])
+    noise = moments[2][:, None, None]
     expected = mean[:, :size] @ turn + mean[:, size:] @ precision[size:, :size] @ back
-    spread = torch.eye(turn.shape[1], dtype=turn.dtype) + turn.mT @ covariance @ turn
+    spread = noise * torch.eye(turn.shape[1], dtype=turn.dtype) + turn.mT @ covariance @ turn
     return _mixture_tail(shift[:size] @ back, expected, spread, share)
 
 
