@@ -109,19 +109,22 @@ def seen_in(program: Program) -> Seen:
     up=(
         "`factor`, seen individually: Lambda, (D + U, D + U), eta, (D + U,), and the client "
         "fields that the prior of its local sites reads; `raised` and `misread`, one scalar "
-        "each; for a Gaussian likelihood also its number of rows and its sum of squares. In weighting rounds one scalar a draw, seen individually, and one more with "
-        "D of 3 or more, or not Normal"
+        "each; for a Gaussian likelihood also its number of rows and its sum of squares. In "
+        "weighting rounds one scalar a draw, seen individually, and one more with D of 3 or more, "
+        "or not Normal"
     ),
 )
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
     """Return two-stage inference of a program, centered or non-centered.
 
     It stops automatically, after one round where the likelihood is Normal or LogNormal about a linear
-    predictor with a global or fixed noise scale: the posterior is then exact. The history has the next stage (0 gather, 1 weight, 2 done); how far
-    means moved (in posterior sds, `moved`) and sds changed (as ratios, `changed`); split R-hat of
-    the server's chains; the number of eigenvalues of factors raised to 0 (`raised`); k-hat and the
-    effective number of draws; the largest k-hat of a single client's ratio; and the number of
-    clients with widened factors (`widened`). With three or more local unknowns, or some that are
+    predictor with a global or fixed noise scale: the posterior is then exact.
+
+    The history has the next stage (0 gather, 1 weight, 2 done); how far means moved (in posterior
+    sds, `moved`) and sds changed (as ratios, `changed`); split R-hat of the server's chains; the
+    number of eigenvalues of factors raised to 0 (`raised`); k-hat and the effective number of
+    draws; the largest k-hat of a single client's ratio; and the number of clients with widened
+    factors (`widened`). With three or more local unknowns, or some that are
     not Normal, clients integrate by quasi-random points: the history then has the variance of their
     error in a client's log ratio (`inner_variance`, a mean over clients), and the sd of the error
     of the log weights (`inner_error`, in nats).

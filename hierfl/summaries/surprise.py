@@ -95,9 +95,8 @@ def surprises(known: Known) -> Surprise:
 def _without(known: Known, client: int) -> Tensor:
     """Return draws of z (S, K) given the factors of all clients but one."""
     one = torch.tensor(client)
-    precision, shift, fields, *sums = known.factors
-    nothing = [None if v is None else v.index_fill(0, one, 0.0) for v in (precision, shift, *sums)]
-    rest = Factors(*nothing[:2], fields, *nothing[2:])
+    sums = {n: v for n, v in known.factors._asdict().items() if isinstance(v, Tensor)}
+    rest = known.factors._replace(**{n: v.index_fill(0, one, 0.0) for n, v in sums.items()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of chains whose draws tell moments alone
         draws = known.draws
