@@ -95,8 +95,12 @@ def surprises(known: Known) -> Surprise:
 def _without(known: Known, client: int) -> Tensor:
     """Return draws of z (S, K) given the factors of all clients but one."""
     one = torch.tensor(client)
-    sums = {n: v for n, v in known.factors._asdict().items() if isinstance(v, Tensor)}
-    rest = known.factors._replace(**{n: v.index_fill(0, one, 0.0) for n, v in sums.items()})
+    rest = known.factors
+    precision, shift = (v.index_fill(0, one, 0.0) for v in (rest.precision, rest.shift))
+    rest = rest._replace(precision=precision, shift=shift)
+    if rest.num_rows is not None and rest.square is not None:
+        num_rows, square = (v.index_fill(0, one, 0.0) for v in (rest.num_rows, rest.square))
+        rest = rest._replace(num_rows=num_rows, square=square)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of chains whose draws tell moments alone
         draws = known.draws
