@@ -23,7 +23,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.laplace.linear_predictors import FAILS, moved_rows, trial
+from hierfl.laplace.trials import FAILS, moved_rows, trial
 from hierfl.program.few_rows import in_double
 from hierfl.summaries.expectations import Line, node_at_mean
 from hierfl.summaries.packed_rows import PackedRows, packed
