@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hierfl.comparisons.page_blocks import put_block
+from hierfl.comparisons.printed_table import put_block
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from typer.main import get_command
 
 import hierfl
 from hierfl import cli
-from hierfl.comparisons import find_study, read_study
+from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
 from hierfl.methods.about import About, described, names
@@ -161,7 +161,7 @@ def check_arguments(words: list[str]) -> None:
         given = made.params
     assert all((ROOT / word).exists() for word in words if "/" in word)
     if command.name == "compare" and (given["study"] or "X").islower():
-        variants = read_study.read(find_study.find(given["study"]), quick=True)
+        variants = read_study.read(read_study.find(given["study"]), quick=True)
         read_study.chosen(variants, given["variant"])
     if command.name == "audit" and given["method"].islower():
         method_of(given["method"])
@@ -210,7 +210,7 @@ def rows_of(page: str) -> dict[str, list[str]]:
             "docs/privacy.md",
             set(described(About)),
         ),
-        ("docs/comparisons.md", set(find_study.names())),
+        ("docs/comparisons.md", set(read_study.names())),
         ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "Summary"}),
         ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLORS", "MARKERS"}),
     ],

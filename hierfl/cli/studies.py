@@ -104,9 +104,9 @@ def _variants_compared(
     study: str, quick: bool, folder: Path, variant: list[str] | None, processes: int
 ) -> list[Failed]:
     """Run the variants of a study; leave out those whose data are missing, unless they are named."""
-    from hierfl.comparisons import find_study, read_study
+    from hierfl.comparisons import read_study
 
-    declared = read_study.read(find_study.find(study), quick=quick)
+    declared = read_study.read(read_study.find(study), quick=quick)
     wanted, failed, missing = read_study.chosen(declared, variant), [], []
     for name in wanted:
         try:
@@ -139,7 +139,7 @@ def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:
 
 def _list_studies() -> None:
     """Print a paragraph for each study that ships."""
-    from hierfl.comparisons.find_study import listed
+    from hierfl.comparisons.read_study import listed
 
     typer.echo("Times are CPU time of one core, measured on two cores of a shared x86 server.\n")
     for one in listed():
@@ -169,7 +169,7 @@ def table(
 ) -> None:
     """Print the tables of compared methods, with published numbers beside ours."""
     from hierfl.comparisons import printed_table
-    from hierfl.comparisons.page_blocks import put_block
+    from hierfl.comparisons.printed_table import put_block
 
     forms = {"markdown": printed_table.markdown, "latex": printed_table.latex}
     if form not in forms:

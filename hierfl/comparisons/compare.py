@@ -24,8 +24,8 @@ import torch
 from hierfl.comparisons import cells
 from hierfl.comparisons.cells import cell_file, keep, kept
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import FIGURES, FILES, STUDY, write
+from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.comparisons.tuning import chosen
 from hierfl.core.disk import claim, replace_text

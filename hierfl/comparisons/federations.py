@@ -18,10 +18,9 @@ from hierfl.data.clients import ClientData
 from hierfl.data.partition import class_mixes, dirichlet
 from hierfl.data.preprocess import fill_missing, missing_features
 from hierfl.datasets import Labeled
+from hierfl.studies import drawn_clients
 from hierfl.studies import image_splits as images
-from hierfl.studies import lines
 from hierfl.studies.baseline_builders import held_out
-from hierfl.studies.synthetic_clients import synthetic_clients
 
 Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
 
@@ -134,10 +133,13 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         train, test, _ = datasets.femnist()
         classes = 62
     elif data.name in LINES:
-        train, test = getattr(lines, data.name)(seed)
+        train, test = getattr(drawn_clients, data.name)(seed)
         classes = 0
     elif data.name.startswith("fedmap_"):
-        train, test = synthetic_clients(data.name.removeprefix("fedmap_"), seed=seed)  # type: ignore[arg-type]
+        train, test = drawn_clients.synthetic_clients(
+            data.name.removeprefix("fedmap_"),  # type: ignore[arg-type]
+            seed=seed,
+        )
         classes = 2
     elif data.partition is None:
         rows = _natural(data.name)

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hierfl.comparisons.part_figures import figures
-from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import ALONG, curves_of, results, study_of
-from hierfl.comparisons.score_columns import Column, by_seed
+from hierfl.comparisons.score_table import Column, by_seed, published
 from hierfl.comparisons.study_file import Study
 
 COLORS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hierfl.comparisons import line_distance
 from hierfl.comparisons.federations import Federation, renamed
 from hierfl.comparisons.score_means import WEIGHTINGS, Score, by_client, means, means_of
-from hierfl.comparisons.study_evaluation import Evaluation
+from hierfl.comparisons.study_data import Evaluation
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
     calibration_error,
@@ -31,7 +30,7 @@ from hierfl.engine.rounds import one_round
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import Baseline
-from hierfl.studies.lines import least_squares
+from hierfl.studies.drawn_clients import least_squares, probes_of, served_weights
 
 NOTED = 10  # clients whose entropies are kept, for figures
 LINES = 40  # draws of each client's line that are kept, for figures
@@ -124,9 +123,7 @@ class Watch:
     def _common_line(self, fit: Fit, *, bias: bool) -> Tensor:
         """Return the lines of clients that have taken no step, (clients, weights)."""
         train = self.federation.train
-        return line_distance.weights(
-            self._unserved(fit, train, line_distance.probes(train)), bias=bias
-        )
+        return served_weights(self._unserved(fit, train, probes_of(train)), bias=bias)
 
     def _distance(self, line: Tensor, *, bias: bool) -> float:
         """Return the clients' mean distance of lines from least squares on all training rows."""
@@ -144,11 +141,11 @@ class Watch:
 
     def _note_served_lines(self, served: Fit, *, bias: bool) -> None:
         """Note draws of what each client is served; one of a method without draws."""
-        probes = line_distance.probes(self.federation.train)
+        probes = probes_of(self.federation.train)
         for draw in range(LINES if self.how.draws else 1):
             own = served.predict(probes, draws=1, seed=LINES * self.seed + draw)
             at = served.progress.round
-            self._note_lines("P", at, draw, line_distance.weights(own, bias=bias))
+            self._note_lines("P", at, draw, served_weights(own, bias=bias))
 
     def scores(self, fit: Fit) -> list[Score]:
         """Return all scores, once the run has ended."""

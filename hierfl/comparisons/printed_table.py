@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from hierfl.comparisons.result_files import results, study_of, trials_of
-from hierfl.comparisons.score_columns import MIN_SEEDS
-from hierfl.comparisons.score_table import FAR, differences, table_of
+from hierfl.comparisons.score_table import FAR, MIN_SEEDS, differences, table_of
 from hierfl.comparisons.study_file import Study
 from hierfl.studies.baseline_methods import baseline
 
@@ -127,3 +126,13 @@ def _cell_as_latex(text: str) -> str:
     """Return a cell of numbers, bold where it is **...**."""
     bold = text.startswith("**")
     return rf"\textbf{{{_as_latex(text.strip('*'))}}}" if bold else _as_latex(text)
+
+
+def put_block(page: Path, name: str, block: str) -> None:
+    """Replace what stands on a Markdown page between `<!-- name -->` and `<!-- end of name -->`."""
+    text, first, last = page.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, opened, rest = text.partition(first)
+    _, closed, after = rest.partition(last)
+    if not (opened and closed):
+        raise ValueError(f"{page} has no block '{name}': put the lines {first} and {last} into it")
+    page.write_text(f"{before}{first}\n{block}\n{last}{after}")

@@ -17,7 +17,7 @@
     name = "pfedbred"
     settings = { strategy = "lg" }
 
-Every table has a class here, in `study_data` or in `study_evaluation`, whose docstring says what
+Every table has a class here or in `study_data`, whose docstring says what
 its keys mean. `[quick]` holds what `--quick` changes, table by table, and `[variants.NAME]` what is
 changed in a study of that name: a file with variants is as many studies. Unknown keys and values
 are errors that name the key and the nearest known one.
@@ -33,8 +33,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hierfl import methods as published_methods
-from hierfl.comparisons.study_data import LINES, REGRESSION, TO_PARTITION, Data, Table, nearest
-from hierfl.comparisons.study_evaluation import Evaluation
+from hierfl.comparisons.study_data import (
+    LINES,
+    REGRESSION,
+    TO_PARTITION,
+    Data,
+    Evaluation,
+    Table,
+    nearest,
+)
 from hierfl.studies.baseline_methods import BASELINES, baseline
 
 CLASSIFIERS = ("fedpac", "knn_per", "fedvi")  # models of classes alone

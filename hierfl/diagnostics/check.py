@@ -1,7 +1,9 @@
-"""A check of a fit: a question, its answer, and what a warning says of the whole fit."""
+"""A check of a fit, and numbers and lists of names as words of its answer."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,3 +32,45 @@ class Check:
 def answered(question: str, bad: bool, answer: str, severity: Severity = "note") -> Check:
     """Return a check with the verdict "warning" if `bad`, "good" otherwise."""
     return Check(question, "warning" if bad else "good", answer, severity)
+
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Format a number: significant digits, a true minus sign, no exponent below 1e7.
+
+    >>> number(1234.5), number(0.012345), number(12.0), number(float("nan"))
+    ('1234', '0.0123', '12.0', 'none')
+    """
+    if not math.isfinite(value):
+        return "none" if math.isnan(value) else "infinite"
+    if value == 0.0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if -5 < size < 7:
+        return f"{value:.{max(0, digits - 1 - size)}f}".replace("-", MINUS)
+    return f"{value:.{digits - 1}e}".replace("-", MINUS)
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Join names into a phrase; beyond `most` names, give only how many more there are.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e", "f"])
+    ('a and b', 'a, b, c, d and 2 more')
+    """
+    shown = list(names[:most])
+    if more := len(names) - len(shown):
+        shown.append(f"{more} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def share(value: float) -> str:
+    """Format a share as a whole percentage; only exactly 0 and 1 become "0 %" and "100 %".
+
+    >>> share(0.254), share(0.001), share(0.999), share(1.0)
+    ('25 %', '< 1 %', '> 99 %', '100 %')
+    """
+    if 0.0 < value < 0.01:
+        return "< 1 %"
+    return "> 99 %" if 0.99 < value < 1.0 else f"{100.0 * value:.0f} %"

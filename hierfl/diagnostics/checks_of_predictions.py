@@ -19,10 +19,9 @@ from hierfl.diagnostics.calibration import (
     coverage_p_value,
     interval_coverage,
 )
-from hierfl.diagnostics.check import Check, answered
+from hierfl.diagnostics.check import Check, answered, listed, number, share
 from hierfl.diagnostics.ood import OutOfDistribution
 from hierfl.diagnostics.thresholds import AUROC, COVERAGE, FEW_ROWS, SURE
-from hierfl.diagnostics.wording import listed, number, share
 from hierfl.posterior.prediction import Prediction
 from hierfl.posterior.snapshot import Snapshot
 

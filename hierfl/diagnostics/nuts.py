@@ -1,12 +1,15 @@
-"""The pooled reference: NUTS on all clients' rows together, by Pyro."""
+"""NUTS on all clients' rows together, by Pyro, and a fit beside it: for data that may be pooled."""
 
 from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import pandas as pd
 import pyro
 import torch
@@ -15,19 +18,23 @@ from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
+from hierfl.core.arguments import expect_integer
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.data.batch import full_batch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import check_padded
+from hierfl.diagnostics.thresholds import R_HAT
 from hierfl.guides.delta import delta
-from hierfl.posterior.draws import sites_of
+from hierfl.posterior.corrected import corrected
+from hierfl.posterior.draws import Draws, posterior_draws, sites_of
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.check_data import kind_of
 from hierfl.program.check_padding import check_apart
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
-from hierfl.program.sites import Model, Values
+from hierfl.program.sites import LatentSite, Model, Values
 from hierfl.program.traces import Center, Site
 
 
@@ -156,3 +163,169 @@ def _reference(program: Program, chains: list[Values], seconds: float) -> Refere
 def _r_hat(chains: list[Tensor]) -> float:
     worst: float = split_gelman_rubin(torch.stack(chains)).nan_to_num(nan=1.0).max().item()
     return worst
+
+
+LEAST_DRAWS = 50  # for a standard deviation
+
+
+def _shown_comparison(found: AgainstNuts) -> Shown:
+    return Shown("Against pooled NUTS, by site", found.table, found.verdict)
+
+
+@shown_as(_shown_comparison)
+@dataclass(frozen=True, eq=False)
+class AgainstNuts:
+    """Standardized differences between a fit and pooled NUTS.
+
+    Args:
+        table: one row a site: how many `scalars` it has; `mean_off` and `mean_off_median`, the
+            largest and the median absolute difference of means in NUTS standard deviations;
+            `sd_ratio_min` and `sd_ratio_max`, the range of the fit's standard deviation over NUTS';
+            `r_hat`, the largest of NUTS.
+        entries: one row a scalar: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
+            (signed, in NUTS standard deviations), sd_ratio.
+        reference: the NUTS draws, to compare another fit with.
+    """
+
+    table: pd.DataFrame
+    entries: pd.DataFrame
+    reference: Reference
+
+    @property
+    def verdict(self) -> str:
+        """The largest differences, in a sentence."""
+        worst = self.entries.loc[self.entries["difference"].abs().idxmax()]
+        client = f" of client '{worst['client']}'" if worst["client"] else ""
+        ratio = self.entries["sd_ratio"]
+        return (
+            f"Means are within {abs(worst['difference']):.2f} NUTS standard deviations (worst: "
+            f"'{worst['site']}'{client}; median {self.entries['difference'].abs().median():.2f}); "
+            f"standard deviations are {ratio.min():.2f} to {ratio.max():.2f} times NUTS'."
+        )
+
+
+@one_at_a_time
+def against_nuts(
+    fit: Snapshot,
+    *,
+    draws: int = 500,
+    warmup: int = 500,
+    chains: int = 2,
+    seed: int = 0,
+    correct: Literal["psis"] | None = None,
+    reference: Reference | None = None,
+) -> AgainstNuts:
+    """Compare every latent site with NUTS on all rows; learned params keep their values.
+
+    Args:
+        fit: of labeled clients.
+        draws: of NUTS, for each chain.
+        warmup: steps of NUTS before them, for each chain.
+        chains: of NUTS.
+        seed: of NUTS and of the fit's draws.
+        correct: of the fit's draws, as in `Fit.posterior`.
+        reference: NUTS draws of an earlier comparison; NUTS is then not run again.
+
+    Raises:
+        ValueError: `draws` is below 50, or `reference` has other sites than the fit.
+        ProgramError: the model has params inside the clients plate, which NUTS cannot hold fixed.
+    """
+    expect_fit(fit)
+    for name, value in (("draws", draws), ("warmup", warmup), ("chains", chains)):
+        expect_integer(value, name)
+    if draws < LEAST_DRAWS or chains < 1:
+        raise ValueError(
+            f"draws is {draws} and chains {chains}: standard deviations need at least "
+            f"{LEAST_DRAWS} draws of at least one chain"
+        )
+    if reference is None:
+        reference = _run(fit, draws=draws, warmup=warmup, chains=chains, seed=seed)
+    count = max(2000, draws * chains)
+    if correct is None:
+        found = posterior_draws(fit, draws=count, seed=seed)
+    else:
+        found = corrected(fit, count, seed=seed).draws
+    sites = fit.program.latents.sites
+    entries = pd.concat([_compared(fit, s, found, reference) for s in sites], ignore_index=True)
+    return AgainstNuts(_by_site(entries, reference), entries, reference)
+
+
+def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> Reference:
+    """Run NUTS on all rows together; warn where its own R-hat is too large."""
+    data = fit.federation.data
+    found = nuts(_held(fit), data, draws=draws, warmup=warmup, chains=chains, seed=seed)
+    worst = max(found.r_hat, key=lambda site: found.r_hat[site])
+    if found.r_hat[worst] > R_HAT:
+        warnings.warn(
+            f"NUTS itself has not converged: R-hat of site '{worst}' is {found.r_hat[worst]:.2f}, "
+            f"above {R_HAT}. Do not judge the fit by it; allow more warmup and draws, or write "
+            f"the model non-centered",
+            stacklevel=3,
+        )
+    return found
+
+
+def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Reference) -> pd.DataFrame:
+    """Compare one site, a row a scalar."""
+    mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
+    shape = tuple(mine[site.name].shape[1:])
+    if site.name not in theirs or tuple(theirs[site.name].shape[1:]) != shape:
+        raise ValueError(
+            f"the reference has no site '{site.name}' of shape {shape}: it is of another fit"
+        )
+    values, nuts_values = (d[site.name].double().numpy() for d in (mine, theirs))
+    mean, nuts_mean = values.mean(0).reshape(-1), nuts_values.mean(0).reshape(-1)
+    sd, nuts_sd = values.std(0).reshape(-1), nuts_values.std(0).reshape(-1)
+    index = list(np.ndindex(shape))
+    columns = {
+        "site": site.name,
+        "client": [fit.clients[at[0]] if site.is_local else "" for at in index],
+        "index": [at[1:] if site.is_local else at for at in index],
+        "mean": mean,
+        "sd": sd,
+        "nuts_mean": nuts_mean,
+        "nuts_sd": nuts_sd,
+        "difference": (mean - nuts_mean) / nuts_sd,
+        "sd_ratio": sd / nuts_sd,
+    }
+    return pd.DataFrame(columns)
+
+
+def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
+    """Summarize entries, a row a site."""
+    by_site = entries.assign(off=entries["difference"].abs()).groupby("site", sort=False)
+    columns = {
+        "scalars": by_site.size(),
+        "mean_off": by_site["off"].max(),
+        "mean_off_median": by_site["off"].median(),
+        "sd_ratio_min": by_site["sd_ratio"].min(),
+        "sd_ratio_max": by_site["sd_ratio"].max(),
+        "r_hat": pd.Series(dict(reference.r_hat)),
+    }
+    return pd.DataFrame(columns).loc[entries["site"].unique()]
+
+
+def _held(fit: Snapshot) -> Model:
+    """Fix the params that the model learns at their fitted values, and hide them."""
+    program, batch = fit.program, fit.program.prototype
+    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    with untouched_store(), unchecked(), torch.no_grad(), Answer(params, batch):
+        nodes = poutine.trace(program.model).get_trace(batch).nodes
+    learned = {name: site for name, site in nodes.items() if site["type"] == "param"}
+    local = {spec.name for spec in program.params if spec.is_local}
+    own = [name for name in learned if name in local]
+    if own:
+        raise ProgramError(
+            f"param '{own[0]}' of the model is local, and NUTS would need every client's value: "
+            f"give it a prior"
+        )
+    if not learned:
+        return program.model
+    values = {name: params[name].detach() for name in learned}
+
+    def held(batch: ClientBatch) -> None:
+        # block outside, so that only `Answer` meets the params
+        with poutine.block(hide_types=["param"]), Answer(values, None):
+            program.model(batch)
+
+    return held

@@ -15,8 +15,7 @@ from hierfl.formulas.frames import Frames, of_frames
 from hierfl.guides import delta
 from hierfl.method import Clock, Method
 from hierfl.methods.fedsvi import fedsvi
-from hierfl.posterior.arviz_data import prior_data
-from hierfl.posterior.arviz_groups import EXPAND
+from hierfl.posterior.arviz_groups import EXPAND, prior_data
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.snapshot import Restricted, Snapshot
 from hierfl.program.program import ProgramError

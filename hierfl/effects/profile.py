@@ -73,8 +73,7 @@ class Profile:
             ax: axes to draw on. Default None: new ones.
         """
         from hierfl.plots.clients import NAMED
-        from hierfl.plots.effects import new_axes
-        from hierfl.plots.profiles import client_ranks
+        from hierfl.plots.effects import client_ranks, new_axes
 
         return client_ranks(new_axes(ax, lines=min(len(self.frame), NAMED)), self.frame)
 
@@ -87,8 +86,7 @@ class Profile:
         Raises:
             ValueError: the response has no standardized ratio.
         """
-        from hierfl.plots.effects import new_axes
-        from hierfl.plots.profiles import funnel
+        from hierfl.plots.effects import funnel, new_axes
 
         if "smr" not in self.frame:
             raise ValueError(

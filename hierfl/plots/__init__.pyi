@@ -1,8 +1,8 @@
 from .clients import client_forest as client_forest
+from .clients import client_map as client_map
+from .clients import forest as forest
 from .clients import prior_and_clients as prior_and_clients
 from .clients import shrinkage as shrinkage
-from .maps import client_map as client_map
-from .posteriors import forest as forest
 from .predictions import coverage as coverage
 from .predictions import entropies as entropies
 from .predictions import rates as rates

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from hierfl import plots
 from hierfl.diagnostics import confidence, equal_mass
-from hierfl.diagnostics.information import same_for_all
-from hierfl.diagnostics.wording import listed, number, share
+from hierfl.diagnostics.check import listed, number, share
+from hierfl.diagnostics.verdict import same_for_all
 from hierfl.report.blocks import Picture, picture, style
-from hierfl.report.measurements import Entry, Measured
+from hierfl.report.measure import Entry, Measured
 
 WIDE, NARROW = 5.6, 4.5  # inches
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "loc": "outside lower center"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from importlib.metadata import version
 
@@ -10,12 +11,12 @@ import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
-from hierfl.diagnostics.wording import number, share
+from hierfl.diagnostics.check import number, share
+from hierfl.diagnostics.thresholds import R_HAT
 from hierfl.engine.rounds import chosen_of
 from hierfl.report import pictures
 from hierfl.report.blocks import Picture, Section, Table, Text
-from hierfl.report.measurements import Entry, Measured
-from hierfl.report.table_of_rounds import table_of_rounds
+from hierfl.report.measure import Entry, Measured
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table
@@ -304,3 +305,43 @@ def _strangers(found: Measured) -> Section | None:
 def _left_out(count: int, what: str) -> str:
     """Say how many entries a table of at most 200 rows leaves out; empty if none."""
     return f"{count - ROWS} more {what} are not shown." if count > ROWS else ""
+
+
+COLUMNS = {
+    "moved": "Means moved, SD",
+    "changed": "SDs changed, share",
+    "r_hat": "R-hat",
+    "k_hat": "k-hat",
+    "effective": "Effective draws",
+}
+NOTES = {
+    "moved": "Means moved: the largest shift of a mean since the round before, in posterior SDs.",
+    "changed": "SDs changed: the largest relative change of an SD.",
+    "r_hat": f"R-hat: split R-hat of the server's chains; below {R_HAT} they have mixed.",
+    "k_hat": f"k-hat: Pareto shape of the importance weights; below {K_HAT} they can be trusted.",
+    "effective": "Effective draws: 1 / the sum of squared weights.",
+}
+
+
+def table_of_rounds(history: pd.DataFrame) -> Table | None:
+    """Tabulate how far the posterior moved in each round; None if that is not logged.
+
+    A number that a round has carried over from the round before is left out.
+    """
+    columns = [name for name in COLUMNS if name in history]
+    if not {"moved", "k_hat"} & set(columns):
+        return None
+    rows, before = [], dict.fromkeys(columns, math.nan)
+    for place, record in enumerate(history[columns].to_dict("records")):
+        cells = [
+            "" if math.isnan(value) or value == before[name] else number(value)
+            for name, value in ((name, float(record[name])) for name in columns)
+        ]
+        before = {name: float(record[name]) for name in columns}
+        rows.append((str(place + 1), *cells))
+    return Table(
+        "What changed in each round",
+        ("Round", *(COLUMNS[name] for name in columns)),
+        tuple(rows),
+        note=" ".join(NOTES[name] for name in columns),
+    )

@@ -28,8 +28,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
 from hierfl.formulas.frames import Frames, rows_of
 from hierfl.method import Clock, Method
-from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
-from hierfl.posterior.arviz_groups import EXPAND
+from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, predict

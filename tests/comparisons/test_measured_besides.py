@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hierfl import datasets
 from hierfl.cli import app
-from hierfl.comparisons import cells, federations, line_distance, part_figures
+from hierfl.comparisons import cells, federations, part_figures
 from hierfl.comparisons.compare import compare
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.score_means import by_client, means
@@ -23,7 +23,7 @@ from hierfl.comparisons.score_table import table_of
 from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_gradients, coherence
-from hierfl.studies.lines import least_squares
+from hierfl.studies.drawn_clients import least_squares, probes_of, served_weights
 from tests.comparisons.small import study
 
 Found = dict[str, Any]
@@ -162,7 +162,7 @@ def test_weights_are_read_off_predictions() -> None:
     own = lines({"fedavg": {}}, net={"bias": True})
     rows = of_study(own, 0)
     fit = cells.trained(own, own.methods[0], {}, rows.train, 0, 3, 0)
-    read = line_distance.weights(fit.predict(line_distance.probes(rows.train)), bias=True)
+    read = served_weights(fit.predict(probes_of(rows.train)), bias=True)
     message = fit.message
     for line in read:
         assert torch.allclose(line[:2].float(), message["theta.0.weight"].flatten(), atol=1e-5)
@@ -267,7 +267,7 @@ def test_of_fedvi_without_own_heads_all_clients_are_served_the_same() -> None:
         own = study(methods=[{"name": "fedvi", "settings": settings}], net={"hidden": [5]})
         rows = of_study(own, 0)
         fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0)
-        probes = line_distance.probes(rows.train)
+        probes = probes_of(rows.train)
         served = fit.predict(probes, draws=20).mean.unflatten(0, (6, -1))
         return float((served - served[:1]).abs().max())
 

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hierfl.comparisons import printed_table, score_columns, score_table
+from hierfl.comparisons import printed_table, score_table
 from hierfl.comparisons.figures import figure
-from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import COSTS, CURVES, RESULTS, STUDY, TUNED
 from hierfl.comparisons.score_means import Score
+from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Study
 from tests.comparisons.small import study
 
@@ -158,7 +158,7 @@ def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds(
         for name, of in (("fedvi", "FedVI"), ("apfl", "APFL"))
     ]
     own = study(methods=entries, published=of, evaluation={"new_clients": 1, "join_rounds": [1, 3]})
-    new = [score_columns.Column("P", "new", "local", "accuracy", rounds) for rounds in (1, 3)]
+    new = [score_table.Column("P", "new", "local", "accuracy", rounds) for rounds in (1, 3)]
     assert score_table.beside(own, new[0]) is None
     metric = score_table.beside(own, new[1])
     assert [published(own, entry, "P", metric) for entry in own.methods] == [90.6, 84.2]
@@ -191,7 +191,7 @@ def test_new_clients_have_a_column_for_each_number_of_rounds() -> None:
     rows = [{**P, "score": s, "clients": c, "adapted": a, "metric": m}
             for s, c, a in keys for m in ("accuracy", "balanced_accuracy")]  # fmt: skip
     names = [
-        column.heading for column in score_columns.columns(pd.DataFrame(rows), "balanced_accuracy")
+        column.heading for column in score_table.columns(pd.DataFrame(rows), "balanced_accuracy")
     ]
     assert names == ["balanced P, %", "balanced P of new clients after 1 round, %",
                      "balanced P of new clients after 5 rounds, %", "balanced G of new clients, %"]  # fmt: skip

@@ -12,10 +12,10 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hierfl.cli import app
-from hierfl.comparisons import find_study
+from hierfl.comparisons import read_study
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.read_study import read
+from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_data import SHIPPED
 from hierfl.comparisons.study_file import Study
 
@@ -34,8 +34,8 @@ def variants() -> list[Any]:
     """Return (study, variant)."""
     return [
         pytest.param(name, variant, id=f"{name}-{variant}")
-        for name in find_study.names()
-        for variant in read(find_study.find(name))
+        for name in read_study.names()
+        for variant in read(read_study.find(name))
     ]
 
 
@@ -45,9 +45,9 @@ def skip_without_data(own: Study) -> None:
 
 
 def test_every_study_is_read_in_full_and_quick_and_its_published_numbers_are_there() -> None:
-    assert {"toy-linear-regression", "ood-entropy", "baselines"} < set(find_study.names())
-    for name in find_study.names():
-        file = find_study.find(name)
+    assert {"toy-linear-regression", "ood-entropy", "baselines"} < set(read_study.names())
+    for name in read_study.names():
+        file = read_study.find(name)
         full, quick = read(file), read(file, quick=True)
         assert list(quick) == list(full), name
         for variant, own in full.items():
@@ -62,10 +62,10 @@ def test_every_study_is_read_in_full_and_quick_and_its_published_numbers_are_the
 
 
 def test_a_study_is_found_by_its_name_or_path_and_the_nearest_is_named(tmp_path: Path) -> None:
-    assert find_study.find("ood-entropy").parent == find_study.FOLDER
+    assert read_study.find("ood-entropy").parent == read_study.FOLDER
     mine = tmp_path / "mine.toml"
     mine.write_text("")
-    assert find_study.find(str(mine)) == mine
+    assert read_study.find(str(mine)) == mine
     done = run("compare", "ood-entropie", "--quick")
     assert done.exit_code == 1 and "did you mean 'ood-entropy'?" in done.output
     assert "toy-linear-regression" in done.output
@@ -75,7 +75,7 @@ def test_a_study_is_found_by_its_name_or_path_and_the_nearest_is_named(tmp_path:
 def test_all_studies_are_listed() -> None:
     done = run("compare", "--list")
     assert done.exit_code == 0
-    for one in find_study.listed():
+    for one in read_study.listed():
         assert one.name in done.output and one.shows in done.output
         assert one.shows and one.quick and one.full and one.data, one.name
     assert "mnist (HIERFL_DATA)" in done.output
@@ -83,7 +83,7 @@ def test_all_studies_are_listed() -> None:
 
 def test_the_named_studies_need_no_file() -> None:
     for name, variant in NAMED:
-        own = read(find_study.find(name))[variant]
+        own = read(read_study.find(name))[variant]
         assert own.data.name in SHIPPED
         assert set(own.evaluation.foreign) <= {"unseen_classes", "shuffled_pixels"}
 
@@ -108,7 +108,7 @@ def test_variants_whose_data_are_missing_are_left_out(
 
 def test_a_run_ends_with_its_table_its_figures_and_what_to_see(tmp_path: Path) -> None:
     """The toy regression in three rounds, of two methods."""
-    text = find_study.find("toy-linear-regression").read_text()
+    text = read_study.find("toy-linear-regression").read_text()
     text = text.replace("run = { seeds = [0] }", "run = { seeds = [0], rounds = 3 }")
     short = tmp_path / "short.toml"
     left_out = 'net = { bias = false }\nleave_out = ["Ditto", "pFedBayes"]'
@@ -128,7 +128,7 @@ def test_a_run_ends_with_its_table_its_figures_and_what_to_see(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), variants())
 def test_a_quick_run_scores_every_method(name: str, variant: str, tmp_path: Path) -> None:
-    own = read(find_study.find(name), quick=True)[variant]
+    own = read(read_study.find(name), quick=True)[variant]
     skip_without_data(own)
     chosen = ["--variant", variant] if variant else []
     done = run("compare", name, "--quick", "--out", str(tmp_path), *chosen)
@@ -146,7 +146,7 @@ def test_a_quick_run_scores_every_method(name: str, variant: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), variants())
 def test_the_full_form_has_clients_with_rows_for_every_seed(name: str, variant: str) -> None:
-    own = read(find_study.find(name))[variant]
+    own = read(read_study.find(name))[variant]
     skip_without_data(own)
     for seed in own.run.seeds:
         found = of_study(own, seed)

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hierfl.plots.effects import conditional_effect
-from hierfl.plots.profiles import client_ranks
+from hierfl.plots.effects import client_ranks, conditional_effect
 
 
 def axes() -> Axes:

@@ -16,8 +16,8 @@ import torch
 
 from hierfl import guides, methods
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.check import listed, number, share
 from hierfl.diagnostics.verdict import run_of
-from hierfl.diagnostics.wording import listed, number, share
 from hierfl.methods import fedsvi
 from hierfl.models import learned_prior_network, network
 from hierfl.models import regression as regression_of

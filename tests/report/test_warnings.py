@@ -21,13 +21,11 @@ from hierfl.diagnostics import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.checks_of_predictions import checks_of_predictions
 from hierfl.diagnostics.convergence import judged_by_history
-from hierfl.diagnostics.information import information
-from hierfl.diagnostics.verdict import run_of, verdict
+from hierfl.diagnostics.verdict import information, run_of, verdict
 from hierfl.methods import fedsvi
 from hierfl.models import bayesian_network, network
-from hierfl.report.measure import measure
-from hierfl.report.measurements import Measured
-from hierfl.report.table_of_rounds import table_of_rounds
+from hierfl.report.measure import Measured, measure
+from hierfl.report.sections import table_of_rounds
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hierfl.datasets import Labeled
+from hierfl.studies import drawn_clients
 from hierfl.studies import image_splits as images
-from hierfl.studies import lines
 
 
 def labels(rows: int = 700) -> torch.Tensor:
@@ -107,25 +107,27 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 
 # ------------------------------------------------------------------------------------- toy problems
 def test_fedabmls_clients_see_one_direction_well_each() -> None:
-    train, test = lines.fedabml_lines(0)
+    train, test = drawn_clients.fedabml_lines(0)
     assert train.counts.tolist() == [20, 30] and test.counts.tolist() == [200, 200]
     for k in range(2):
         x = test.select([k]).fields["x"]
         spread = torch.linalg.svdvals(x - x.mean(0)) / 200**0.5
-        assert spread.tolist() == pytest.approx([lines.WIDE, lines.NARROW], rel=0.15)
+        assert spread.tolist() == pytest.approx(
+            [drawn_clients.WIDE, drawn_clients.NARROW], rel=0.15
+        )
     y = test.fields["y"] - test.fields["x"] @ torch.tensor([1.0, -1.0], dtype=torch.float64)
     assert float(y.std()) == pytest.approx(1.0, rel=0.1)
-    assert not torch.equal(lines.fedabml_lines(1)[0].fields["x"], train.fields["x"])
+    assert not torch.equal(drawn_clients.fedabml_lines(1)[0].fields["x"], train.fields["x"])
 
 
 def test_fedmaps_lines_are_parallel_and_least_squares_on_all_rows_is_not() -> None:
-    train, test = lines.fedmap_lines(0)
+    train, test = drawn_clients.fedmap_lines(0)
     assert train.counts.tolist() == [60, 1, 2, 3, 50] and set(test.counts.tolist()) == {200}
     for k in range(5):
-        slope, intercept = lines.least_squares(test.select([k]), bias=True).tolist()
+        slope, intercept = drawn_clients.least_squares(test.select([k]), bias=True).tolist()
         assert slope == pytest.approx(-1.0, abs=0.2)
         assert intercept == pytest.approx(4.0 * k, abs=1.0)
-    assert float(lines.least_squares(train, bias=True)[0]) > 1.0
+    assert float(drawn_clients.least_squares(train, bias=True)[0]) > 1.0
     x, y = train.fields["x"][:, 0], train.fields["y"]
     expected = float((x @ y) / (x @ x))
-    assert float(lines.least_squares(train, bias=False)[0]) == pytest.approx(expected)
+    assert float(drawn_clients.least_squares(train, bias=False)[0]) == pytest.approx(expected)

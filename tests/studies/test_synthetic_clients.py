@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.studies.synthetic_clients import Skew, _rows, synthetic_clients
+from hierfl.studies.drawn_clients import Skew, _rows, synthetic_clients
 
 
 @pytest.mark.parametrize("skew", ["feature", "quantity", "label"])
