@@ -11,7 +11,7 @@ a real federation runs them as they are. They are pure: tensors in, tensors out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -65,35 +65,23 @@ class LogShare(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A client's value that the server sees individually, not in a sum over clients.
-
-    Only methods that declare `discloses="summaries"` may send one.
-    """
+    """A client's value that the server sees individually, if `discloses` is "summaries"."""
 
     value: Tree
 
 
 class Reports(NamedTuple):
-    """What the server gets of `Each`.
+    """What the server gets of `Each`."""
 
-    value: C clients' values, C in front of every tensor.
-    ids: (C,) int64, the clients' positions in the data.
-    """
-
-    value: Tree
-    ids: Tensor
+    value: Tree  # of C clients, C in front of every tensor
+    ids: Tensor  # (C,) int64, their positions in the data
 
 
 class Surprise(NamedTuple):
-    """How each of N clients' updates compares with what the others' predict of it.
+    """How each of N clients' updates compares with what the others' predict of it; NaN: not judged."""
 
-    p: (N,) the probability of an update as far out, if the client is like the others; NaN: not
-    judged.
-    away: (N,) how far out it is, 1 as far as updates lie on average; NaN: not judged.
-    """
-
-    p: Tensor
-    away: Tensor
+    p: Tensor  # (N,) probability of an update as far out, if the client is like the others
+    away: Tensor  # (N,) how far out it is, 1 as far as updates lie on average
 
 
 Up = Mapping[str, Share | LogShare | Each]
@@ -142,7 +130,6 @@ class Phase:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a count, a unit or a batch size that is none."""
         if self.unit not in ("step", "epoch"):
             raise ValueError(f"unit is {self.unit!r}: it must be 'step' or 'epoch'")
         if not isinstance(self.count, int):
@@ -202,7 +189,6 @@ class Client:
     settle: Callable[[Tree, Tree, ClientBatch], Tree] | None = None
 
     def __repr__(self) -> str:
-        """The size of the client state, and the number of phases."""
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
 
 
@@ -258,7 +244,6 @@ class Server:
     surprise: Callable[[Tree], Surprise | None] = _unjudged
 
     def __repr__(self) -> str:
-        """The size of the state."""
         return f"Server(state {sizes(self.state)})"
 
     @property
@@ -313,7 +298,6 @@ class Method:
     traits: frozenset[Trait] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse a number of rounds that is out of range."""
         if self.most_rounds is not None and self.most_rounds < 1:
             raise ValueError(
                 f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method "
@@ -321,7 +305,6 @@ class Method:
             )
 
     def __repr__(self) -> str:
-        """The names of the method, of its model and of its guide."""
         model, guide = (getattr(f, "__name__", type(f).__name__) for f in (self.model, self.guide))
         return f"Method({self.name}, model {model}, guide {guide})"
 
@@ -338,50 +321,6 @@ def step_sizes(method: Method) -> tuple[str, ...]:
     ]
     inner = [step_sizes(value) for value in options.values() if isinstance(value, Method)]
     return tuple(dict.fromkeys([*own, *(name for names in inner for name in names)]))
-
-
-def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
-    """Return phases on `entry` of a larger working state; `after` follows each step of the last phase."""
-    last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
-    return tuple(
-        replace(phase, step=_inside(phase.step, entry, after if i == last else None))
-        for i, phase in enumerate(phases)
-    )
-
-
-def _inside(step: Step, entry: str, after: Step | None) -> Step:
-    def larger(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        work = {**work, entry: step(work[entry], message, batch)}
-        return work if after is None else after(work, message, batch)
-
-    return larger
-
-
-def beside(plain: Client, extra: Tree) -> Client:
-    """Return a client that keeps `extra` beside its own state, hidden from its own functions."""
-
-    def mine(own: Tree) -> Tree:
-        return {name: own[name] for name in plain.own}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, kept = plain.finish(work, message, mine(own), rows)
-        return up, {**kept, **{name: own[name] for name in extra}}
-
-    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
-        assert plain.settle is not None
-        return {**own, **plain.settle(message, mine(own), batch)}
-
-    seen = plain.seen
-    return replace(
-        plain,
-        own={**plain.own, **extra},
-        start=lambda message, own: plain.start(message, mine(own)),
-        finish=finish,
-        params=lambda message, own: plain.params(message, mine(own)),
-        seen=None if seen is None else lambda own: seen(mine(own)),
-        new=lambda message: {**(plain.own if plain.new is None else plain.new(message)), **extra},
-        settle=None if plain.settle is None else settle,
-    )
 
 
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
@@ -409,8 +348,3 @@ def over_draws(
     return torch.vmap(lambda d: loss(batch.redrawn(d)))(
         torch.arange(draws, dtype=torch.int32)
     ).mean(0)
-
-
-def half_square(a: Tree, b: Tree) -> Tensor:
-    """Return |a - b|^2 / 2 of two dicts of tensors, ()."""
-    return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))

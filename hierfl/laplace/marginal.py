@@ -231,9 +231,8 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
             site = max(sites, key=lambda s: s.size)
             raise ProgramError(
                 f"the {what} sites have {size} numbers ({site.size} of them in '{site.name}'), and "
-                f"the limit is "
-                f"{most}, because second derivatives are taken in all of them: use fedsvi with "
-                f"guides.structured"
+                f"the limit is {most}, because second derivatives are taken in all of them: use "
+                "fedsvi with guides.structured"
             )
     if own.size:
         _check_curved(program)

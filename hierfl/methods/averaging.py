@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, lerp
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Clock, Method, Phase, Server, slope
+from hierfl.method import Clock, Phase, Server, slope
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
@@ -95,37 +95,6 @@ def plain_average(program: Program) -> Server:
     return averaging_server(program.start()[0])
 
 
-def check_averages(
-    wrapper: str, method: Method, program: Program, server: Server, fix: str
-) -> None:
-    """Refuse a server whose state is anything but the program's global params; `fix` ends the message."""
-    expected = program.start()[0].keys()
-    if isinstance(server.state, dict) and server.state.keys() == expected and expected:
-        return
-    raise ProgramError(
-        f"{wrapper} needs a method whose server averages its clients' copies of the global params, "
-        f"and '{method.name}' does not: {fix}"
-    )
-
-
-def check_takes_means(
-    wrapper: str, what: str, method: Method, program: Program, server: Server, fix: str
-) -> None:
-    """Refuse a server that needs more than means of copies, or of fedsvi's gradients."""
-    if method.everyone or method.discloses != "sums":
-        why = (
-            "sums what all clients know"
-            if method.everyone
-            else "uses what each client sends individually"
-        )
-        raise ProgramError(
-            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as "
-            "fedsvi or fedavg"
-        )
-    if "gradients" not in method.traits:
-        check_averages(wrapper, method, program, server, fix)
-
-
 def common_params(program: Program, name: str) -> Params:
     """Return the starting values of a program's params, all of them global."""
     above, own = program.start()
@@ -135,3 +104,8 @@ def common_params(program: Program, name: str) -> Params:
             f"take models.network, or fedsvi"
         )
     return above
+
+
+def half_square(a: Tree, b: Tree) -> Tensor:
+    """Return |a - b|^2 / 2 of two dicts of tensors, ()."""
+    return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))

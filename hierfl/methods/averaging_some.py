@@ -4,9 +4,8 @@
     theta <- the weighted mean of theta_k over k in S      (over all clients where S is empty)
 
 Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020, arXiv:2006.08848,
-Algorithm
-1: all clients train in every round, and the server averages S of the N. A `cohort` is something
-else: clients outside it rest.
+Algorithm 1: all clients train in every round, and the server averages S of the N. A `cohort` is
+something else: clients outside it rest.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Server, Share, Up, inside
+from hierfl.method import Client, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_averages
+from hierfl.methods.wrapping import check_averages, inside, is_logged, wrapped
 from hierfl.program.program import Program
 
 LEFT_OUT = 1e-12  # weight of a client left out, so that a mean of such clients is defined
@@ -61,16 +60,7 @@ def averaging_some(method: Method, *, share: float) -> Method:
         return plain
 
     name = f"{method.name} averaging {share:g}"
-    # means over redrawn clients may never settle: the method's `most_rounds` says nothing of
-    # them
-    return replace(
-        method,
-        name=name,
-        client=client,
-        server=server,
-        most_rounds=None,
-        traits=method.traits | {"leaves out"},
-    )
+    return wrapped(method, name, trait="leaves out", client=client, server=server)
 
 
 def _drawn(plain: Client, share: float) -> Client:
@@ -102,5 +92,4 @@ def _weighted(sent: object, weight: Tensor) -> Share:
         raise TypeError(
             f"averaging_some weights a Share, and a client sends a {type(sent).__name__}"
         )
-    is_logged = isinstance(sent.value, Tensor) and sent.value.numel() == 1
-    return sent if is_logged else Share(sent.value, sent.weight * weight)
+    return sent if is_logged(sent.value) else Share(sent.value, sent.weight * weight)

@@ -30,8 +30,9 @@ from pyro import poutine
 
 from hierfl.core.trees import Tree, tree_leaves
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Phase, Server, beside
+from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import Wrapper
+from hierfl.methods.wrapping import beside
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params, Program, ProgramError

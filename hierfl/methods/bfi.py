@@ -151,9 +151,8 @@ def _server(marginal: Marginal, steps: int) -> Server:
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
             raise ValueError(
-                f"the product of the centers' Gaussians is not a distribution: its precision has "
-                f"an eigenvalue {smallest:.3g}; "
-                f"take fedlaplace, or a prior that curves more"
+                "the product of the centers' Gaussians is not a distribution: its precision has an "
+                f"eigenvalue {smallest:.3g}; take fedlaplace, or a prior that curves more"
             )
         return {"loc": z, "precision": precision, "done": torch.ones(())}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.method import Client, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_averages
+from hierfl.methods.wrapping import check_averages
 from hierfl.program.program import Program
 
 

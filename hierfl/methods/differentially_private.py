@@ -21,8 +21,8 @@ from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_takes_means
 from hierfl.methods.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
+from hierfl.methods.wrapping import check_takes_means, is_logged, wrapped
 from hierfl.program.program import Program, ProgramError
 
 COPY = "theta"  # the share that is a client's copy of what it was sent
@@ -96,8 +96,7 @@ def differentially_private(
         )
 
     name = f"{method.name} with noise {noise_multiplier:g}"
-    # noise keeps it from settling: the method's `most_rounds` says nothing of it
-    return replace(method, name=name, client=client, server=server, most_rounds=None)
+    return wrapped(method, name, client=client, server=server)
 
 
 def _check_takes_means(method: Method, program: Program) -> None:
@@ -128,7 +127,7 @@ def _sent(up: Up) -> dict[str, Tree]:
                 f"client sends {name} as a {type(share).__name__}: wrap a method of plain means, "
                 "such as fedavg"
             )
-        if not (isinstance(share.value, Tensor) and share.value.numel() == 1):
+        if not is_logged(share.value):
             found[name] = share.value
     return found
 

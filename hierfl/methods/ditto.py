@@ -21,8 +21,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
+from hierfl.methods.averaging import half_square
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
@@ -122,8 +123,7 @@ def _alongside(
         if own or program.latents.sites:
             raise ProgramError(
                 f"{name} fits global params only, and a copy of them for each client; this model "
-                f"has latent sites "
-                f"or local params: take models.network"
+                "has latent sites or local params: take models.network"
             )
 
         def params(message: Tree, own: Tree) -> Params:

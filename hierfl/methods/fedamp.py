@@ -27,9 +27,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_square
+from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging import Descent, common_params
+from hierfl.methods.averaging import Descent, common_params, half_square
 from hierfl.methods.stacked import at_each, distances, flat, mean_of, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError

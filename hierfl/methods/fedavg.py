@@ -16,9 +16,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Share, Up, half_square
+from hierfl.method import Client, Method, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging import Descent, common_params, plain_average
+from hierfl.methods.averaging import Descent, common_params, half_square, plain_average
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

@@ -17,6 +17,7 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -91,135 +92,77 @@ def fedfomo(
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
-        first = common_params(program, "fedfomo")
-
-        def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
-            """Return the loss on validation rows, or the others; 0 if there are none."""
-            if validation is None:
-                return program.mean_loss(theta, batch)
-            few, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
-            return program.mean_loss(theta, few) * any_left
-
-        def start(message: Tree, own: Tree) -> Tree:
-            before = own["before"]
-            begun = {"own": own, "before": before, "scores": torch.zeros(models)}
-            return {**descent.begin(before), **begun}
-
-        def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            own, before = work["own"], work["own"]["before"]
-            sent, there = own["mail"]["models"], own["mail"]["there"]
-            tried = tree_map(lambda one, more: torch.cat([one[None], more]), own["last"], sent)
-            here = loss_of(True, before, batch)
-            gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
-            squares = tree_map(lambda v, w: (v - w).flatten(1).square().sum(1), tried, before)
-            far = sum(tree_leaves(squares)) ** 0.5
-            known = torch.cat([torch.ones(1), there]) * (far > LEAST)
-            score = torch.where(known > 0.0, gain / far.clamp(min=LEAST), 0.0)
-            weight = score.clamp(min=0.0)
-            weight = weight / weight.sum().clamp(min=1e-30)
-            mixed = tree_map(lambda w, v: w + _weighed(weight, v - w), before, tried)
-            return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
-
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            return loss_of(False, w, batch)
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {
-                "model": Each({"w": work["w"], "scores": work["scores"]}),
-                "loss": Share(work["loss"], rows),
-            }
-            kept = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
-            return up, {**kept, "seen": torch.ones(())}
-
-        def new(message: Tree) -> Tree:
-            mean = message["mean"]
-            mail = {"models": message["best"], "there": torch.ones(models)}
-            return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
-
-        none = {"models": at_each(first, models), "there": torch.zeros(models)}
-        return Client(
-            own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
-            start=start,
-            phases=(Phase(mix), descent.phase(loss)),
-            finish=finish,
-            params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
-            seen=lambda own: own["seen"],
-            new=new,
-        )
+        return _client(program, descent, validation, models)
 
     def server(program: Program) -> Server:
-        count = program.num_clients
-        keys = program.client_keys
-        pairs = noise.fold(
-            keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], program.seed
-        )
-        first = at_each(common_params(program, "fedfomo"), count)
-
-        def picked(affinity: Tensor, seen: Tensor, round_: int) -> tuple[Tensor, Tensor]:
-            """Return whose models each client gets, (N, M), and whether there is one."""
-            at = noise.fold(pairs, round_)
-            order = noise.uniforms(at, (), torch.float64)
-            dice = noise.uniforms(noise.fold(keys, program.seed, round_), (models,), torch.float64)
-            left = seen & ~torch.eye(count, dtype=torch.bool)
-            eps, ids, there = max(explore - explore_decay * round_, 0.0), [], []
-            for m in range(models):
-                value = affinity.masked_fill(~left, -torch.inf)
-                best = left & (value == value.amax(1, keepdim=True))
-                pool = torch.where((dice[:, m] < eps)[:, None], left, best)
-                one = order.masked_fill(~pool, -1.0).argmax(1)
-                there.append(left.any(1))
-                ids.append(one)
-                left = left & (torch.arange(count) != one[:, None])
-            none = torch.zeros(count, 0)
-            if not models:
-                return none.long(), none
-            return torch.stack(ids, 1), torch.stack(there, 1).to(affinity.dtype)
-
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            reports = means["model"]
-            ids = reports.ids
-            affinity = state["affinity"].clone()
-            rows = ids[:, None].expand(-1, models)
-            score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
-            affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
-            w = stored(state["w"], Reports(reports.value["w"], ids))
-            seen = state["seen"].index_fill(0, ids, True)
-            picks, there = picked(affinity, seen, clock.round)
-            return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
-
-        def mail(state: Tree) -> Tree:
-            sent = tree_map(lambda v: v[state["picked"]], state["w"])
-            return {"models": sent, "there": state["there"]}
-
-        def final(state: Tree, clock: Clock) -> Tree:
-            liked = state["affinity"].sum(0).argsort(descending=True)[:models]
-            short = models - len(liked)  # fewer clients than models
-            liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
-            return {
-                "best": tree_map(lambda v: v[liked], state["w"]),
-                "mean": mean_of(state["w"], state["seen"]),
-            }
-
-        return Server(
-            {
-                "w": first,
-                "seen": torch.zeros(count, dtype=torch.bool),
-                "affinity": torch.zeros(count, count),
-                "picked": torch.zeros(count, models, dtype=torch.long),
-                "there": torch.zeros(count, models),
-            },
-            update,
-            down=lambda state, clock: {},
-            final=final,
-            mail=mail,
-        )
+        return _server(program, models, lambda round_: max(explore - explore_decay * round_, 0.0))
 
     return Method("fedfomo", model, delta, client, server, discloses="summaries")
 
 
-def _weighed(weight: Tensor, away: Tensor) -> Tensor:
-    """Return the sum of M weights (M,) times M tensors (M, ...)."""
-    return (weight.to(away.dtype).view(-1, *[1] * (away.dim() - 1)) * away).sum(0)
+# ------------------------------------------------------------------------------------------- client
+def _client(program: Program, descent: Descent, validation: str | None, models: int) -> Client:
+    first = common_params(program, "fedfomo")
+
+    def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
+        """Return the loss on validation rows, or the others; 0 if there are none."""
+        if validation is None:
+            return program.mean_loss(theta, batch)
+        few, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
+        return program.mean_loss(theta, few) * any_left
+
+    def start(message: Tree, own: Tree) -> Tree:
+        before = own["before"]
+        begun = {"own": own, "before": before, "scores": torch.zeros(models)}
+        return {**descent.begin(before), **begun}
+
+    def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        own, before = work["own"], work["own"]["before"]
+        sent, there = own["mail"]["models"], own["mail"]["there"]
+        tried = tree_map(lambda one, more: torch.cat([one[None], more]), own["last"], sent)
+        here = loss_of(True, before, batch)
+        gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
+        mixed, score = _moved(before, tried, gain, torch.cat([torch.ones(1), there]))
+        return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
+
+    def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+        return loss_of(False, w, batch)
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        model = Each({"w": work["w"], "scores": work["scores"]})
+        kept = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
+        return {"model": model, "loss": Share(work["loss"], rows)}, {**kept, "seen": torch.ones(())}
+
+    def new(message: Tree) -> Tree:
+        mean = message["mean"]
+        mail = {"models": message["best"], "there": torch.ones(models)}
+        return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
+
+    none = {"models": at_each(first, models), "there": torch.zeros(models)}
+    return Client(
+        own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
+        start=start,
+        phases=(Phase(mix), descent.phase(loss)),
+        finish=finish,
+        params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
+        seen=lambda own: own["seen"],
+        new=new,
+    )
+
+
+def _moved(before: Params, tried: Params, gain: Tensor, known: Tensor) -> tuple[Params, Tensor]:
+    """Return params moved toward M others by their scores, Eqs. (3) and (4), and the scores (M,)."""
+    squares = tree_map(lambda v, w: (v - w).flatten(1).square().sum(1), tried, before)
+    far = sum(tree_leaves(squares)) ** 0.5
+    score = torch.where(known * (far > LEAST) > 0.0, gain / far.clamp(min=LEAST), 0.0)
+    weight = score.clamp(min=0.0)
+    weight = weight / weight.sum().clamp(min=1e-30)
+
+    def mixed(w: Tensor, v: Tensor) -> Tensor:
+        away = v - w
+        return w + (weight.to(away.dtype).view(-1, *[1] * (away.dim() - 1)) * away).sum(0)
+
+    return tree_map(mixed, before, tried), score
 
 
 def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
@@ -232,3 +175,68 @@ def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
     any_left = kept.any()
     rows = torch.where(any_left, kept, there)
     return replace(batch, rows=rows, is_mini_batch=True), any_left.to(batch.counts.dtype)
+
+
+# ------------------------------------------------------------------------------------------- server
+def _server(program: Program, models: int, eps: Callable[[int], float]) -> Server:
+    count = program.num_clients
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        reports = means["model"]
+        ids = reports.ids
+        affinity = state["affinity"].clone()
+        rows = ids[:, None].expand(-1, models)
+        score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
+        affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
+        w = stored(state["w"], Reports(reports.value["w"], ids))
+        seen = state["seen"].index_fill(0, ids, True)
+        drawn = _drawn(program, models, clock.round)
+        picks, there = _picked(affinity, seen, eps(clock.round), *drawn)
+        return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
+
+    def mail(state: Tree) -> Tree:
+        sent = tree_map(lambda v: v[state["picked"]], state["w"])
+        return {"models": sent, "there": state["there"]}
+
+    def final(state: Tree, clock: Clock) -> Tree:
+        liked = state["affinity"].sum(0).argsort(descending=True)[:models]
+        short = models - len(liked)  # fewer clients than models
+        liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
+        best = tree_map(lambda v: v[liked], state["w"])
+        return {"best": best, "mean": mean_of(state["w"], state["seen"])}
+
+    begin = {
+        "w": at_each(common_params(program, "fedfomo"), count),
+        "seen": torch.zeros(count, dtype=torch.bool),
+        "affinity": torch.zeros(count, count),
+        "picked": torch.zeros(count, models, dtype=torch.long),
+        "there": torch.zeros(count, models),
+    }
+    return Server(begin, update, down=lambda state, clock: {}, final=final, mail=mail)
+
+
+def _drawn(program: Program, models: int, round_: int) -> tuple[Tensor, Tensor]:
+    """Return a round's random order of others for each client (N, N), and its dice (N, M)."""
+    keys, count, seed = program.client_keys, program.num_clients, program.seed
+    pairs = noise.fold(keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], seed)
+    order = noise.uniforms(noise.fold(pairs, round_), (), torch.float64)
+    return order, noise.uniforms(noise.fold(keys, seed, round_), (models,), torch.float64)
+
+
+def _picked(
+    affinity: Tensor, seen: Tensor, eps: float, order: Tensor, dice: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return whose models each client gets, (N, M), and whether there is one."""
+    count, ids, there = len(seen), [], []
+    left = seen & ~torch.eye(count, dtype=torch.bool)
+    for at_random in (dice < eps).unbind(1):
+        value = affinity.masked_fill(~left, -torch.inf)
+        best = left & (value == value.amax(1, keepdim=True))
+        pool = torch.where(at_random[:, None], left, best)
+        one = order.masked_fill(~pool, -1.0).argmax(1)
+        there.append(left.any(1))
+        ids.append(one)
+        left = left & (torch.arange(count) != one[:, None])
+    if not ids:
+        return torch.zeros(count, 0, dtype=torch.long), torch.zeros(count, 0)
+    return torch.stack(ids, 1), torch.stack(there, 1).to(affinity.dtype)

@@ -198,9 +198,8 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
             sites = ", ".join(f"'{site.name}'" for site in latents.local_block.sites)
             raise ProgramError(
                 f"local site {sites} cannot be integrated out: the log density of its client does "
-                f"not curve at its mode "
-                f"({error}); give it a prior that curves, such as a Normal, or take fedsvi with "
-                f"guides.structured"
+                f"not curve at its mode ({error}); give it a prior that curves, such as a Normal, "
+                "or take fedsvi with guides.structured"
             ) from error
 
     return named

@@ -315,9 +315,8 @@ def _warn_of_lost(stage: int, lost: float) -> None:
     if stage != CLIMB and lost > LOST:
         warnings.warn(
             f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their local "
-            f"sites. Do not trust the posterior "
-            f"near those points: give the local sites priors that curve more, or take fedsvi with "
-            f"guides.structured",
+            "sites. Do not trust the posterior near those points: give the local sites priors that "
+            "curve more, or take fedsvi with guides.structured",
             stacklevel=4,
         )
 
@@ -328,11 +327,9 @@ def _warn(state: Tree, left: int) -> None:
     if stage == DONE and float(state["k_hat"]) >= K_HAT:
         warnings.warn(
             f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global "
-            f"sites misses a part of the "
-            f"posterior, and weights cannot correct for it ({float(state['effective']):.0f} "
-            f"effective points). Do not trust tails "
-            f"and spreads: allow more rounds, or take fedsvi with "
-            f"guides.conditional(shared=guides.spline_flow)",
+            "sites misses a part of the posterior, and weights cannot correct for it "
+            f"({float(state['effective']):.0f} effective points). Do not trust tails and spreads: "
+            "allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
             stacklevel=4,
         )
     if stage != DONE and left == 0:

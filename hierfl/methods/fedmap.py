@@ -261,8 +261,7 @@ def _pairs(program: Program, rule: object) -> dict[str, str]:
     if callable(rule) and odd:
         raise ProgramError(
             f"the exact step of a prior moves 'theta.<name>' by site 'w.<name>', and '{odd[0]}' "
-            f"has no such name: "
-            f"use hierfl.models.learned_prior_network, or server='average'"
+            "has no such name: use hierfl.models.learned_prior_network, or server='average'"
         )
     return pairs
 

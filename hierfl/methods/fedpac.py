@@ -19,6 +19,8 @@ plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -106,34 +108,60 @@ def fedpac(
     if feature_weight < 0.0:
         raise ValueError(f"feature_weight is {feature_weight}: it must be 0 or more")
 
-    def parts(params: Params) -> tuple[Params, Params]:
-        head = {name: v for name, v in params.items() if model.in_head(name)}
-        return {name: v for name, v in params.items() if name not in head}, head
+    how = Training(
+        *(model, feature_weight, mix, head_optimizer, optimizer),
+        *(head_steps, body_steps, unit, batch_size),
+    )
 
-    def sizes(program: Program) -> tuple[int, int]:
-        """Return the numbers of classes and of features."""
-        params, batch = program.start()[0], program.prototype
-        width = model.features(params, batch).shape[-1]
-        fn, _ = program.observed({}, batch, params)[model.y]
-        return fn.probs.shape[-1], width
+    def server(program: Program) -> Server:
+        return _server(program, model, mix)
 
-    def client(program: Program) -> Client:
-        head = parts(program.start()[0])[1]
-        classes = sizes(program)[0]
+    return Method("fedpac", model, delta, how.client, server, discloses="summaries")
 
-        def by_class(theta: Params, batch: ClientBatch) -> Classes:
-            z, y = model.features(theta, batch)[0], batch.fields[model.y][0]
-            hot = (y[:, None] == torch.arange(classes)).to(z.dtype)
-            if batch.rows is not None:
-                hot = hot * batch.rows[0][:, None]
-            squares = (hot.sum(1) * z.square().sum(1)).sum() / hot.sum()
-            return Classes(hot.T @ z, hot.sum(0), squares)
+
+def _parts(model: HeadedNetwork, program: Program) -> tuple[Params, Params]:
+    """Return the starting values of the body and of the head."""
+    params = program.start()[0]
+    head = {name: v for name, v in params.items() if model.in_head(name)}
+    return {name: v for name, v in params.items() if name not in head}, head
+
+
+def _sizes(model: HeadedNetwork, program: Program) -> tuple[int, int]:
+    """Return the numbers of classes and of features."""
+    params, batch = program.start()[0], program.prototype
+    width = model.features(params, batch).shape[-1]
+    fn, _ = program.observed({}, batch, params)[model.y]
+    return fn.probs.shape[-1], width
+
+
+# ------------------------------------------------------------------------------------------- client
+@dataclass(frozen=True)
+class Training:
+    """The arguments of `fedpac`, under the same names."""
+
+    model: HeadedNetwork
+    feature_weight: float
+    mix: bool
+    head_optimizer: Optimizer
+    optimizer: Optimizer
+    head_steps: int
+    body_steps: int
+    unit: Literal["step", "epoch"]
+    batch_size: int | None
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        head, (classes, _) = _parts(self.model, program)[1], _sizes(self.model, program)
+
+        def features(work: Tree, batch: ClientBatch) -> Classes:
+            theta = {**work["body"].params, **work["head"].params}
+            return by_class(self.model, classes, theta, batch)
 
         def start(message: Tree, own: Tree) -> Tree:
-            mine = chosen(own["seen"], own["mail"] if mix else own["head"], message["head"])
+            mine = chosen(own["seen"], own["mail"] if self.mix else own["head"], message["head"])
             return {
-                "body": Stepped(message["body"], optimizer.init(message["body"])),
-                "head": Stepped(mine, head_optimizer.init(mine)),
+                "body": Stepped(message["body"], self.optimizer.init(message["body"])),
+                "head": Stepped(mine, self.head_optimizer.init(mine)),
                 "own": own,
                 "h": torch.zeros_like(message["mu"]),
                 "means": torch.zeros_like(message["mu"]),
@@ -143,7 +171,7 @@ def fedpac(
             }
 
         def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            found = by_class({**work["body"].params, **work["head"].params}, batch)
+            found = features(work, batch)
             share = found.rows / found.rows.sum()
             means = found.total / found.rows.clamp(min=1.0)[:, None]
             h = share[:, None] * means
@@ -151,39 +179,20 @@ def fedpac(
             return {**work, "h": h, "v": v.clamp(min=1e-12), "means": means}
 
         def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            body = work["body"].params
-            gradient, value = slope(
-                lambda h: program.mean_loss({**body, **h}, batch), work["head"].params
-            )
-            return {**work, "head": step(head_optimizer, gradient, work["head"]), "loss": value}
+            body, head = work["body"].params, work["head"]
+            gradient, value = slope(lambda h: program.mean_loss({**body, **h}, batch), head.params)
+            return {**work, "head": step(self.head_optimizer, gradient, head), "loss": value}
 
         def on_body(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            head, known = work["head"].params, message["known"][:, None] > 0.0
-            center = torch.where(known, message["mu"], work["means"])[
-                batch.fields[model.y][0].long()
-            ]
-            pull = feature_weight * message["known"].amax()  # none in the first round
-
-            def loss(body: Params) -> Tensor:
-                theta = {**body, **head}
-                with model.features_seen() as seen:
-                    nll = program.mean_loss(theta, batch)
-                if not feature_weight:
-                    return nll
-                away = (seen[-1].flatten(1) - center).square().mean(1)
-                rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
-                return nll + pull * (away * rows).sum() / rows.sum()
-
+            loss = self._body_loss(program, work, message, batch)
             gradient, value = slope(loss, work["body"].params)
-            return {**work, "body": step(optimizer, gradient, work["body"]), "loss": value}
+            return {**work, "body": step(self.optimizer, gradient, work["body"]), "loss": value}
 
         def look_again(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            found = by_class({**work["body"].params, **work["head"].params}, batch)
-            return {**work, "classes": tuple(found)}
+            return {**work, "classes": tuple(features(work, batch))}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            total, count, _ = work["classes"]
-            head = work["head"].params
+            (total, count, _), head = work["classes"], work["head"].params
             up: Up = {
                 "theta": Share(work["body"].params, rows),
                 "classes": Share({"total": total, "count": count}),
@@ -192,79 +201,99 @@ def fedpac(
             }
             return up, {"head": head, "mail": own["mail"], "seen": torch.ones(())}
 
-        looking = Phase(look)
-        tuning = Phase(on_head, head_steps, unit, batch_size)
-        training = Phase(on_body, body_steps, unit, batch_size)
-        phases = (looking, tuning, training, Phase(look_again))
+        def params(message: Tree, own: Tree) -> Params:
+            return {**message["body"], **chosen(own["seen"], own["head"], message["head"])}
+
+        def new(head: Params) -> Tree:
+            return {"head": head, "mail": head, "seen": torch.zeros(())}
+
+        tuning = Phase(on_head, self.head_steps, self.unit, self.batch_size)
+        training = Phase(on_body, self.body_steps, self.unit, self.batch_size)
         return Client(
-            own={"head": head, "mail": head, "seen": torch.zeros(())},
+            own=new(head),
             start=start,
-            phases=phases,
+            phases=(Phase(look), tuning, training, Phase(look_again)),
             finish=finish,
-            params=lambda message, own: {
-                **message["body"],
-                **chosen(own["seen"], own["head"], message["head"]),
-            },
+            params=params,
             adapt=(tuning,),
             seen=lambda own: own["seen"],
-            new=lambda message: {
-                "head": message["head"],
-                "mail": message["head"],
-                "seen": torch.zeros(()),
-            },
+            new=lambda message: new(message["head"]),
         )
 
-    def server(program: Program) -> Server:
-        count = program.num_clients
-        body, head = parts(program.start()[0])
-        shape = sizes(program)
+    def _body_loss(
+        self, program: Program, work: Tree, message: Tree, batch: ClientBatch
+    ) -> Callable[[Params], Tensor]:
+        """Return the loss of the body: nll, and the pull of features to the means of their classes."""
+        head, known = work["head"].params, message["known"][:, None] > 0.0
+        labels = batch.fields[self.model.y][0].long()
+        center = torch.where(known, message["mu"], work["means"])[labels]
+        pull = self.feature_weight * message["known"].amax()  # none in the first round
 
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            reports = means["head"]
-            known = {
-                name: stored(state[name], Reports(reports.value[name], reports.ids))
-                for name in ("head", "h", "v")
-            }
-            seen = state["seen"].index_fill(0, reports.ids, True)
-            found = means["classes"]
-            there = (found["count"] > 0.0).to(found["count"].dtype)
-            mu = found["total"] / found["count"].clamp(min=1e-30)[:, None]
-            mu = torch.where(there[:, None] > 0.0, mu, state["mu"])
-            mail = known["head"]
-            if mix:
-                weight = weights_of(known["h"].flatten(1), known["v"], seen)
-                mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), known["head"])
-            return {
-                "body": means["theta"],
-                **known,
-                "seen": seen,
-                "mu": mu,
-                "known": torch.maximum(state["known"], there),
-                "mail": mail,
-            }
+        def loss(body: Params) -> Tensor:
+            with self.model.features_seen() as seen:
+                nll = program.mean_loss({**body, **head}, batch)
+            if not self.feature_weight:
+                return nll
+            away = (seen[-1].flatten(1) - center).square().mean(1)
+            rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
+            return nll + pull * (away * rows).sum() / rows.sum()
 
-        def down(state: Tree, clock: Clock) -> Tree:
-            mean = mean_of(state["head"], state["seen"])
-            return {"body": state["body"], "head": mean, "mu": state["mu"], "known": state["known"]}
+        return loss
 
-        heads = at_each(head, count)
-        return Server(
-            {
-                "body": body,
-                "head": heads,
-                "h": torch.zeros(count, *shape),
-                "v": torch.ones(count),
-                "seen": torch.zeros(count, dtype=torch.bool),
-                "mu": torch.zeros(shape),
-                "known": torch.zeros(shape[0]),
-                "mail": heads,
-            },
-            update,
-            down=down,
-            mail=lambda state: state["mail"],
-        )
 
-    return Method("fedpac", model, delta, client, server, discloses="summaries")
+def by_class(model: HeadedNetwork, classes: int, theta: Params, batch: ClientBatch) -> Classes:
+    """Return the features of a client's rows by class."""
+    z, y = model.features(theta, batch)[0], batch.fields[model.y][0]
+    hot = (y[:, None] == torch.arange(classes)).to(z.dtype)
+    if batch.rows is not None:
+        hot = hot * batch.rows[0][:, None]
+    squares = (hot.sum(1) * z.square().sum(1)).sum() / hot.sum()
+    return Classes(hot.T @ z, hot.sum(0), squares)
+
+
+# ------------------------------------------------------------------------------------------- server
+def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
+    body, head = _parts(model, program)
+    count, shape = program.num_clients, _sizes(model, program)
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        reports, found = means["head"], means["classes"]
+        known = {
+            name: stored(state[name], Reports(reports.value[name], reports.ids))
+            for name in ("head", "h", "v")
+        }
+        seen = state["seen"].index_fill(0, reports.ids, True)
+        there = (found["count"] > 0.0).to(found["count"].dtype)
+        mu = found["total"] / found["count"].clamp(min=1e-30)[:, None]
+        mail = known["head"]
+        if mix:
+            weight = weights_of(known["h"].flatten(1), known["v"], seen)
+            mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), known["head"])
+        return {
+            "body": means["theta"],
+            **known,
+            "seen": seen,
+            "mu": torch.where(there[:, None] > 0.0, mu, state["mu"]),
+            "known": torch.maximum(state["known"], there),
+            "mail": mail,
+        }
+
+    def down(state: Tree, clock: Clock) -> Tree:
+        mean = mean_of(state["head"], state["seen"])
+        return {"body": state["body"], "head": mean, "mu": state["mu"], "known": state["known"]}
+
+    heads = at_each(head, count)
+    begin = {
+        "body": body,
+        "head": heads,
+        "h": torch.zeros(count, *shape),
+        "v": torch.ones(count),
+        "seen": torch.zeros(count, dtype=torch.bool),
+        "mu": torch.zeros(shape),
+        "known": torch.zeros(shape[0]),
+        "mail": heads,
+    }
+    return Server(begin, update, down=down, mail=lambda state: state["mail"])
 
 
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:

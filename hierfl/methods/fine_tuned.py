@@ -17,9 +17,10 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Phase, Step, Up, beside, inside, slope
+from hierfl.method import Client, Method, Phase, Step, Up, slope
 from hierfl.methods.about import Wrapper
 from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
+from hierfl.methods.wrapping import beside, inside
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 

@@ -141,8 +141,7 @@ def proper(q: Tree) -> tuple[Tensor, Tensor]:
     smallest = float(torch.linalg.eigvalsh(q["precision"])[0])
     if not smallest > 0.0:
         raise ValueError(
-            f"the product of the clients' factors is not a distribution (its precision has an "
-            f"eigenvalue {smallest:.3g}): lower "
-            f"damping, or leave it at None, 1 / N"
+            "the product of the clients' factors is not a distribution (its precision has an "
+            f"eigenvalue {smallest:.3g}): lower damping, or leave it at None, 1 / N"
         )
     return torch.linalg.solve(q["precision"], q["shift"]), tril_of(q["precision"])

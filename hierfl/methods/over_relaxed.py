@@ -13,7 +13,7 @@ from dataclasses import replace
 from hierfl.core.trees import Tree, lerp
 from hierfl.method import Clock, Method, Server
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_averages
+from hierfl.methods.wrapping import check_averages, wrapped
 from hierfl.program.program import Program
 
 
@@ -44,9 +44,7 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         check_averages("over_relaxed", method, program, plain, fix)
         return _relaxed(plain, beta)
 
-    # a server that moves further stops elsewhere, if at all: the method's `most_rounds` says
-    # nothing of it
-    return replace(method, name=f"{method.name}+AM", server=server, most_rounds=None)
+    return wrapped(method, f"{method.name}+AM", server=server)
 
 
 def _relaxed(server: Server, beta: float) -> Server:

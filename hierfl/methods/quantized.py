@@ -31,9 +31,9 @@ from hierfl.core.trees import (
     tree_leaves,
     zeros_like,
 )
-from hierfl.method import Client, Clock, Method, Server, Share, Up, beside
+from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_takes_means
+from hierfl.methods.wrapping import beside, check_takes_means, is_logged, wrapped
 from hierfl.program.program import Params, Program, ProgramError
 
 UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k
@@ -90,15 +90,7 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
         return _adding(plain_server, plain)
 
     name = f"{method.name} {bits} bits"
-    # rounded means may never settle: the method's `most_rounds` says nothing of them
-    return replace(
-        method,
-        name=name,
-        client=client,
-        server=server,
-        most_rounds=None,
-        traits=method.traits | {"rounded"},
-    )
+    return wrapped(method, name, trait="rounded", client=client, server=server)
 
 
 def _up(client: Client, message: Tree) -> Up:
@@ -109,11 +101,7 @@ def _up(client: Client, message: Tree) -> Up:
 
 def _values(up: Up) -> dict[str, Tree]:
     """Return the values that are rounded, by share: all but scalars, which are logged."""
-    return {name: share.value for name, share in up.items() if not _is_logged(share.value)}
-
-
-def _is_logged(value: Tree) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1
+    return {name: share.value for name, share in up.items() if not is_logged(share.value)}
 
 
 def _check_copies(name: str, up: Up, params: Params) -> None:

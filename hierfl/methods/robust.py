@@ -23,7 +23,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Each, Method, Reports, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_takes_means
+from hierfl.methods.wrapping import check_takes_means, is_logged
 from hierfl.program.program import Program, ProgramError
 
 Rule = Literal["median", "trimmed", "krum", "clipped"]
@@ -93,8 +93,8 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
 
 
 def _by_itself(name: str, share: object) -> Share | Each:
-    if isinstance(share, Share) and isinstance(share.value, Tensor) and share.value.numel() == 1:
-        return share  # a number for the history
+    if isinstance(share, Share) and is_logged(share.value):
+        return share
     if not isinstance(share, Share):
         raise ProgramError(
             f"robust takes the place of means, and a client sends {name} as a "

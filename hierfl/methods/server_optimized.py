@@ -8,12 +8,10 @@ is taken for a gradient. SGD(1.0) is the method itself, SGD(lr, momentum) FedAvg
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hierfl.core.trees import Tree, sub
 from hierfl.method import Clock, Method, Server
 from hierfl.methods.about import Wrapper
-from hierfl.methods.averaging import check_averages
+from hierfl.methods.wrapping import check_averages, wrapped
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Program
 
@@ -41,9 +39,7 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
         check_averages("server_optimized", method, program, plain, fix)
         return with_optimizer(plain, optimizer)
 
-    name = f"{method.name}+opt"
-    # an optimizer with momentum may never settle: the method's `most_rounds` says nothing of it
-    return replace(method, name=name, server=server, most_rounds=None)
+    return wrapped(method, f"{method.name}+opt", server=server)
 
 
 def with_optimizer(plain: Server, optimizer: Optimizer) -> Server:

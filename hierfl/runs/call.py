@@ -19,7 +19,6 @@ from hierfl.data.clients import ClientData
 from hierfl.data.expected import FRAME, expect_client_data, is_frame
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
-from hierfl.methods.about import names
 from hierfl.program.program import Program
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
@@ -146,7 +145,7 @@ def _no_method(method: Any) -> str | None:
     """Return how to fix a value that is no method; None: it may be a model."""
     kind = "None" if method is None else type(method).__name__
     name: str = getattr(method, "__name__", kind)
-    if name in names() and getattr(methods, name) is method:
+    if name in methods.__all__ and getattr(methods, name) is method:
         wraps = "method" in inspect.signature(getattr(methods, name)).parameters
         of = "hierfl.methods.fedavg(model)" if wraps else "model"
         return f"model is '{name}', which is not called yet: hand over hierfl.methods.{name}({of})"
@@ -161,7 +160,7 @@ def _no_method(method: Any) -> str | None:
             f"hierfl.methods.fedsvi(model, guide=hierfl.guides.{name})"
         )
     if isinstance(method, str):
-        made = method if method in names() else "fedsvi"
+        made = method if method in methods.__all__ else "fedsvi"
         return f"model is the string '{method}': hand over hierfl.methods.{made}(model)"
     if isinstance(method, Program):
         return "model is a Program, which is read already: hand over hierfl.methods.fedsvi(model)"

@@ -1,0 +1,99 @@
+"""What wrappers of a method share: its phases and its state inside larger ones, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Client, Method, Phase, Server, Step, Trait, Up
+from hierfl.program.program import Program, ProgramError
+
+
+def wrapped(method: Method, name: str, *, trait: Trait | None = None, **parts: Any) -> Method:
+    """Return a method with other parts, whose `most_rounds` is unknown: it may settle later, or never."""
+    traits = method.traits if trait is None else method.traits | {trait}
+    return replace(method, name=name, most_rounds=None, traits=traits, **parts)
+
+
+def is_logged(value: Tree) -> bool:
+    """Return whether a share's value is a scalar, which is for the history alone."""
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
+    """Return phases on `entry` of a larger working state; `after` follows each step of the last phase."""
+    last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
+    return tuple(
+        replace(phase, step=_inside(phase.step, entry, after if i == last else None))
+        for i, phase in enumerate(phases)
+    )
+
+
+def _inside(step: Step, entry: str, after: Step | None) -> Step:
+    def larger(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        work = {**work, entry: step(work[entry], message, batch)}
+        return work if after is None else after(work, message, batch)
+
+    return larger
+
+
+def beside(plain: Client, extra: Tree) -> Client:
+    """Return a client that keeps `extra` beside its own state, hidden from its own functions."""
+
+    def mine(own: Tree) -> Tree:
+        return {name: own[name] for name in plain.own}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        up, kept = plain.finish(work, message, mine(own), rows)
+        return up, {**kept, **{name: own[name] for name in extra}}
+
+    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+        assert plain.settle is not None
+        return {**own, **plain.settle(message, mine(own), batch)}
+
+    seen = plain.seen
+    return replace(
+        plain,
+        own={**plain.own, **extra},
+        start=lambda message, own: plain.start(message, mine(own)),
+        finish=finish,
+        params=lambda message, own: plain.params(message, mine(own)),
+        seen=None if seen is None else lambda own: seen(mine(own)),
+        new=lambda message: {**(plain.own if plain.new is None else plain.new(message)), **extra},
+        settle=None if plain.settle is None else settle,
+    )
+
+
+def check_averages(
+    wrapper: str, method: Method, program: Program, server: Server, fix: str
+) -> None:
+    """Refuse a server whose state is anything but the program's global params; `fix` ends the message."""
+    expected = program.start()[0].keys()
+    if isinstance(server.state, dict) and server.state.keys() == expected and expected:
+        return
+    raise ProgramError(
+        f"{wrapper} needs a method whose server averages its clients' copies of the global params, "
+        f"and '{method.name}' does not: {fix}"
+    )
+
+
+def check_takes_means(
+    wrapper: str, what: str, method: Method, program: Program, server: Server, fix: str
+) -> None:
+    """Refuse a server that needs more than means of copies, or of fedsvi's gradients."""
+    if method.everyone or method.discloses != "sums":
+        why = (
+            "sums what all clients know"
+            if method.everyone
+            else "uses what each client sends individually"
+        )
+        raise ProgramError(
+            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as "
+            "fedsvi or fedavg"
+        )
+    if "gradients" not in method.traits:
+        check_averages(wrapper, method, program, server, fix)
