@@ -127,10 +127,11 @@ def test_too_few_nodes_end_the_run_and_it_goes_on_from_its_checkpoint(
 
 
 def test_a_method_that_needs_every_client_does_not_go_on_without_one(tmp_path: Path) -> None:
-    around = machines(methods.bfi(logistic), rows(), tmp_path)
+    method = methods.bfi(logistic, steps=1)
+    around = machines(method, rows(), tmp_path)
     with pytest.raises(TooFewNodes, match="needs every client in each round"):
         fit_nodes(
-            methods.bfi(logistic),
+            method,
             around.agreement,
             lambda contents: around.ask({k: v for k, v in contents.items() if k != "west"}),
             rounds=1,
