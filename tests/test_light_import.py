@@ -44,36 +44,48 @@ def loaded(code: str) -> set[str]:
 
 
 # ------------------------------------------------------------ modules loaded
-def test_import_hierfl_loads_few_modules() -> None:
-    before = loaded("import torch, pyro")
-    added = loaded("import torch, pyro, hierfl") - before
-    assert not added & set(HEAVY)
-    assert {name for name in added if name.split(".")[0] == "hierfl"} == {"hierfl"}
-    assert len(added) < 20, sorted(added)
+STAGES = """
+import json, os, sys
+for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+    os.environ.pop(name, None)
+environment, before = dict(os.environ), set(sys.modules)
+import hierfl
+imported = sorted(set(sys.modules) - before)
+hierfl.fit, hierfl.load, hierfl.methods, hierfl.models, hierfl.guides, hierfl.ClientData
+changed = [name for name, value in os.environ.items() if environment.get(name) != value]
+used = sorted(sys.modules)
+from hierfl import *
+missing = [name for name in hierfl.__all__ if globals()[name] is not getattr(hierfl, name)]
+print(json.dumps([imported, changed, used, missing]))
+"""
 
 
-def test_import_hierfl_changes_no_environment() -> None:
-    """tests/core/test_allocator.py covers malloc."""
-    done = python(
-        "import os, sys\n"
-        "for name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY'):\n"
-        "    os.environ.pop(name, None)\n"
-        "before = dict(os.environ)\n"
-        "import hierfl\n"
-        "assert 'torch' not in sys.modules\n"
-        "hierfl.fit, hierfl.methods, hierfl.models\n"
-        "changed = {k: v for k, v in os.environ.items() if before.get(k) != v}\n"
-        "assert not {k for k in changed if not k.startswith(('TORCH', 'KMP'))}, changed\n"
-    )
+@pytest.fixture(scope="module")
+def stages() -> list[list[str]]:
+    """In a fresh interpreter: modules that `import hierfl` loads; environment variables changed and
+    modules loaded once names are used; names that a star import does not give.
+    """
+    done = python(STAGES)
     assert done.returncode == 0, done.stderr[-2000:]
+    return [list(found) for found in json.loads(done.stdout.splitlines()[-1])]
 
 
-def test_fitting_loads_neither_arviz_nor_plots() -> None:
-    names = (
-        "hierfl.fit, hierfl.load, hierfl.methods, hierfl.models, hierfl.guides, hierfl.ClientData"
-    )
-    added = loaded(f"import hierfl; {names}")
-    assert not added & {"arviz", "matplotlib", "seaborn", "xarray", "torch._inductor"}
+def test_import_hierfl_loads_few_modules(stages: list[list[str]]) -> None:
+    imported = stages[0]
+    assert not {"torch", "pyro", *HEAVY} & set(imported)
+    assert [name for name in imported if name.split(".")[0] == "hierfl"] == ["hierfl"]
+    assert len(imported) < 20, imported
+
+
+def test_import_hierfl_changes_no_environment(stages: list[list[str]]) -> None:
+    """tests/core/test_allocator.py covers malloc."""
+    assert not [name for name in stages[1] if not name.startswith(("TORCH", "KMP"))]
+
+
+def test_fitting_loads_neither_arviz_nor_plots(stages: list[list[str]]) -> None:
+    used = set(stages[2])
+    assert {"torch", "pyro", "hierfl.runs"} <= used
+    assert not used & {"arviz", "matplotlib", "seaborn", "xarray", "torch._inductor"}
 
 
 def test_an_app_of_a_node_loads_nothing_of_fits_and_servers() -> None:
@@ -114,13 +126,8 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
                 assert name in dir(package), (where, name)
 
 
-def test_star_import_and_unknown_names() -> None:
-    done = python(
-        "from hierfl import *\n"
-        "import hierfl\n"
-        "assert all(globals()[name] is getattr(hierfl, name) for name in hierfl.__all__)\n"
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_star_import_and_unknown_names(stages: list[list[str]]) -> None:
+    assert not stages[3]
     with pytest.raises(AttributeError, match="No hierfl attribute ft"):
         _ = getattr(hierfl, "ft")  # noqa: B009 (a type checker refuses hierfl.ft)
     with pytest.raises(ImportError, match="cannot import name 'ft' from 'hierfl'"):

@@ -45,6 +45,7 @@ def test_radon_with_a_third_of_the_counties_a_round() -> None:
     assert not broken(RADON, "conditional_third")
 
 
+@pytest.mark.slow
 def test_radon_non_centered_with_the_structured_guide() -> None:
     """Means are within 0.2 sd; tau's sd is too small under local Gaussians linear in the global
     sites.
@@ -53,6 +54,7 @@ def test_radon_non_centered_with_the_structured_guide() -> None:
     assert not broken(RADON, "structured_non_centered", rounds=800, draws=2000, bars=bars)
 
 
+@pytest.mark.slow
 @needs_files
 def test_hospitals_with_the_conditional_guide() -> None:
     assert not broken(HOSPITALS, "conditional", rounds=150, lr=0.1, draws=600)
@@ -65,6 +67,7 @@ def test_eight_schools_with_the_conditional_guide() -> None:
     assert not broken(SCHOOLS, "conditional", bars=bars)
 
 
+@pytest.mark.slow
 @needs_files
 def test_eight_schools_with_a_flow() -> None:
     assert not broken(SCHOOLS, "conditional_flow")

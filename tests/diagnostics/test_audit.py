@@ -100,10 +100,10 @@ def test_what_it_refuses() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     torch.set_default_dtype(torch.float64)
-    shown = runner.invoke(app, ["audit", "bfi", "--rounds", "1"])
+    shown = runner.invoke(app, ["audit", "fedsvi", "--rounds", "1"])
     assert shown.exit_code == 0, shown.output
     assert all(column.split()[0] in shown.output for column in COLUMNS)
-    assert "precision" in shown.output and "client 'switzerland' sent" in shown.output
+    assert "_shared.loc" in shown.output and "client 'switzerland' sent" in shown.output
     assert "there is no method 'no_such'" in _said(runner.invoke(app, ["audit", "no_such"]).output)
     (tmp_path / "own_study.py").write_text(
         "import torch\nfrom tests.programs import federation, regression\nfrom hierfl import "

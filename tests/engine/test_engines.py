@@ -109,7 +109,7 @@ def test_every_method_in_every_way(name: str) -> None:
     one_row = 2 if name == "batch_normed" else 1  # a batch norm needs two rows
     data = federation((5, 3, 2) if few else (5, 3, 7, one_row, 2))
     method = METHODS[name]()
-    run: dict[str, Any] = {"rounds": 2 if few else 3, "seed": 4}
+    run: dict[str, Any] = {"rounds": 2, "seed": 4}
     run["cohort"] = cohort(method, 2 if few else 4)
     together = fit(method, data, **run)
     for way in ("in chunks", "sequential"):

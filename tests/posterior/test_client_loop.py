@@ -43,7 +43,7 @@ ASKED: dict[str, Callable[[Fit], Tensor]] = {
     ),
     "client_gradients": lambda f: client_gradients(f, draws=3),
     "convergence": lambda f: torch.from_numpy(
-        convergence(f, draws=4).gradient["size"].to_numpy(copy=True)
+        convergence(f, draws=4, proposals=100).gradient["size"].to_numpy(copy=True)
     ),
     "own_k_hat": lambda f: torch.from_numpy(own_k_hat(f, points=2).to_numpy(copy=True)),
 }

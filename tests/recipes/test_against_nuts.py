@@ -21,10 +21,12 @@ from tests.recipes import reference
 
 STORED: dict[str, Any] = json.loads(reference.STORED.read_text())
 ON_FILES = {"frailty", "missing_covariates", "missing_covariates:imputed", "three_levels"}
-SLOW = {  # fits of more than 20 s of a core
+SLOW = {  # fits of more than 10 s of a core
+    "autoregression",
     "gaussian_process",
     "group_level_predictor",
     "horseshoe",
+    "measurement_error",
     "missing_covariates:imputed",
     "ordinal",
     "three_levels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from hierfl.methods import (
     by_rows,
     fedavg,
     fedlaplace,
+    fedlaplace_server,
     fedsvi,
     fine_tuned,
     over_relaxed,
@@ -28,13 +30,20 @@ from hierfl.runs.checkpoint import CheckpointError, checkpoints
 from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, three
 
-# two weighing rounds, of 512 and of 1,024 points
+# two weighting rounds, of 32 and of 64 points
 SMALL: dict[str, Any] = {
     "settle_draws": 4,
-    "draws": 1024,
+    "draws": 64,
     "target_ess": 10**9,
     "weighting_rounds": 2,
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_points() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedlaplace_server, "FIRST", 32)
+        yield
 
 
 def same(one: hierfl.Fit, other: hierfl.Fit) -> None:
@@ -60,7 +69,7 @@ def test_it_is_the_run_of_the_most_rounds() -> None:
     assert whole.federation.server.finished(whole.progress.server)
     assert len(whole.history) < 20 and whole.rounds == MOST_ROUNDS
     same(whole, fit(fedlaplace(means, **SMALL), three(), rounds=MOST_ROUNDS))
-    assert len(fit(bfi(means), three()).history) == 1
+    assert len(fit(bfi(means, steps=1), three()).history) == 1
 
 
 def test_a_method_that_does_not_finish_ends_with_its_most_rounds() -> None:
