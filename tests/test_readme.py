@@ -43,7 +43,7 @@ MOST = {  # of these arguments, so that a page takes seconds
     "warmup": 20,
 }
 LONGER = {"docs/diagnostics.md": {"rounds": 40}}  # fewer rounds say nothing about convergence
-FEW_COLUMNS = ("docs/diagnostics.md", "docs/runs.md", "docs/privacy.md")
+FEWER_PATIENTS = ("docs/diagnostics.md", "docs/runs.md", "docs/privacy.md")
 
 
 def run(page: str, first: int = 0, last: int | None = None, **names: Any) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def run(page: str, first: int = 0, last: int | None = None, **names: Any) -> dic
     return names
 
 
-def few_columns(count: int, whole: Any = hierfl.datasets.heart_disease) -> hierfl.ClientData:
-    """Return the patients of heart disease with their first features."""
-    data = whole()
+def fewer_patients(whole: Any = hierfl.datasets.heart_disease) -> hierfl.ClientData:
+    """Return a quarter of the patients of heart disease, with three features."""
+    data = whole().split(0.25, seed=0)[0]
     return replace(
-        data.with_fields(x=data.fields["x"][:, :count]), features={"x": data.features["x"][:count]}
+        data.with_fields(x=data.fields["x"][:, :3]), features={"x": data.features["x"][:3]}
     )
 
 
@@ -80,8 +80,8 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(choice, "MOST_SHARED", 0)
     monkeypatch.setattr(one_run, "ATTEMPTS", (4,))
     monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names
-    if page in FEW_COLUMNS:
-        monkeypatch.setattr(hierfl.datasets, "heart_disease", partial(few_columns, 3))
+    if page in FEWER_PATIENTS:
+        monkeypatch.setattr(hierfl.datasets, "heart_disease", fewer_patients)
     names = run(page)
     if page == "README.md":
         assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")

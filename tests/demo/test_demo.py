@@ -140,6 +140,7 @@ def test_report_is_written_with_its_warnings(job: tuple[Path, Any]) -> None:
     assert "276 held-out rows" in text
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_with_worker_processes(
     job: tuple[Path, Any], tmp_path: Path
 ) -> None:

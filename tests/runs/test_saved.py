@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +19,7 @@ from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
 from hierfl.optimizers import SGD, Adam, TorchOptimizer
+from hierfl.program import marked
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
 from hierfl.runs.result import Fit
@@ -262,7 +263,9 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
             )
 
 
-def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path) -> None:
+def test_a_model_defined_in_one_script_is_not_found_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import pyro, pyro.distributions as dist, hierfl\n@hierfl.model\ndef my_model(batch):\n   "
@@ -273,7 +276,9 @@ def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path)
         f"settings=hierfl.Settings(compile=False))\nfit.save({str(tmp_path / 'run')!r})\nassert "
         f"hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
     )
-    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    with monkeypatch.context() as patch:  # what one script marks, the other has not marked
+        patch.setattr(marked, "_MARKED", {})
+        runpy.run_path(str(script), run_name="__main__")
     with pytest.raises(
         CannotRemake, match=r"'my_model' is not marked .*hand it in: load\(\.\.\., model="
     ):
