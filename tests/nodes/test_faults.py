@@ -21,9 +21,10 @@ from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
+from tests.methods.cases import CASES
 from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
-from tests.programs import federation, fit, logistic
+from tests.programs import federation, fit
 
 Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
@@ -127,7 +128,7 @@ def test_too_few_nodes_end_the_run_and_it_goes_on_from_its_checkpoint(
 
 
 def test_a_method_that_needs_every_client_does_not_go_on_without_one(tmp_path: Path) -> None:
-    method = methods.bfi(logistic, steps=1)
+    method = CASES["clustered_fl"].make()
     around = machines(method, rows(), tmp_path)
     with pytest.raises(TooFewNodes, match="needs every client in each round"):
         fit_nodes(

@@ -19,7 +19,7 @@ from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
 from hierfl.optimizers import SGD, Adam, TorchOptimizer
-from hierfl.program import marked
+from hierfl.program import public_names
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
 from hierfl.runs.result import Fit
@@ -277,7 +277,7 @@ def test_a_model_defined_in_one_script_is_not_found_from_another(
         f"hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
     )
     with monkeypatch.context() as patch:  # what one script marks, the other has not marked
-        patch.setattr(marked, "_MARKED", {})
+        patch.setattr(public_names, "_MARKED", {})
         runpy.run_path(str(script), run_name="__main__")
     with pytest.raises(
         CannotRemake, match=r"'my_model' is not marked .*hand it in: load\(\.\.\., model="
