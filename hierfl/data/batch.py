@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -71,12 +71,9 @@ class ClientBatch:
         """Return a field or client field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
-        for fields in (
-            object.__getattribute__(self, "fields"),
-            object.__getattribute__(self, "client_fields"),
-        ):
-            if name in fields:
-                return fields[name]
+        for fields in ("fields", "client_fields"):
+            if name in (known := object.__getattribute__(self, fields)):
+                return known[name]
         known = sorted([*self.fields, *self.client_fields])
         raise AttributeError(
             f"the data have no field '{name}'; they have {', '.join(known)}: correct the name, or "
@@ -93,7 +90,7 @@ class ClientBatch:
         """B, the number of rows of each client, padded rows included."""
         # fields that record each access tell it themselves: counting rows reads no field
         known: int | None = getattr(self.fields, "num_rows", None)
-        return next(v.shape[1] for v in self.fields.values()) if known is None else known
+        return next(iter(self.fields.values())).shape[1] if known is None else known
 
     @cached_property
     def _plates(self) -> dict[str, pyro.plate]:
@@ -239,13 +236,16 @@ def full_batch(
     """
     expect_client_data(data, "data")
     ids = torch.arange(data.num_clients) if ids is None else ids
-    counts = data.counts[ids]
-    place = torch.arange(int(counts.max()))[None]
-    inside = place < counts[:, None]
-    index = data.offsets[ids][:, None] + torch.where(inside, place, 0)
-    return gather(
-        data, ids, index, None if bool(inside.all()) else inside, keys_of(data, ids, seed, *at)
-    )
+    inside, index = first_rows(data, ids, int(data.counts[ids].max()))
+    keys = keys_of(data, ids, seed, *at)
+    return gather(data, ids, index, None if bool(inside.all()) else inside, keys)
+
+
+def first_rows(data: ClientData, ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the first `width` rows of clients: which exist, and their positions, (C, width)."""
+    place = torch.arange(width)[None]
+    inside = place < data.counts[ids][:, None]
+    return inside, data.offsets[ids][:, None] + torch.where(inside, place, 0)
 
 
 class Keys(NamedTuple):
@@ -261,11 +261,8 @@ class Keys(NamedTuple):
     def of_steps(self, first: int, last: int) -> list[Keys]:
         """Return the keys of the steps `first`..`last` - 1, computed together."""
         step = torch.arange(first, last, dtype=torch.int32)
-        own, shared = (
-            noise.fold_now(self.own[None], step[:, None]),
-            noise.fold_now(self.shared[None], step),
-        )
-        return [Keys(*both) for both in zip(own.unbind(), shared.unbind(), strict=True)]
+        own = noise.fold_now(self.own[None], step[:, None])
+        return list(map(Keys, own.unbind(), noise.fold_now(self.shared[None], step).unbind()))
 
 
 def keys_of(data: ClientData, ids: Tensor, seed: int, *at: int) -> Keys:
@@ -297,6 +294,16 @@ def gather(
         own_keys=keys.own,
         root=keys.shared,
         is_mini_batch=is_mini_batch,
+    )
+
+
+def mapped(batch: ClientBatch, change: Callable[[Tensor], Tensor]) -> ClientBatch:
+    """Return a batch with a function of its fields and numbers of rows in place of them."""
+    return replace(
+        batch,
+        fields={name: change(v) for name, v in batch.fields.items()},
+        client_fields={name: change(v) for name, v in batch.client_fields.items()},
+        counts=change(batch.counts),
     )
 
 

@@ -6,7 +6,6 @@ than the other clients', or in conflict with them.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
@@ -70,12 +69,11 @@ def means_of(total: Mapping[str, Share | LogSum | Reports]) -> dict[str, Tree]:
     for name, share in total.items():
         if isinstance(share, Reports):
             means[name] = share
-            continue
-        if isinstance(share, LogSum):
+        elif isinstance(share, LogSum):
             means[f"effective_{name}"] = (2.0 * share.log_weight - share.log_square).exp()
-        means[name] = (
-            share.value if isinstance(share, LogSum) else scaled(share.value, 1.0 / share.weight)
-        )
+            means[name] = share.value
+        else:
+            means[name] = scaled(share.value, 1.0 / share.weight)
     return means
 
 
@@ -83,9 +81,7 @@ FEWEST = 8  # clients: with fewer, the spread of their norms is not known
 FAR = 5.0  # modified z-score; Iglewicz and Hoaglin propose 3.5 for one sample, not for thousands
 TIMES = 10.0  # the median: smaller norms are not named, however little others differ
 TO_SD = NormalDist().inv_cdf(0.75)  # median absolute deviation of a standard normal, 0.6745
-FEWEST_COMPARED = (
-    4  # clients that are judged: with fewer, nobody can say which of them is the odd one
-)
+FEWEST_COMPARED = 4  # clients that are judged: with fewer, nobody can say which is the odd one
 ALARM = 0.01  # tail probability, times the number of clients that are judged (Bonferroni)
 COMPARED, CONFLICTS = "compared", "conflicts"  # columns of the history
 
@@ -93,31 +89,26 @@ COMPARED, CONFLICTS = "compared", "conflicts"  # columns of the history
 def not_finite(ups: Up, own: Tree, before: Tree) -> dict[int, str]:
     """Return, by place, why a client must not be counted: its update or state is not finite."""
     found: dict[int, str] = {}
+
+    def note(bad: Tensor, why: str) -> None:
+        places = bad.reshape(len(bad), -1).any(1).nonzero()[:, 0].tolist()
+        found.update({k: why for k in places if k not in found})
+
     for path, leaf in named_leaves(ups).items():
         if not bool(leaf.sum().isfinite()):
-            places = _places(~leaf.isfinite())
-            found = {k: f"its update is not finite ({path})" for k in places} | found
-    was = tree_leaves(before)
-    for (path, leaf), old in zip(named_leaves(own).items(), was, strict=True):
+            note(~leaf.isfinite(), f"its update is not finite ({path})")
+    for (path, leaf), old in zip(named_leaves(own).items(), tree_leaves(before), strict=True):
         if leaf.is_floating_point() and bool(leaf.sum().isnan()):
-            places = _places(leaf.isnan() & ~old.isnan())
-            found = {k: f"its state is NaN after the round ({path})" for k in places} | found
+            note(leaf.isnan() & ~old.isnan(), f"its state is NaN after the round ({path})")
     return found
-
-
-def _places(bad: Tensor) -> list[int]:
-    """Return the places in the chunk of which any number is bad; `bad` is (C, ...)."""
-    places: list[int] = bad.reshape(len(bad), -1).any(1).nonzero()[:, 0].tolist()
-    return places
 
 
 def update_norms(share: Share | LogShare | Each) -> Tensor:
     """Return the norm of what each client sends under one name, (C,); scalars are left out."""
-    norms = [
-        torch.linalg.vector_norm(leaf.flatten(1), dim=1)
-        for leaf in tree_leaves(share.value)
-        if leaf.dim() > 1 and leaf[0].numel() > 1 and leaf.is_floating_point()
-    ]
+    norms = []
+    for leaf in tree_leaves(share.value):
+        if leaf.dim() > 1 and leaf[0].numel() > 1 and leaf.is_floating_point():
+            norms.append(torch.linalg.vector_norm(leaf.flatten(1), dim=1))
     if not norms:
         return torch.zeros(0)
     norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm(dim=0)
@@ -162,20 +153,22 @@ def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
     `compared`: clients that were judged; `surprise`: the smallest p-value times their number;
     `conflicts`: the clients where that is below 0.01, a false alarm in at most 1 of 100 fits.
     """
-    values = found.p.double().tolist()
-    judged = [k for k, p in enumerate(values) if not math.isnan(p)]
+    judged = (~found.p.isnan()).nonzero()[:, 0].tolist()
     if len(judged) < FEWEST_COMPARED:
         return {COMPARED: 0}
-    p = {k: min(1.0, len(judged) * values[k]) for k in judged}
-    far = sorted((k for k in judged if p[k] < ALARM), key=lambda k: values[k])
-    conflicts = [{"client": names[k], "p": p[k], "away": float(found.away[k])} for k in far]
-    for one in conflicts:
+    values = found.p.double().tolist()
+    judged.sort(key=values.__getitem__)
+    surprise, conflicts = min(1.0, len(judged) * values[judged[0]]), []
+    for k in judged:
+        p, away = min(1.0, len(judged) * values[k]), float(found.away[k])
+        if p >= ALARM:
+            break
+        conflicts.append({"client": names[k], "p": p, "away": away})
         warnings.warn(
-            f"client '{one['client']}' conflicts with all others: its summary is "
-            f"{one['away']:.1f} times as far from what they predict as summaries lie (p = "
-            f"{one['p']:.1g}, corrected for {len(judged)} clients). It is counted. See whether "
-            "its outcome and columns are coded and in units as the others'; to see what it "
-            "changes, fit without it (data.select)",
+            f"client '{names[k]}' conflicts with all others: its summary is {away:.1f} times as "
+            f"far from what they predict as summaries lie (p = {p:.1g}, corrected for "
+            f"{len(judged)} clients). It is counted. See whether its outcome and columns are coded "
+            "and in units as the others'; to see what it changes, fit without it (data.select)",
             stacklevel=4,
         )
-    return {COMPARED: len(judged), "surprise": min(p.values()), CONFLICTS: conflicts}
+    return {COMPARED: len(judged), "surprise": surprise, CONFLICTS: conflicts}

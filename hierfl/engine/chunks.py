@@ -6,8 +6,9 @@ a client's functions see one client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,15 +16,75 @@ from torch import Tensor
 
 from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, named_leaves, nbytes, restored, times, tree_leaves, tree_map
-from hierfl.data.batch import full_batch
-from hierfl.engine.aggregate import LogSum, Sums, not_finite, summed, update_norms
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.engine.aggregate import Sums, not_finite, summed, update_norms
 from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import Active, batch_of, steps
-from hierfl.engine.over_clients import over_batch, over_clients, where_working
 from hierfl.method import Each, LogShare, Phase, Reports, Share, Up
 from hierfl.program.failures import why_it_fails
 from hierfl.program.handlers import unchecked
+
+
+def over_clients(one: Callable[..., Tree], at_once: bool, *trees: Tree, count: int) -> Tree:
+    """Apply a function of one client's trees to trees with `count` clients in front.
+
+    The clients are carried under `torch.vmap` (`at_once`), or one after another.
+    """
+    if at_once:
+        index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
+        return torch.vmap(lambda _, *t: tree_map(_tensor, one(*t)))(index, *trees)
+    each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
+    return tree_map(lambda *v: torch.stack(v), *each)
+
+
+def over_batch(
+    one: Callable[[Tree, ClientBatch], Tree], at_once: bool, work: Tree, batch: ClientBatch
+) -> Tree:
+    """Apply a function (work, batch) -> work of one client to C clients."""
+    slots, shared = slots_of(batch)
+
+    def of_slot(work: Tree, slot: Tree) -> Tree:
+        return one(work, one_slot(slot, shared, batch))
+
+    return over_clients(of_slot, at_once, work, slots, count=batch.num_clients)
+
+
+def _tensor(value: object) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
+    """Return the new working states where `on` (C,) is true, and the old ones elsewhere."""
+    return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
+
+
+def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
+    """Split a batch of C clients into slots (C, 1, ...), to be mapped over, and what they share."""
+    own = {
+        "fields": dict(batch.fields),
+        "client_fields": dict(batch.client_fields),
+        "rows": {} if batch.rows is None else {"rows": batch.rows},
+        "counts": batch.counts,
+        "keys": batch.own_keys,
+    }
+    words = map(partial(torch.as_tensor, dtype=torch.int32), batch.words)
+    slots: Tree = tree_map(partial(torch.unsqueeze, dim=1), own)
+    return slots, {"root": batch.root, "words": tuple(words)}
+
+
+def one_slot(slot: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
+    """Return the batch of one client from the trees of `slots_of`, as `like` was split."""
+    return replace(
+        like,
+        fields=slot["fields"],
+        client_fields=slot["client_fields"],
+        rows=slot["rows"].get("rows"),
+        counts=slot["counts"],
+        own_keys=slot["keys"],
+        **shared,
+    )
+
 
 # such as those of torch's linear algebra, and of a lookup by a client's rows
 FAILURES = (RuntimeError, ValueError, ArithmeticError, LookupError)
@@ -85,20 +146,28 @@ def counted(
 ) -> Done:
     """Return the sums of what clients send; `ups` (C, ...) are values times weights."""
     sent, ups = nbytes(ups), restored(ups)
-    sums = {name: _summed(up, task.ids, federation) for name, up in ups.items()}
+    sums: Sums = {}
+    norms: dict[str, Tensor] = {}
+    for name, up in ups.items():
+        if isinstance(up, Each) and federation.discloses == "sums":
+            raise TypeError(
+                "a client sends a value of its own, Each, but its method discloses sums alone: "
+                'send a Share, or declare Method(..., discloses="summaries")'
+            )
+        sums[name] = Reports(up.value, task.ids) if isinstance(up, Each) else summed(up)
+        norms[name] = update_norms(up)
     _check_finite(sums, ups, federation, task)
-    norms = {name: update_norms(up) for name, up in ups.items()}
     return Done(sums, own, task.ids, norms, left_out, sent)
 
 
 def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple[Up, Tree]:
     """Return what each client of a chunk sends, values times weights, and the new states."""
-    ids, own = task.ids, task.own
-    if len(ids) < task.slots:  # the last client is repeated until all slots are filled
-        place = torch.arange(task.slots).clamp(max=len(ids) - 1)
+    ids, own, count = task.ids, task.own, len(task.ids)
+    if count < task.slots:  # the last client is repeated until all slots are filled
+        place = torch.arange(task.slots).clamp(max=count - 1)
         ids, own = ids[place], _rows(own, place)
     done = client_round(federation, phases, task.message, own, ids, task.round)
-    answer: tuple[Up, Tree] = tree_map(lambda v: v[: len(task.ids)], done)
+    answer: tuple[Up, Tree] = done if count == len(ids) else _rows(done, slice(count))
     return answer
 
 
@@ -106,7 +175,17 @@ def _skipping(
     federation: Federation, phases: tuple[Phase, ...], task: Task
 ) -> tuple[Task, Up, Tree, tuple[LeftOut, ...]]:
     """Run a chunk without failing clients; return task, updates, states and those clients."""
-    left_out: dict[int, str] = {}
+    left_out: list[LeftOut] = []
+
+    def without(bad: Mapping[int, str]) -> Tensor:
+        """Leave out the clients at some places of the chunk; return the places of the others."""
+        nonlocal task
+        left_out.extend(LeftOut(int(task.ids[place]), why) for place, why in bad.items())
+        good = torch.tensor([k for k in range(len(task.ids)) if k not in bad], dtype=torch.long)
+        good = good.to(task.ids.device)
+        task = task._replace(ids=task.ids[good], own=_rows(task.own, good))
+        return good
+
     while len(task.ids):
         # a compiled step may overwrite the states that it is given
         given = task._replace(own=tree_map(torch.clone, task.own))
@@ -116,35 +195,17 @@ def _skipping(
             failing = dict(_failing(federation, phases, task))
             if not failing:
                 raise _blamed(federation, phases, task, error) from error
-            left_out |= {i: f"it fails: {_sentence(why)}" for i, why in failing.items()}
-            task = _some(task, _others(task, [int(i) in failing for i in task.ids]))
+            without({k: f"it fails: {_sentence(why)}" for k, why in failing.items()})
             continue
-        bad = not_finite(ups, own, task.own)
-        if not bad:
-            return task, ups, own, _named(left_out)
-        left_out |= {int(task.ids[place]): why for place, why in bad.items()}
-        good = _others(task, [k in bad for k in range(len(task.ids))])
-        task, ups, own = _some(task, good), _rows(ups, good), _rows(own, good)
-        return task, ups if len(good) else {}, own, _named(left_out)
-    return task, {}, task.own, _named(left_out)
+        if bad := not_finite(ups, own, task.own):
+            good = without(bad)
+            ups, own = _rows(ups, good) if len(good) else {}, _rows(own, good)
+        return task, ups, own, tuple(left_out)
+    return task, {}, task.own, tuple(left_out)
 
 
-def _named(left_out: dict[int, str]) -> tuple[LeftOut, ...]:
-    return tuple(LeftOut(client, reason) for client, reason in left_out.items())
-
-
-def _others(task: Task, bad: list[bool]) -> Tensor:
-    """Return the places in the chunk of the clients that are not bad, (C,) int64."""
-    return (~torch.tensor(bad, device=task.ids.device)).nonzero()[:, 0]
-
-
-def _rows(tree: Tree, places: Tensor) -> Tree:
+def _rows(tree: Tree, places: Tensor | slice) -> Tree:
     return tree_map(lambda v: v[places], tree)
-
-
-def _some(task: Task, places: Tensor) -> Task:
-    """Return the task of the clients at some places of the chunk."""
-    return task._replace(ids=task.ids[places], own=_rows(task.own, places))
 
 
 def _sentence(error: Exception) -> str:
@@ -175,12 +236,11 @@ def client_round(
 
     rows = federation.rows.counts[ids].to(torch.get_default_dtype())
     with unchecked():
-        work = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
+        work = over_clients(partial(client.start, message), at_once, own, count=len(ids))
         for p, phase in enumerate(phases):
             work = _after_phase(federation, (round_, p), phase, work, message, ids)
-        answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(
-            work, own, rows, count=len(ids)
-        )
+        answer: tuple[dict[str, Any], Tree]
+        answer = over_clients(finish, at_once, work, own, rows, count=len(ids))
     return answer
 
 
@@ -194,13 +254,14 @@ def _after_phase(
 ) -> Tree:
     """Return the working states after a phase; `at` holds the numbers of round and phase."""
     step = local_step(phase, federation.at_once)
-    compiled = federation.graphs is not None and federation.at_once
-    each = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=compiled)
-    if federation.graphs is None or not federation.at_once:
+    graphs = federation.graphs if federation.at_once else None
+    few = graphs is not None
+    each = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=few)
+    if graphs is None:
         for tensors, active in each:
             work = step(work, message, tensors, active)
         return work
-    loop = Loop(federation.graphs, (at[1], phase.step), step, work, message)
+    loop = Loop(graphs, (at[1], phase.step), step, work, message)
     for tensors, active in each:
         loop.step(tensors, active)
     return loop.value()
@@ -210,67 +271,51 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
     """Return a step of C clients as a pure function of (work, message, step's tensors, active)."""
 
     def step(work: Tree, message: Tree, tensors: Tree, active: Active) -> Tree:
-        if phase.together:
-            new = phase.step(work, message, batch_of(tensors, phase))
-            return where_working(active[0], new, work) if active else new
-        new = over_batch(lambda work, batch: phase.step(work, message, batch), at_once)(
-            work, batch_of(tensors, phase)
-        )
+        def one(work: Tree, batch: ClientBatch) -> Tree:
+            return phase.step(work, message, batch)
+
+        batch = batch_of(tensors, phase)
+        new = one(work, batch) if phase.together else over_batch(one, at_once, work, batch)
         return where_working(active[0], new, work) if active else new
 
     return step
 
 
-def _summed(
-    share: Share | LogShare | Each, ids: Tensor, federation: Federation
-) -> Share | LogSum | Reports:
-    """Return the sum of the clients' shares; what is not to be summed goes on as it is."""
-    if not isinstance(share, Each):
-        return summed(share)
-    if federation.discloses == "sums":
-        raise TypeError(
-            "a client sends a value of its own, Each, but its method discloses sums alone: send a "
-            "Share, or "
-            'declare Method(..., discloses="summaries")'
-        )
-    return Reports(share.value, ids)
-
-
 def _weighted(share: Share | LogShare | Each) -> Share | LogShare | Each:
     """Return a share with its value times its weight; log weights are applied in the sum."""
+    as_float = partial(torch.as_tensor, dtype=torch.get_default_dtype())
     if isinstance(share, Each):
         return share
     if isinstance(share, LogShare):
-        return LogShare(
-            share.value, torch.as_tensor(share.log_weight, dtype=torch.get_default_dtype())
-        )
-    weight = torch.as_tensor(share.weight, dtype=torch.get_default_dtype())
+        return LogShare(share.value, as_float(share.log_weight))
+    weight = as_float(share.weight)
     return Share(times(share.value, weight), weight)
 
 
 def _failing(
     federation: Federation, phases: tuple[Phase, ...], task: Task
 ) -> Iterator[tuple[int, Exception]]:
-    """Run the clients of a chunk one by one; yield position and error of each that fails."""
+    """Run the clients of a chunk one by one; yield place and error of each that fails."""
     settings = replace(federation.settings, engine="sequential")
     alone = replace(federation, settings=settings, graphs=None)
     for i in range(len(task.ids)):
-        own, ids = tree_map(lambda v, i=i: v[i : i + 1], (task.own, task.ids))
+        own, ids = _rows((task.own, task.ids), slice(i, i + 1))
         try:
             client_round(alone, phases, task.message, own, ids, task.round)
         except FAILURES as error:
-            yield int(ids), error
+            yield i, error
 
 
 def _blamed(
     federation: Federation, phases: tuple[Phase, ...], task: Task, error: Exception
 ) -> ClientError:
     """Return the error of a chunk that names the client at fault; clients are run one by one."""
-    for client, own_error in _failing(federation, phases, task):
-        name = federation.data.names[client]
-        batch = full_batch(federation.rows, torch.tensor([client]))
-        why = why_it_fails("round", own_error, batch)
-        return ClientError(f"round {task.round}: client '{name}': {why}")
+    for place, own_error in _failing(federation, phases, task):
+        client = task.ids[place : place + 1]
+        why = why_it_fails("round", own_error, full_batch(federation.rows, client))
+        return ClientError(
+            f"round {task.round}: client '{federation.data.names[int(client)]}': {why}"
+        )
     why = why_it_fails("step", error, full_batch(federation.rows, task.ids[:1]))
     return ClientError(
         f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: "
@@ -280,18 +325,19 @@ def _blamed(
 
 def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> None:
     """Refuse updates with NaN or infinity, naming the first client at fault."""
-    # a sum is finite only if all its terms are
-    if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(sums)):
+    for leaf in tree_leaves(sums):
+        if not bool(leaf.sum().isfinite()):  # a sum is finite only if all its terms are
+            break
+    else:
         return
     for path, leaf in named_leaves(ups).items():
-        bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()
+        bad = ~leaf.isfinite().reshape(len(leaf), -1).all(1)
         if bool(bad.any()):
             name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
             fix = "scale its rows (hierfl.standardize), or tighten the prior"
             if federation.rates:
-                fix = (
-                    f"lower the learning rate ({', '.join(federation.rates)}), or tighten the prior"
-                )
+                rates = ", ".join(federation.rates)
+                fix = f"lower the learning rate ({rates}), or tighten the prior"
             raise ClientError(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "
                 f"{int(bad.sum())} of {len(task.ids)} clients): {fix} that lets its weights grow"

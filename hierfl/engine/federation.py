@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -26,12 +27,13 @@ from hierfl.program.read import read
 # operation itself
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
-FEW_ROWS = (
-    1 << 12
-)  # clients times rows of a chunk that cost no more than the overhead of another chunk
+FEW_ROWS = 1 << 12  # clients times rows of a chunk that cost no more than another chunk's overhead
 TOGETHER_BYTES = 1 << 28  # rows of clients whose steps are taken together
 PADDING_BYTES = 1 << 26  # of a chunk: clients of other lengths are then carried apart
 ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need large chunks
+
+
+COUNT, TOGETHER = attrgetter("count"), attrgetter("together")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,14 @@ class Federation:
         """Whether clients are carried under `torch.vmap`, and steps may be compiled."""
         return self.settings.engine != "sequential" and self.program.in_vmap
 
+    @cached_property
+    def _row_bytes(self) -> int:
+        return sum(v[:1].nbytes for v in self.data.fields.values())
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        return sum(spec.start.nbytes for spec in self.program.params)
+
     @property
     def slots(self) -> int:
         """Clients carried at once, at most."""
@@ -79,24 +89,17 @@ class Federation:
             return 1
         if self.settings.chunk is not None:
             return self.settings.chunk
-        together = [phase.together for phase in self.client.phases if phase.count]
-        if together and all(together):  # each operation is one for all clients
-            return max(1, TOGETHER_BYTES // (self._row_bytes * int(self.data.counts.max()) + 1))
-        rows = max(
-            [p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count],
-            default=1,
-        )
-        state = sum(spec.start.nbytes for spec in self.program.params)
-        one = self._row_bytes * rows + state + 1
+        phases = list(filter(COUNT, self.client.phases))
+        most, rows = int(self.data.counts.max()), 0
+        if phases and all(map(TOGETHER, phases)):  # each operation is one for all clients
+            return max(1, TOGETHER_BYTES // (self._row_bytes * most + 1))
+        for phase in phases:
+            rows = max(rows, phase.batch_size or most)
+        one = self._row_bytes * max(rows, 1) + self._state_bytes + 1
         if self.device.type != "cpu":
             return max(1, ACCELERATOR_BYTES // one)
-        # an eager step starts its operations one by one, which pays only for several clients at
-        # once
+        # an eager step starts its operations one by one, which pays only for several clients at once
         return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
-
-    @property
-    def _row_bytes(self) -> int:
-        return sum(v[:1].nbytes for v in self.data.fields.values())
 
     @property
     def cores(self) -> int:
@@ -121,19 +124,23 @@ class Federation:
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.slots))
         cores = min(self.cores, len(ids))
         fewest = -(-len(ids) // (self.slots * cores)) * cores  # as many for each core
-        even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
-        return self.cut(ids.split(-(-len(ids) // next(even, fewest))))
+        number = fewest
+        while len(ids) % number and number < 2 * fewest:
+            number += cores
+        return self.cut(ids.split(-(-len(ids) // (number if number < 2 * fewest else fewest))))
 
     def cut(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return chunks that are cut again where one is mostly padding (`cut_ragged`)."""
-        phases = (*self.client.phases, *(self.client.adapt or ()))
-        if not any(phase.batch_size is None and phase.count for phase in phases):
+        for phase in (*self.client.phases, *(self.client.adapt or ())):
+            if phase.batch_size is None and phase.count:
+                break
+        else:
             return tuple(parts)
-        state = sum(spec.start.nbytes for spec in self.program.params)
+        most = CHUNK_BYTES // (self._row_bytes + self._state_bytes)
         return cut_ragged(
             parts,
             self.data.counts,
-            most=self.settings.chunk or max(1, min(4096, CHUNK_BYTES // (self._row_bytes + state))),
+            most=self.settings.chunk or max(1, min(4096, most)),
             few=CHUNK_BYTES // max(1, self._row_bytes),
             padding=PADDING_BYTES // max(1, self._row_bytes),
         )
@@ -221,14 +228,12 @@ def _check_mail(method: Method, client: Client) -> None:
     if method.discloses == "sums":
         raise TypeError(
             f"{method.name} sends mail to single clients, so its server knows more than sums: "
-            "declare "
-            f'Method(..., discloses="summaries")'
+            'declare Method(..., discloses="summaries")'
         )
     if "mail" not in client.own:
         raise TypeError(
             f"{method.name} sends mail to single clients, and their state has no place for it: "
-            "give "
-            f'Client.own an entry "mail"'
+            'give Client.own an entry "mail"'
         )
 
 
@@ -236,31 +241,27 @@ def _check_steps_fit(program: Program, client: Client, data: ClientData) -> None
     """Refuse mini-batches or halves that the program gives another density for."""
     if program.factors:
         _check_factors(program, client, int(data.counts.max()))
-    each = [p for p in (*client.phases, *(client.adapt or ())) if p.count]
-    phases = [p for p in each if p.batch_size or p.rows != "all"]
+    phases, halves, scores = 0, False, False
+    for phase in filter(COUNT, (*client.phases, *(client.adapt or ()))):
+        halves = halves or phase.rows != "all"
+        if phase.batch_size or phase.rows != "all":
+            phases, scores = phases + 1, scores or phase.scores_rows
     if phases:
-        check_mini_batches(
-            program,
-            data,
-            priors_alone=not any(p.scores_rows for p in phases),
-            halves=any(p.rows != "all" for p in each),
-        )
+        check_mini_batches(program, data, priors_alone=not scores, halves=halves)
 
 
 def _check_factors(program: Program, client: Client, most: int) -> None:
-    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up."""
+    """Refuse parts of the rows under a factor of all of a client's rows, which they do not give."""
     whole = [name for name, of_rows in program.factors.items() if not of_rows]
-    sizes = [
-        p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most
-    ]
-    if whole and sizes:
-        raise ValueError(
-            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch "
-            f"of {sizes[0]} rows does not give it: use batch_size=None, or a factor inside "
-            "batch.data()"
-        )
-    if whole and any(p.count and p.rows != "all" for p in client.phases):
-        raise ValueError(
-            f"factor '{whole[0]}' has one value a client, computed from its rows, and half of its "
-            "rows do not give it: set split=False, or use a factor inside batch.data()"
-        )
+    for phase in filter(COUNT, client.phases) if whole else ():
+        what, fix = "", ""
+        if phase.batch_size and phase.batch_size < most:
+            what = f"a mini-batch of {phase.batch_size} rows does"
+            fix = "use batch_size=None, or"
+        elif phase.rows != "all":
+            what, fix = "half of its rows do", "set split=False, or use"
+        if what:
+            raise ValueError(
+                f"factor '{whole[0]}' has one value a client, computed from its rows, and {what} "
+                f"not give it: {fix} a factor inside batch.data()"
+            )

@@ -21,26 +21,30 @@ FEW_PLACES = 1 << 16  # clients x largest count: a table of so few is made at on
 
 @dataclass(eq=False)
 class _Table:
-    """Orders of clients with similar numbers of rows; those that were asked for last are kept."""
+    """Orders of clients `members`, of similar lengths; those that were asked for last are kept.
+
+    `rows` are (epochs, M, largest count); `asked` are the first and the last epoch in them, (M,).
+    """
 
     members: Tensor
     keys: Tensor
     counts: Tensor
-    asked: tuple[Tensor, Tensor] | None
-    rows: Tensor
+    asked: tuple[Tensor, Tensor] | None = None
+    rows: Tensor | None = None
 
-    def of(self, first: Tensor, last: Tensor) -> Tensor:
-        """Return the orders of the epochs `first` (M,) to `last`: (epochs, M, largest count)."""
-        later = range(1, int((last - first).max()) + 1)
-        self.rows = torch.stack(
-            [self._begun(first), *(self._shuffled(first + e, slice(None)) for e in later)]
-        )
-        self.asked = (first, last)
-        return self.rows
+    def at(self, epoch: Tensor, place: Tensor) -> Tensor:
+        """Return which row of its client lies at a place (K, M, B) in an epoch (K, M)."""
+        first, last = epoch[0], epoch[-1]
+        orders = [self._begun(first)]
+        for later in range(1, int((last - first).max()) + 1):
+            orders.append(self._shuffled(first + later, slice(None)))
+        self.rows, self.asked = torch.stack(orders), (first, last)
+        client = torch.arange(len(self.members))[None, :, None]
+        return self.rows[(epoch - first)[..., None], client, place]
 
     def _begun(self, epoch: Tensor) -> Tensor:
         """Return the orders of an epoch of each client; most are the last ones of the last call."""
-        if self.asked is None:
+        if self.asked is None or self.rows is None:
             return self._shuffled(epoch, slice(None))
         first, last = self.asked
         rows = self.rows[last - first, torch.arange(len(first))]
@@ -65,31 +69,22 @@ class Orders:
         """Return the orders of clients, in tables of similar lengths unless all are short."""
         few = len(counts) * int(counts.max()) <= FEW_PLACES
         kind = torch.zeros_like(counts) if few else counts.double().log2().floor().long()
-        return Orders(
-            tuple(_table((kind == k).nonzero()[:, 0], keys, counts) for k in kind.unique())
-        )
+        tables = []
+        for k in kind.unique():
+            members = (kind == k).nonzero()[:, 0]
+            tables.append(_Table(members, keys[members], counts[members]))
+        return Orders(tuple(tables))
 
     def at(self, epoch: Tensor, place: Tensor) -> Tensor:
         """Return which row of its client lies at a place (K, C, B) in an epoch (K, C)."""
         if not len(epoch):
             return place
         if len(self.tables) == 1:
-            return _looked_up(self.tables[0], epoch, place)
+            return self.tables[0].at(epoch, place)
         found = torch.empty_like(place)
         for table in self.tables:
-            at = table.members
-            found[:, at] = _looked_up(table, epoch[:, at], place[:, at])
+            found[:, table.members] = table.at(epoch[:, table.members], place[:, table.members])
         return found
-
-
-def _table(members: Tensor, keys: Tensor, counts: Tensor) -> _Table:
-    return _Table(members, keys[members], counts[members], None, counts.new_empty(0))
-
-
-def _looked_up(table: _Table, epoch: Tensor, place: Tensor) -> Tensor:
-    orders = table.of(epoch[0], epoch[-1])
-    client = torch.arange(len(table.members))[None, :, None]
-    return orders[(epoch - epoch[0])[..., None], client, place]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,26 +145,20 @@ def steps(
         else _mini_batches(data, ids, phase, seed=seed, at=at)
     )
     counts = data.counts[ids] if half is None else half.counts
-    fixed = {
-        "client_fields": {
-            name: values[ids][:, None] for name, values in data.client_fields.items()
-        },
-        "counts": counts.to(torch.get_default_dtype()),
-    }
+    own = {name: values[ids][:, None] for name, values in data.client_fields.items()}
+    fixed = {"client_fields": own, "counts": counts.to(torch.get_default_dtype())}
     for rows, active in blocks:
         own_keys = keys.of_steps(done, done + len(active))
-        for (fields, mask), working, (own, root) in zip(rows, active, own_keys, strict=True):
-            yield {**fixed, "fields": fields, "rows": mask, "keys": own, "root": root}, working
+        for (fields, mask), working, (key, root) in zip(rows, active, own_keys, strict=True):
+            yield {**fixed, "fields": fields, "rows": mask, "keys": key, "root": root}, working
         done += len(active)
 
 
 def batch_of(tensors: Tree, phase: Phase) -> ClientBatch:
     """Return the batch of a step's tensors, as `steps` yields them."""
-    clients = len(tensors["counts"])
+    shape = (len(tensors["counts"]), -1)
     return ClientBatch(
-        fields={
-            name: values.unflatten(0, (clients, -1)) for name, values in tensors["fields"].items()
-        },
+        fields={name: values.unflatten(0, shape) for name, values in tensors["fields"].items()},
         client_fields=tensors["client_fields"],
         rows=tensors["rows"].get("rows"),
         counts=tensors["counts"],
@@ -216,14 +205,15 @@ def _mini_batches(
     is_full = not bool(short.any())
     all_work = by_step or bool((plan.passes == plan.passes[0]).all())
     for index, inside, active in plan.blocks(max(1, PLANNED // (len(ids) * plan.size))):
-        masks = repeat({}, len(index)) if is_full else ({"rows": m} for m in inside.unbind())
-        # index_select copies row by row: a third of the time of values[rows]
-        fields = (
-            {name: values.index_select(0, rows) for name, values in data.fields.items()}
-            for rows in index.flatten(1).unbind()
-        )
         working: list[Active] = [()] * len(index) if all_work else [(on,) for on in active.unbind()]
-        yield zip(fields, masks, strict=True), working
+        yield _gathered(data, index.flatten(1), None if is_full else inside), working
+
+
+def _gathered(data: ClientData, index: Tensor, inside: Tensor | None) -> Iterator[Rows]:
+    for k, rows in enumerate(index.unbind()):
+        # index_select copies row by row: a third of the time of values[rows]
+        fields = {name: values.index_select(0, rows) for name, values in data.fields.items()}
+        yield fields, {} if inside is None else {"rows": inside[k]}
 
 
 def row_plan(
@@ -288,9 +278,7 @@ class _Plan:
         for k in torch.arange(self.steps).split(length):
             epoch, part = k[:, None] // self.passes, k[:, None] % self.passes  # (K, C)
             active = torch.ones_like(epoch, dtype=torch.bool)
-            if (
-                self.epochs is not None
-            ):  # a client that is done early needs no orders of further epochs
+            if self.epochs is not None:  # who is done early needs no orders of further epochs
                 active, epoch = epoch < self.epochs, epoch.clamp(max=self.epochs - 1)
             place = part[..., None] * self.size + torch.arange(self.size)  # (K, C, B)
             inside = place < self.counts[:, None]

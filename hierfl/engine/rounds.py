@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +23,15 @@ from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.ragged import cut_ragged
 from hierfl.engine.aggregate import Sums, added, far_out, means_of, said_of_conflicts
-from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
+from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, over_batch, work_on
 from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.federation import Federation
-from hierfl.engine.over_clients import over_batch
 from hierfl.engine.processes import RunAll, crew
-from hierfl.method import Clock, Phase
+from hierfl.method import Clock
 from hierfl.program.handlers import unchecked
 
 NAMED = 5  # clients in a message
+CLIENT = attrgetter("client")
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
 # Names in the history of a run whose method was chosen: the choice and its reason, in the first
@@ -139,22 +141,20 @@ def one_round(
     cohort = _summed(_in_chunks(federation, run_all, message, progress.table, ids, clock))
     if not len(cohort.ids):
         raise _all_left_out(federation, clock, cohort.left_out)
+    record: dict[str, Any] = {"round": clock.round, "clients": len(cohort.ids)}
     means = means_of(cohort.total)
-    left_out = tuple(sorted(one.client for one in cohort.left_out))
+    for name, value in means.items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            record[name] = float(value)
+    left_out = tuple(sorted(map(CLIENT, cohort.left_out)))
     at = clock._replace(clients=len(cohort.ids), left_out=left_out)
     state = server.update(progress.server, means, at)
     mailed = _deliver(federation, state, progress.table) if server.mail else 0
-    record = {
-        "round": clock.round,
-        "clients": len(cohort.ids),
-        **{k: float(v) for k, v in means.items() if isinstance(v, Tensor) and v.numel() == 1},
-        **server.logged(state),
-        **_said(federation, cohort),
-        **(said_of_conflicts(found, data.names) if (found := server.surprise(state)) else {}),
-        "bytes_down": (nbytes(message) + mailed) * len(ids),
-        "bytes_up": cohort.sent,
-        "seconds": time.perf_counter() - began,
-    }
+    record |= {**server.logged(state), **_said(federation, cohort)}
+    if found := server.surprise(state):
+        record |= said_of_conflicts(found, data.names)
+    record["bytes_down"] = (nbytes(message) + mailed) * len(ids)
+    record |= {"bytes_up": cohort.sent, "seconds": time.perf_counter() - began}
     history = (*progress.history, record)
     return Progress(state, progress.table, history, clock.round + 1, progress.compiled)
 
@@ -183,26 +183,22 @@ class Cohort(NamedTuple):
 def _summed(chunks: Iterable[Done]) -> Cohort:
     """Sum what the chunks of a cohort gave."""
     total: Sums = {}
-    ids: list[Tensor] = []
-    norms: dict[str, list[Tensor]] = {}
+    ids = [torch.zeros(0, dtype=torch.long)]
+    parts: dict[str, list[Tensor]] = {}
+    norms: dict[str, Tensor] = {}
     left_out: list[LeftOut] = []
     sent = 0
     for done in chunks:
         left_out += done.left_out
         sent += done.sent
+        for name, up in done.sums.items():
+            total[name] = added(total[name], up) if name in total else up
+            parts.setdefault(name, []).append(done.norms[name])
         if done.sums:
-            sums = done.sums
-            total = {name: added(total[name], up) for name, up in sums.items()} if total else sums
             ids.append(done.ids)
-            for name, norm in done.norms.items():
-                norms.setdefault(name, []).append(norm)
-    return Cohort(
-        total,
-        torch.cat(ids) if ids else torch.zeros(0, dtype=torch.long),
-        {name: torch.cat(parts) for name, parts in norms.items()},
-        left_out,
-        sent,
-    )
+    for name, each in parts.items():
+        norms[name] = torch.cat(each)
+    return Cohort(total, torch.cat(ids), norms, left_out, sent)
 
 
 def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
@@ -246,32 +242,22 @@ def adapt(federation: Federation, server: Tree, count: int, start: Table | None 
         for ids in torch.arange(n).split(DELIVERED_AT_ONCE):
             put(table, ids, taken(start, ids))
     phases = client.phases if client.adapt is None else client.adapt
-    if tree_leaves(client.own) and phases:
-        _adapted(federation, server, table, phases, count)
-    settle(federation, last, table)
-    return table
-
-
-def _adapted(
-    federation: Federation, server: Tree, table: Table, phases: tuple[Phase, ...], count: int
-) -> None:
-    """Run `count` rounds of new clients' phases, and put their states into the table."""
-    n = federation.data.num_clients
     left_out: list[LeftOut] = []
-    with crew(partial(work_on, federation, phases), federation.cores) as run_all:
-        for r in range(count):
-            clock = Clock(r, count)
-            message = federation.server.last(server, clock)
-            for done in _in_chunks(federation, run_all, message, table, torch.arange(n), clock):
-                left_out += done.left_out  # their updates are for no server
-    names = federation.data.names
-    for position, times in Counter(one.client for one in left_out).items():
+    if tree_leaves(client.own) and phases:
+        with crew(partial(work_on, federation, phases), federation.cores) as run_all:
+            for clock in map(Clock, range(count), repeat(count)):
+                message = federation.server.last(server, clock)
+                for done in _in_chunks(federation, run_all, message, table, torch.arange(n), clock):
+                    left_out += done.left_out  # their updates are for no server
+    for position, times in Counter(map(CLIENT, left_out)).items():
         reason = next(one.reason for one in left_out if one.client == position)
         warnings.warn(
-            f"new client '{names[position]}' was left out of {times} of {count} rounds, in which "
-            f"its state did not change: {reason}",
-            stacklevel=3,
+            f"new client '{federation.data.names[position]}' was left out of {times} of {count} "
+            f"rounds, in which its state did not change: {reason}",
+            stacklevel=2,
         )
+    settle(federation, last, table)
+    return table
 
 
 def _in_chunks(
@@ -306,15 +292,13 @@ def settle(federation: Federation, last: Tree, table: Table) -> None:
         with on(federation.device), unchecked(), torch.no_grad():
             message, own = moved((last, taken(table, ids)), federation.device)
             batch = full_batch(federation.rows, ids.to(federation.device), seed=federation.seed)
-            found = over_batch(partial(one, message), federation.at_once)(own, batch)
+            found = over_batch(partial(one, message), federation.at_once, own, batch)
             found = moved(found, CPU)
         put(table, ids, found)
-        nan = [
-            v.isnan().reshape(len(ids), -1).any(1)
-            for v in tree_leaves(found)
-            if v.is_floating_point()
-        ]
-        bad = torch.stack(nan).any(0) if nan else torch.zeros(len(ids), dtype=torch.bool)
+        bad = torch.zeros(len(ids), dtype=torch.bool)
+        for leaf in tree_leaves(found):
+            if leaf.is_floating_point():
+                bad |= leaf.isnan().reshape(len(ids), -1).any(1)
         without += [data.names[int(i)] for i in ids[bad]]
     if without:
         some = ", ".join(f"'{name}'" for name in without[:NAMED])

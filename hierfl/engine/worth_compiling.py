@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hierfl.core.device import moved, on
 from hierfl.core.trees import Tree, tree_map
-from hierfl.engine.chunks import FAILURES, local_step
+from hierfl.engine.chunks import FAILURES, local_step, over_clients
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import steps
-from hierfl.engine.over_clients import over_clients
 from hierfl.method import Clock, Phase
 from hierfl.program.handlers import unchecked
 
@@ -47,9 +47,9 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
     message = moved(server.down(server.state, Clock(0, rounds)), device)
     own = tree_map(lambda v: v.expand(count, *v.shape), federation.client.own)
     with on(device), unchecked():
-        start = over_clients(lambda own: federation.client.start(message, own), at_once=True)
+        start = partial(federation.client.start, message)
         try:
-            work = start(moved(own, device), count=count)
+            work = over_clients(start, True, moved(own, device), count=count)
             phases, at = federation.client.phases, (work, message, ids.to(device))
             eager = chunks * sum(_seconds(federation, phase, *at) for phase in phases)
             if eager <= COMPILING_SECONDS:

@@ -19,8 +19,8 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
+from hierfl.engine.chunks import one_slot, over_clients, slots_of
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
@@ -92,7 +92,7 @@ def each_client(
         parts = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
         trees = (states, own_slots, asked_slots, *parts)
         with unchecked(), torch.no_grad():
-            found = over_clients(call, federation.at_once)(*trees, count=len(ids))
+            found = over_clients(call, federation.at_once, *trees, count=len(ids))
         yield Chunk(ids, asked, found)
 
 

@@ -15,8 +15,9 @@ from torch.func import grad_and_value
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.program.few_rows import labeled
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Program
 from hierfl.program.traces import Center
 
 ROWS_AT_ONCE = 4096
@@ -99,26 +100,11 @@ def _batches(data: ClientData, missing: dict[str, Tensor]) -> list[ClientBatch]:
 def _is_finite(program: Program, batch: ClientBatch) -> bool:
     """Return whether the density of a batch and its gradient are finite where the guide starts."""
     shared, own = program.start()
-    batch = _labeled(program, batch)
-
-    def loss(params: Params) -> Tensor:
-        return program.terms(params, batch).loss(program.share).sum()
-
+    params, batch = {**shared, **own}, labeled(program, batch)
     with untouched_store(), unchecked(), torch.no_grad():
-        params = {**shared, **own}
-        found = grad_and_value(loss)(params) if params else loss(params)
+        loss = program.loss
+        found = grad_and_value(loss)(params, batch) if params else loss(params, batch)
         return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found))
-
-
-def _labeled(program: Program, batch: ClientBatch) -> ClientBatch:
-    """Fill in absent labels with that of a row of the prototype, inside its support."""
-    known = program.prototype.fields
-    absent = {
-        name: known[name][:, :1].expand(-1, batch.num_rows, *known[name].shape[2:])
-        for name in program.labels.values()
-        if name in known and name not in batch.fields
-    }
-    return replace(batch, fields={**batch.fields, **absent})
 
 
 FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms stay below

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,18 @@ from torch.distributions.transforms import Transform
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
+from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.traces import Center, Site, in_clients, is_deterministic, is_factor, is_latent
+from hierfl.program.traces import (
+    Center,
+    Site,
+    in_clients,
+    is_deterministic,
+    is_factor,
+    is_latent,
+    with_one_changed,
+)
 
 # how a distribution fails that does not implement something
 LACKING = (NotImplementedError, TypeError, AssertionError, AttributeError)
@@ -138,46 +147,32 @@ def check_names(data: ClientData) -> None:
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
     """Return the field that each site observes, as it is or transformed (`batch.y.float()`)."""
-    values = {}
+    known = {**batch.fields, **batch.client_fields}
+    found: dict[str, list[str]] = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not is_factor(site):
-            values[name] = site["value"]
-    known = {**batch.fields, **batch.client_fields}
-    found = {name: [k for k, v in known.items() if v is value] for name, value in values.items()}
-    if not all(found.values()):
-        found = {
-            name: fields or _made_of(model, name, values[name], batch)
-            for name, fields in found.items()
-        }
-    for name, fields in found.items():
-        if len(fields) > 1 and not any(known[k] is values[name] for k in fields):
+            found[name] = [k for k, v in known.items() if v is site["value"]]
+    labels = {}
+    for name, same in found.items():
+        fields = same or _made_of(model, name, trace.nodes[name]["value"], batch)
+        if len(fields) > 1 and not same:
             raise ProgramError(
                 f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so "
                 "it is unclear which of them is unknown in a prediction: make the value a field "
                 f"of its own, data.with_fields({name}=...)"
             )
-    # a site may also observe no field, zeros for example: it has no label
-    return {name: fields[0] for name, fields in found.items() if fields}
+        if fields:  # a site may also observe no field, zeros for example: it has no label
+            labels[name] = fields[0]
+    return labels
 
 
 def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list[str]:
     """Return the fields that an observed value depends on, by changing one at a time."""
-    found = []
-    for name, field in batch.fields.items():
-        other = ~field if field.dtype == torch.bool else field + 1
-        try:
-            with Center():
-                nodes = (
-                    poutine.trace(model)
-                    .get_trace(replace(batch, fields={**batch.fields, name: other}))
-                    .nodes
-                )
-        except (RuntimeError, ValueError, IndexError):
-            continue  # the model fails on a changed field, such as an index: it is no label
-        if not torch.equal(torch.as_tensor(nodes[site]["value"]), value):
-            found.append(name)
-    return found
+    changed = with_one_changed(model, batch)
+    return [
+        n for n, nodes in changed if not torch.equal(torch.as_tensor(nodes[site]["value"]), value)
+    ]
 
 
 def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
@@ -213,41 +208,52 @@ class _Recorded(Mapping[str, Any]):
         return len(self.fields)
 
 
-def supports_of(
-    trace: Any, labels: Mapping[str, str], data: ClientData
+def checked_labels(
+    model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
 ) -> dict[str, tuple[str, Constraint]]:
-    """Return label field -> (its site in words, the support), if it is common to all rows."""
-    supports = {}
+    """Return label field -> (its site in words, the support), if it is common to all rows.
+
+    Labels outside their support, or of a dtype or shape that their site cannot score, are refused.
+    """
+    supports, by_rows = {}, []
     for site, name in labels.items():
         fn = trace.nodes[site]["fn"]
         base = getattr(fn, "base_dist", fn)
-        if name in data.fields and not fn.event_shape and not by_row(fn):
+        # the support differs by row, as with a Binomial's trials
+        by_row = isinstance(getattr(base, "total_count", None), Tensor) and not fn.event_shape
+        if by_row:
+            by_rows.append(site)
+        elif name in data.fields and not fn.event_shape:
             supports[name] = (f"'{site}' ({type(base).__name__})", support_of(site, fn))
+    check_labels(supports, data)
+    for site, name in labels.items():
+        fn, value = trace.nodes[site]["fn"], trace.nodes[site]["value"]
+        try:
+            fn.log_prob(value)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise ProgramError(_unscored(site, fn, value, name)) from error
+    if by_rows:
+        with untouched_store():
+            _check_labels_by_row(model, data, by_rows)
     return supports
 
 
-def by_row(fn: Any) -> bool:
-    """Return whether the support of a site differs by row, as with a Binomial's trials."""
-    return isinstance(getattr(getattr(fn, "base_dist", fn), "total_count", None), Tensor)
-
-
-def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) -> None:
+def _check_labels_by_row(model: Model, data: ClientData, sites: list[str]) -> None:
     """Refuse labels outside a support that differs by row, as the model's distributions say."""
-    sites = list(sites)
-    parts = torch.arange(data.num_clients).split(256)
-    for ids in cut_ragged(parts, data.counts, most=256) if sites else ():
+    for ids in cut_ragged(torch.arange(data.num_clients).split(256), data.counts, most=256):
         batch = full_batch(data, ids)
         with Center():
             nodes: dict[str, Any] = poutine.trace(model).get_trace(batch).nodes
         for site in sites:
-            good = nodes[site]["fn"].support.check(nodes[site]["value"]) | ~batch.mask()
+            fn, value = nodes[site]["fn"], nodes[site]["value"]
+            good = fn.support.check(value) | ~batch.mask()
             if not bool(good.all()):
                 client, row = (~good).nonzero()[0].tolist()
                 raise ValueError(
-                    f"site '{site}' ({type(nodes[site]['fn']).__name__}) of client "
+                    f"site '{site}' ({type(fn).__name__}) of client "
                     f"'{data.names[int(ids[client])]}' has the value "
-                    f"{nodes[site]['value'][client, row].item():g}, outside the support of its "
-                    f"row; {int((~good).sum())} rows are outside theirs"
+                    f"{value[client, row].item():g}, outside the support of its row; "
+                    f"{int((~good).sum())} rows are outside theirs"
                 )
 
 
@@ -286,16 +292,6 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
     if isinstance(high, int) and int(values.min()) == 1 and int(values.max()) == high + 1:
         return f"code the classes from 0, data.with_fields({name}=data.fields['{name}'] - 1)"
     return "correct the labels, or choose a likelihood that has them"
-
-
-def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
-    """Refuse labels of a dtype or shape that their site cannot score."""
-    for name, label in labels.items():
-        site = trace.nodes[name]
-        try:
-            site["fn"].log_prob(site["value"])
-        except (ValueError, RuntimeError, IndexError) as error:
-            raise ProgramError(_unscored(name, site["fn"], site["value"], label)) from error
 
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +13,11 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.program.few_rows import first_difference, made_up, point, unlike
+from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
 from hierfl.program.handlers import Answer
-from hierfl.program.joint_sites import in_data
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
-from hierfl.program.traces import in_clients, per_client, samples, scored
+from hierfl.program.traces import NAME, in_clients, in_data, per_client, samples, scored
 
 PADDED = 6  # rows to which the few are padded
 
@@ -31,18 +32,12 @@ def check_padding(program: Program, data: ClientData) -> None:
     if not is_ragged(data):
         return
     alone, padded = made_up(program, data), made_up(program, data, PADDED)
-    few = alone.num_rows
-
-    def of_guide(away: float, batch: ClientBatch) -> Values:
-        return _of_guide(program, away, batch)
-
-    def of_model(away: float, batch: ClientBatch) -> Values:
-        return _of_model(program, away, batch, torch.arange(few))
-
-    found = None
-    if not _is_ours(program.guide):
-        found = first_difference(of_guide, alone, padded)
+    few, found = alone.num_rows, None
+    ours = str(getattr(program.guide, "__module__", "")).split(".")[0] == "hierfl"
+    if not ours:  # hierfl's own families leave padded rows out
+        found = first_difference(partial(_of_guide, program), alone, padded)
     what = "the guide's site" if found else "site"
+    of_model = partial(_of_model, program, keep=torch.arange(few))
     found = found or first_difference(of_model, alone, padded)
     if found:
         raise ProgramError(
@@ -87,12 +82,11 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
     few = alone.num_rows
     back = torch.arange(few - 1, 0, -1)
     fields = {name: v.index_select(1, back) for name, v in alone.fields.items()}
-    latent = {site.name for site in program.latents.sites}
+    sites = set(map(NAME, program.latents.sites)) if priors_alone else None
 
     def evaluate(away: float, batch: ClientBatch) -> Values:
         keep = back if batch.num_rows == few else torch.arange(few - 1)
-        found = _of_model(program, away, batch, keep, derived=False)
-        return {n: v for n, v in found.items() if n in latent or not priors_alone}
+        return _of_model(program, away, batch, keep, derived=False, sites=sites)
 
     return first_difference(evaluate, alone, replace(alone, fields=fields))
 
@@ -126,13 +120,14 @@ def computed_from(program: Program, label: str) -> str | None:
     return first_difference(evaluate, prototype, changed)
 
 
-def _is_ours(guide: Any) -> bool:
-    """Return whether a guide is of hierfl's own families, which leave padded rows out."""
-    return str(getattr(guide, "__module__", "")).split(".")[0] == "hierfl"
-
-
 def _of_model(
-    program: Program, away: float, batch: ClientBatch, keep: Tensor, *, derived: bool = True
+    program: Program,
+    away: float,
+    batch: ClientBatch,
+    keep: Tensor,
+    *,
+    derived: bool = True,
+    sites: Collection[str] | None = None,
 ) -> Values:
     """Return log densities of local sites, by row in the data plate, and deterministic sites."""
     params, values = point(program, away)
@@ -140,11 +135,12 @@ def _of_model(
         trace: Any = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     found: Values = {}
     for name, site in samples(trace):
-        if in_clients(site) and name not in program.derived:
+        wanted = sites is None or name in sites
+        if wanted and in_clients(site) and name not in program.derived:
             term = scored(site, site["fn"].log_prob(site["value"]))
             found[name] = term.index_select(-1, keep) if in_data(site) else term
-    if derived:
-        found |= {name: trace.nodes[name]["value"] for name in program.derived}
+    for name in program.derived if derived else ():
+        found[name] = trace.nodes[name]["value"]
     return found
 
 
@@ -164,7 +160,7 @@ def check_apart(program: Program, data: ClientData) -> None:
     """Refuse a program in which a client's log density depends on others in its batch."""
     if data.num_clients == 1:
         return
-    few = unlike(data, tuple(program.labels.values()))
+    few = distinct_rows(data, tuple(program.labels.values()))
     rows = max(PADDED, len(few))
     index = torch.stack([few[torch.arange(rows) % len(few)], few.flip(0)[:1].expand(rows)])
     ids = torch.tensor([0, data.num_clients - 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyro.distributions as dist
@@ -28,13 +29,9 @@ Loss = Callable[[Params, ClientBatch], Tensor]
 def check_steps(program: Program, batch: ClientBatch) -> Program:
     """Take a gradient as local steps do, and find whether `torch.vmap` can carry clients."""
     shared, own = program.start()
-    params = {**shared, **own}
+    params, loss = {**shared, **own}, program.loss
     if not params:
         return program
-
-    def loss(params: Params, batch: ClientBatch) -> Tensor:
-        return program.terms(params, batch).loss(program.share).sum()
-
     with untouched_store(), unchecked(), torch.no_grad():
         if program.keyed and _works(_at_once, loss, params, batch):
             return program
@@ -69,19 +66,21 @@ def _at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
     def of_one(params: Params, fields: Tree) -> Tensor:
         return loss(params, replace(batch, **fields))
 
-    fields = {
-        "fields": dict(batch.fields),
-        "client_fields": dict(batch.client_fields),
-        "counts": batch.counts,
-        "own_keys": batch.own_keys,
-        **({} if batch.rows is None else {"rows": batch.rows}),
-    }
-    twice, fields = tree_map(lambda v: torch.stack([v, v]), (params, fields))
+    fields = {name: getattr(batch, name) for name in ("counts", "own_keys", "rows")}
+    fields |= {"fields": dict(batch.fields), "client_fields": dict(batch.client_fields)}
+    if batch.rows is None:
+        del fields["rows"]
+    params, fields = tree_map(_twice, (params, fields))
     with torch.enable_grad():
-        leaves = {name: v.detach().requires_grad_() for name, v in twice.items()}
-        total = torch.vmap(of_one)(leaves, fields).sum()
+        for leaf in params.values():
+            leaf.requires_grad_()
+        total = torch.vmap(of_one)(params, fields).sum()
         if total.requires_grad:
-            torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            torch.autograd.grad(total, list(params.values()), allow_unused=True)
+
+
+def _twice(value: Tensor) -> Tensor:
+    return torch.stack([value, value]).detach()
 
 
 def _works(how: Callable[..., None], loss: Loss, params: Params, batch: ClientBatch) -> bool:
@@ -115,49 +114,47 @@ def _at_fault(
         with reached:
             program.model(batch)
 
-    def density(params: Params, batch: ClientBatch, *names: str) -> Tensor:
+    def density(params: Params, batch: ClientBatch, name: str = "") -> Tensor:
         _, trace = traces_of(model, program.guide, params, batch, batch)
-        terms = (scored(s, s["fn"].log_prob(s["value"])) for n, s in samples(trace) if n in names)
-        return sum((term.sum() for term in terms), torch.zeros(()))
+        site = dict(samples(trace)).get(name)
+        return torch.zeros(()) if site is None else _density(site).sum()
 
     _, trace = traces_of(program.model, program.guide, params, batch, batch)
     nodes = dict(samples(trace))
     if not _works(how, density, params, batch):  # the model itself fails, between two sites
         wrong = next((name for name in nodes if name not in reached.names), None)
     else:
-        fails = (n for n in nodes if not _works(how, _of_site(density, n), params, batch))
+        fails = (n for n in nodes if not _works(how, partial(density, name=n), params, batch))
         wrong = next(fails, None)
     if wrong is None:
         return "the guide"
     return f"site '{wrong}' ({kind_of(nodes[wrong]['fn'])}) of the model"
 
 
-def _of_site(density: Callable[..., Tensor], name: str) -> Loss:
-    """Return the density of one site as a loss."""
-    return lambda params, batch: density(params, batch, name)
-
-
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates."""
-    frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
-    shape = tuple(site["fn"].batch_shape)
-    if DATA in frames and CLIENTS not in frames:
+    plates: list[str] = []
+    wanted: list[int] = []
+    for frame in site["cond_indep_stack"]:
+        if frame.vectorized:
+            plates.append(frame.name)
+            wanted = [1] * (-frame.dim - len(wanted)) + wanted
+            wanted[frame.dim] = frame.size
+    shape, in_rows = tuple(site["fn"].batch_shape), DATA in plates
+    if in_rows and CLIENTS not in plates:
         raise ProgramError(
             f"site '{name}' is in the data plate but not in the clients plate: open batch.data() "
             "inside batch.clients()"
         )
     is_factor = isinstance(site["fn"], dist.Unit)
-    if site["is_observed"] and CLIENTS not in frames and not is_factor and len(shape) > 1:
+    if site["is_observed"] and CLIENTS not in plates and not is_factor and len(shape) > 1:
         raise ProgramError(
             f"site '{name}' is observed outside the clients plate: put it inside `with "
             f"batch.clients():`"
         )
-    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
-    for frame in frames.values():
-        wanted[frame.dim] = frame.size
     if shape != tuple(wanted):
-        raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch, site["is_observed"])
-    if DATA in frames and is_latent(site):
+        raise _wrong_shape(name, shape, tuple(wanted), plates, batch, site["is_observed"])
+    if in_rows and is_latent(site):
         raise ProgramError(
             f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe "
             f"it (obs=batch.{name}), sum it out in the likelihood of the row, or of all rows "
@@ -197,9 +194,7 @@ def _own_dimensions(shape: tuple[int, ...], wanted: tuple[int, ...]) -> int:
     for k in range(1, len(shape) + 1):
         if shape[:-k] == wanted:
             return k
-    if len(shape) <= len(
-        wanted
-    ):  # the plates have broadcast it: only dimensions that differ are its own
+    if len(shape) <= len(wanted):  # the plates have broadcast it: what differs is its own
         pairs = zip(reversed(shape), reversed(wanted), strict=False)
         return max((k for k, (own, plate) in enumerate(pairs, 1) if own != plate), default=1)
     fits = (k for k in range(1, len(shape) + 1) if all(n == 1 for n in shape[:-k]))
@@ -234,27 +229,30 @@ def _kind(thing: Any) -> str:
 
 def check_cover(latents: Latents, guide: Any) -> None:
     """Refuse a guide whose latent sites are not those of the model."""
-    drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
+    drawn = {}
+    for name, found in guide.nodes.items():
+        if is_latent(found):
+            drawn[name] = found
     for site in latents.sites:
         if site.name not in drawn:
             raise ProgramError(
                 f"site '{site.name}' is in the model but not in the guide: add it there, or use an "
                 "automatic guide"
             )
-        found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
-        if found != wanted:
+        guided = drawn.pop(site.name)
+        shape, wanted = tuple(guided["value"].shape), tuple(site.start.shape)
+        if shape != wanted:
             raise ProgramError(
-                f"site '{site.name}' has shape {found} in the guide, {wanted} in the model"
+                f"site '{site.name}' has shape {shape} in the guide, {wanted} in the model"
             )
-        if in_clients(drawn[site.name]) != site.is_local:
+        if in_clients(guided) != site.is_local:
             inside, outside = ("model", "guide") if site.is_local else ("guide", "model")
             raise ProgramError(
                 f"site '{site.name}' is inside the clients plate in the {inside}, outside it in "
                 f"the {outside}"
             )
-    known = {site.name for site in latents.sites}
-    for name, drawn_site in drawn.items():
-        if name not in known and not drawn_site["infer"].get("is_auxiliary"):
+    for name, guided in drawn.items():
+        if not guided["infer"].get("is_auxiliary"):
             raise ProgramError(
                 f"site '{name}' is in the guide but not in the model: rename it, or mark it "
                 f"infer={{'is_auxiliary': True}}"
@@ -283,7 +281,10 @@ def _at_site(program: Program, params: Params, batch: ClientBatch) -> str:
     """Return in words the first model site whose log density is not finite at the start."""
     _, trace = traces_of(program.model, program.guide, params, batch, batch)
     for name, site in samples(trace):
-        density = scored(site, site["fn"].log_prob(site["value"]))
-        if not bool(density.isfinite().all()):
+        if not bool(_density(site).isfinite().all()):
             return f", at site '{name}' ({kind_of(site['fn'])})"
     return ""
+
+
+def _density(site: Site) -> Tensor:
+    return scored(site, site["fn"].log_prob(site["value"]))

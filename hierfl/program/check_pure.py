@@ -7,8 +7,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,8 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, mapped
+from hierfl.program.fingerprints import values_of
 from hierfl.program.handlers import Answer, ModuleWeights, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.traces import Site, in_clients, samples
@@ -83,18 +84,10 @@ def _held(function: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(function: Any) -> dict[str, Any]:
-    """Return the closure, the globals in use, and the defaults of a function, by name."""
-    code, held = function.__code__, {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            held[name] = cell.cell_contents
-        except ValueError:  # the variable is not set yet
-            continue
-    held |= {n: function.__globals__[n] for n in code.co_names if n in function.__globals__}
-    count = len(function.__defaults__ or ())
-    arguments = code.co_varnames[: code.co_argcount]
-    held |= dict(zip(arguments[len(arguments) - count :], function.__defaults__ or (), strict=True))
-    return held | dict(function.__kwdefaults__ or {})
+    """Return the values that a function carries with it, and the globals in use, by name."""
+    of_module = function.__globals__
+    held = {n: of_module[n] for n in function.__code__.co_names if n in of_module}
+    return {name: value for _, name, value in values_of(function)} | held
 
 
 class _Marked(Messenger):
@@ -120,9 +113,10 @@ class _Marked(Messenger):
     def is_marked(self, site: Site) -> bool:
         """Return whether the value of a site, or its log density, depends on a marked value."""
         value = site["value"]
-        density = site["fn"].log_prob(value)
-        both = (found for found in (value, density) if isinstance(found, Tensor))
-        return any(leaf in self.marks for tensor in both for leaf in leaves(tensor))
+        for found in (value, site["fn"].log_prob(value)):
+            if isinstance(found, Tensor) and not self.marks.isdisjoint(leaves(found)):
+                return True
+        return False
 
     def _pyro_post_sample(self, msg: Site) -> None:
         if in_clients(msg) and not msg["is_observed"]:
@@ -141,30 +135,21 @@ def check_boundary(
     Means over clients are refused too: they depend on which clients are in the plate together.
     """
     handler = _Marked()
-    marked = replace(
-        batch,
-        fields={name: handler.marked(v) for name, v in batch.fields.items()},
-        client_fields={name: handler.marked(v) for name, v in batch.client_fields.items()},
-        counts=handler.marked(batch.counts),
-    )
+    marked = mapped(batch, handler.marked)
     with untouched_store(), ExitStack() as stack, torch.enable_grad():
         for each in (handler, *handlers):
             stack.enter_context(each)
         try:
-            nodes: Any = poutine.trace(program).get_trace(marked).nodes
+            trace: Any = poutine.trace(program).get_trace(marked)
         except RuntimeError:
             return  # the program takes values out of autograd (`.numpy()`), and cannot be checked
-        found = [
-            name
-            for name, site in nodes.items()
-            if site["type"] == "sample" and not in_clients(site) and handler.is_marked(site)
-        ]
-    if found:
-        raise ProgramError(
-            f"site '{found[0]}' is outside the clients plate in the {what}, but depends on "
-            "something inside it (a client's rows, local sites or local params): move it inside "
-            "`with batch.clients():`, or remove the dependence"
-        )
+        for name, site in trace.nodes.items():
+            if site["type"] == "sample" and not in_clients(site) and handler.is_marked(site):
+                raise ProgramError(
+                    f"site '{name}' is outside the clients plate in the {what}, but depends on "
+                    "something inside it (a client's rows, local sites or local params): move it "
+                    "inside `with batch.clients():`, or remove the dependence"
+                )
 
 
 PYTHON = "Python's global generator (random)"
@@ -173,16 +158,17 @@ TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
 UNUSUAL = 1_618_033_988
 
 
-def _as_bytes(state: Any) -> bytes:
-    return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
-
-
 class Generator(NamedTuple):
     """How a global generator is seeded, read and restored."""
 
     seed: Callable[[int], object]
     state: Callable[[], Any]
     restore: Callable[[Any], object]
+
+    def as_bytes(self) -> bytes:
+        """Return the state, to compare it with a later one."""
+        state = self.state()
+        return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
 
 
 GENERATORS: Mapping[str, Generator] = {
@@ -218,19 +204,19 @@ def _drawn_here() -> Iterator[list[str]]:
 @contextmanager
 def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
     """Refuse a model or guide that moves a global generator in this context; restore all."""
-    watched = {name: g for name, g in GENERATORS.items() if not (starts and name == TORCH)}
+    before, moved = {}, []
     with ExitStack() as stack:
-        before = {}
-        for name, generator in watched.items():
-            stack.callback(generator.restore, generator.state())
-            generator.seed(UNUSUAL)
-            before[name] = _as_bytes(generator.state())
+        for name, generator in GENERATORS.items():
+            if not (starts and name == TORCH):
+                stack.callback(generator.restore, generator.state())
+                generator.seed(UNUSUAL)
+                before[name] = generator.as_bytes()
         with _drawn_here() as drawn:
             yield
-        moved = [name for name, g in watched.items() if _as_bytes(g.state()) != before[name]]
-    if moved == [PYTHON] and not drawn:
-        moved = []
-    if moved:
+        for name, state in before.items():
+            if GENERATORS[name].as_bytes() != state:
+                moved.append(name)
+    if moved and (moved != [PYTHON] or drawn):
         raise ProgramError(
             f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws "
             "differ between engines: draw with pyro.sample; the start of a param is drawn by a "
@@ -278,16 +264,16 @@ def _check_site(name: str, what: str, site: Site, again: Site | None, program: P
     if len(first) != len(second) or not all(map(_equal, first, second)):
         raise ProgramError(
             f"site '{name}' of the {what} differs between two runs with the same params, rows and "
-            f"noise, so the {what} has a generator (np.random.default_rng, torch.Generator) or another "
-            "state of its own: draw with pyro.sample, and compute the site from rows, params and "
-            "other sites alone"
+            f"noise, so the {what} has a generator (np.random.default_rng, torch.Generator) or "
+            "another state of its own: draw with pyro.sample, and compute the site from rows, "
+            "params and other sites alone"
         )
-    leaf = next((leaf for tensor in first for leaf in leaves(tensor)), None)
-    if leaf is not None:
+    for leaf in chain.from_iterable(map(leaves, first)):
         raise ProgramError(
             f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, "
             "which requires a gradient and is no param, so that no method learns it: register it "
-            "(pyro.module('net', net), pyro.param), or freeze it on purpose with requires_grad_(False)"
+            "(pyro.module('net', net), pyro.param), or freeze it on purpose with "
+            "requires_grad_(False)"
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, gather, keys_of
+from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
@@ -33,32 +33,36 @@ Evaluate = Callable[[float, ClientBatch], Values]
 
 def made_up(program: Program, data: ClientData, rows: int | None = None) -> ClientBatch:
     """Return a client of a few rows of all clients with different labels, padded to `rows`."""
-    index = unlike(data, tuple(program.labels.values()))
+    index = distinct_rows(data, tuple(program.labels.values()))
     few = len(index)
     rows = few if rows is None else rows
     inside = (torch.arange(rows) < few)[None]
     first = torch.zeros(1, dtype=torch.long)
     index = torch.cat([index, index[:1].expand(rows - few)])[None]
     batch = gather(data, first, index, inside if rows > few else None, keys_of(data, first, 0, 0))
-    batch = replace(batch, counts=torch.full_like(batch.counts, few))
-    # labels that the data lack are those of the prototype's first row
-    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
-    missing = {
-        name: value[:, :1].expand(batch.num_clients, batch.num_rows, *value.shape[2:])
-        for name, value in like.items()
-        if value is not None and name not in batch.fields
-    }
-    return replace(batch, fields={**batch.fields, **missing})
+    return labeled(program, replace(batch, counts=torch.full_like(batch.counts, few)))
 
 
-def unlike(data: ClientData, labels: tuple[str, ...]) -> Tensor:
+def labeled(program: Program, batch: ClientBatch) -> ClientBatch:
+    """Give rows without labels those of the prototype's first row, inside their support."""
+    fields, known = dict(batch.fields), program.prototype.fields
+    for name in program.labels.values():
+        if name in known and name not in fields:
+            label = known[name][:, :1]
+            fields[name] = label.expand(batch.num_clients, batch.num_rows, *label.shape[2:])
+    return replace(batch, fields=fields)
+
+
+def distinct_rows(data: ClientData, labels: tuple[str, ...]) -> Tensor:
     """Return the positions of up to `FEW` rows, those of extreme labels first."""
-    n = data.num_rows
-    known = [data.fields[name] for name in labels if name in data.fields]
-    single = [v.byte() if v.dtype == torch.bool else v for v in known if v.dim() == 1]
-    extreme = [int(at) for v in single for at in (v.argmin(), v.argmax())]
-    even = torch.linspace(0, n - 1, min(FEW, n)).long().tolist()
-    return torch.tensor(sorted(list(dict.fromkeys([*extreme, *even]))[:FEW]))
+    at = torch.linspace(0, data.num_rows - 1, min(FEW, data.num_rows)).long().tolist()
+    extreme: list[int] = []
+    for name in labels:
+        if name in data.fields and data.fields[name].dim() == 1:
+            values = data.fields[name]
+            values = values.byte() if values.dtype == torch.bool else values
+            extreme += [int(values.argmin()), int(values.argmax())]
+    return torch.tensor(sorted(list(dict.fromkeys([*extreme, *at]))[:FEW]))
 
 
 def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]:
@@ -69,8 +73,10 @@ def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]
         start = start.to(torch.get_default_dtype()) if start.is_floating_point() else start
         return start + away * torch.randn(start.shape, generator=g)
 
-    params = {spec.name: moved(spec.start) for spec in program.params}
+    params: Params = {}
     values: Values = {}
+    for spec in program.params:
+        params[spec.name] = moved(spec.start)
     for block in (program.latents.global_block, program.latents.local_block):
         if block.sites:
             values |= block.unflatten(moved(block.start))[0]
@@ -107,12 +113,14 @@ def _differing(
     for away in AWAY:
         try:
             first, second = evaluate(away, one), evaluate(away, other)
-        except (
-            Exception
-        ):  # whatever a user's program raises, such as outside of what it can compute
+        except Exception:  # whatever a user's program raises outside of what it can compute
             continue
-        found = next((n for n, v in first.items() if _differ(v, second.get(n), rounding)), None)
-        if all(bool(v.isfinite().all()) for v in first.values()):
+        found, finite = None, True
+        for name, value in first.items():
+            if found is None and _differ(value, second.get(name), rounding):
+                found = name
+            finite = finite and bool(value.isfinite().all())
+        if finite:
             return found
     return found
 
@@ -148,13 +156,4 @@ def in_double(batch: ClientBatch) -> ClientBatch:
 
 def in_dtype(batch: ClientBatch, dtype: torch.dtype) -> ClientBatch:
     """Return a batch with its floating fields in a dtype."""
-
-    def cast(v: Tensor) -> Tensor:
-        return v.to(dtype) if v.is_floating_point() else v
-
-    return replace(
-        batch,
-        fields={name: cast(v) for name, v in batch.fields.items()},
-        client_fields={name: cast(v) for name, v in batch.client_fields.items()},
-        counts=cast(batch.counts),
-    )
+    return mapped(batch, lambda v: v.to(dtype) if v.is_floating_point() else v)

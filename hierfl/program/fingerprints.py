@@ -29,20 +29,8 @@ Part = tuple[str, str]
 
 PYTHON = "python"  # the key of the version that compiled the code
 CODE = "code"  # how the keys of parts begin that are comparable within one version
-PLAIN = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    np.generic,
-)
+OF_TORCH = (torch.dtype, torch.device, torch.Size)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.generic, *OF_TORCH)
 # Functions of these packages are distinguished by their names: they change with releases, not with a
 # user's program.
 RELEASED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
@@ -136,8 +124,9 @@ class _Parts:
             yield _in(CODE, where), _hash(_text_of(function.__code__))
         else:
             yield _in("name", where), _hash(f"{function.__module__}:{function.__qualname__}")
-        for name, value in _values_of(function):
-            yield from self.of(value, _in(name, where), fixed=fixed)
+        for kind, name, value in values_of(function):
+            part = f"closure's '{name}'" if kind == "closure" else f"default of '{name}'"
+            yield from self.of(value, _in(part, where), fixed=fixed)
         if not ours:
             return
         for name in sorted(_globals_of(function.__code__) & function.__globals__.keys()):
@@ -186,19 +175,18 @@ def _depends_on_training(layer: type) -> bool:
     return forward is None or "training" in forward.co_names
 
 
-def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the values that a function carries with it: of its closure and its defaults."""
+def values_of(function: FunctionType) -> Iterator[tuple[str, str, Any]]:
+    """Yield ("closure" or "default", name, value) of all that a function carries with it."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield f"closure's '{name}'", cell.cell_contents
+            yield "closure", name, cell.cell_contents
         except ValueError:  # a name that has no value yet
             continue
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = function.__defaults__ or ()
-    for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
-        yield f"default of '{name}'", value
-    for name, value in (function.__kwdefaults__ or {}).items():
-        yield f"default of '{name}'", value
+    given = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    for name, value in (*given, *(function.__kwdefaults__ or {}).items()):
+        yield "default", name, value
 
 
 def _state_of(thing: Any, ours: bool) -> dict[str, Any]:

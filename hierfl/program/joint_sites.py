@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
-from hierfl.data.batch import DATA, ClientBatch
+from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.traces import Center, Site, in_clients, is_deterministic, is_latent, samples
+from hierfl.program.traces import (
+    Center,
+    Site,
+    in_clients,
+    in_data,
+    is_deterministic,
+    is_latent,
+    samples,
+)
 
 
 def joint_sites(
@@ -28,17 +37,17 @@ def joint_sites(
 
     A model that has one and does not ask for the mask of its rows is refused.
     """
-    outside = {
-        name: site
-        for name, site in samples(trace)
-        if site["is_observed"]
-        and in_clients(site)
-        and not in_data(site)
-        and not is_deterministic(site)
-    }
-    found = {name for name in outside if labels.get(name) in batch.fields}
+    outside: dict[str, Site] = {}
+    found: dict[str, bool] = {}
+    for name, site in samples(trace):
+        observed = site["is_observed"] and not is_deterministic(site)
+        if observed and in_clients(site) and not in_data(site):
+            outside[name] = site
+            if labels.get(name) in batch.fields:
+                found[name] = _is_packed(site, batch.fields[labels[name]])
     if len(found) < len(outside):
-        found |= _depend_on_rows(model, batch) & set(outside)
+        known = found.keys() | _depend_on_rows(model, batch)
+        found = {name: found.get(name, False) for name in outside if name in known}
     if found and not _asks_for_mask(model, batch):
         name = next(name for name in outside if name in found)
         raise ProgramError(
@@ -47,17 +56,16 @@ def joint_sites(
             "it, or leave them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() "
             "(one value a client belongs in client_fields=)"
         )
-    return {
-        name: _is_packed(site, labels.get(name), batch)
-        for name, site in outside.items()
-        if name in found
-    }
+    return found
 
 
 def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
     """Refuse a latent site with one value per row: its shape would differ between clients."""
-    latent = {name: site["fn"].event_shape for name, site in samples(trace) if is_latent(site)}
-    if not any(batch.num_rows in shape for shape in latent.values()):
+    latent: dict[str, torch.Size] = {}
+    for name, site in samples(trace):
+        if is_latent(site):
+            latent[name] = site["fn"].event_shape
+    if batch.num_rows not in chain.from_iterable(latent.values()):
         return
     fields = {name: v[:, :-1] for name, v in batch.fields.items()}
     rows = None if batch.rows is None else batch.rows[:, :-1]
@@ -72,16 +80,8 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
             )
 
 
-def in_data(site: Site) -> bool:
-    """Return whether a site is inside the data plate, and so has one value a row."""
-    return any(frame.name == DATA for frame in site["cond_indep_stack"])
-
-
-def _is_packed(site: Site, label: str | None, batch: ClientBatch) -> bool:
+def _is_packed(site: Site, values: Tensor) -> bool:
     """Return whether a site observes a field in the shape of `batch.packed`."""
-    if label is None or label not in batch.fields:
-        return False
-    values: Tensor = batch.fields[label]
     return tuple(site["value"].shape) == (values.shape[0], 1, *values.shape[1:])
 
 
@@ -111,9 +111,7 @@ def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
     try:
         with Center():
             trace = poutine.trace(model).get_trace(batch)
-    except (
-        Exception
-    ):  # whatever a user's model raises, such as where it takes values out of autograd
+    except Exception:  # whatever a user's model raises, such as where it leaves autograd
         return {}
     return {
         name: site["fn"].log_prob(site["value"])

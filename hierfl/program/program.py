@@ -20,7 +20,7 @@ from hierfl.core.arguments import shown
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
-from hierfl.program.sites import Guide, Latents, Model, Values
+from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Center, Site
 
@@ -36,40 +36,29 @@ def _shown(program: Program) -> Shown:
     """Every site and param of a program, a row each."""
     import pandas as pd  # slow to import
 
-    sites: list[tuple[Any, ...]] = [
-        (s.name, "latent", _level(s.is_local), tuple(s.start.shape), s.size)
-        for s in program.latents.sites
-    ]
-    sites += [
-        (name, "deterministic", _level(plates is not None), "", "")
-        for name, plates in program.derived.items()
-    ]
-    sites += [
-        (p.name, "param", _level(p.is_local), tuple(p.start.shape), p.start.numel())
-        for p in program.params
-    ]
+    def row(kind: str, spec: LatentSite | ParamSpec) -> tuple[Any, ...]:
+        shape = tuple(spec.start.shape)
+        return spec.name, kind, _LEVELS[spec.is_local], shape, spec.size
+
+    sites = [row("latent", site) for site in program.latents.sites]
+    for name, plates in program.derived.items():
+        sites.append((name, "deterministic", _LEVELS[plates is not None], "", ""))
+    sites += [row("param", spec) for spec in program.params]
     sites += [(name, "observed", "", "", "") for name in program.labels]
-    columns = ["name", "kind", "level", "shape", "numbers"]
+    frame = pd.DataFrame(sites, columns=["name", "kind", "level", "shape", "numbers"])
     model = getattr(program.model, "__name__", type(program.model).__name__)
-    return Shown(
-        f"Program of '{model}', {program.num_clients} clients", pd.DataFrame(sites, columns=columns)
-    )
+    return Shown(f"Program of '{model}', {program.num_clients} clients", frame)
 
 
-def _level(is_local: bool) -> str:
-    return "local" if is_local else "global"
+_LEVELS = ("global", "local")
 
 
 @dataclass(frozen=True, eq=False)
 class ParamSpec:
-    """A `pyro.param` of a program.
+    """A `pyro.param` of a program, local if it is declared inside the clients plate.
 
-    Args:
-        name: its name.
-        is_local: it is declared inside the clients plate.
-        constraint: the set its value lies in.
-        start: unconstrained starting value, of one client if it is local.
-        axis: dimension of the clients in its shape, counted from the right; 0 for a global param.
+    `start` is unconstrained, and of one client if local; `axis` is the clients' dimension in its
+    shape, counted from the right, 0 for a global param.
     """
 
     name: str
@@ -77,6 +66,11 @@ class ParamSpec:
     constraint: Constraint
     start: Tensor
     axis: int
+
+    @property
+    def size(self) -> int:
+        """Number of unconstrained values: of one client, or in all for a global param."""
+        return self.start.numel()
 
 
 class Reads(NamedTuple):
@@ -153,12 +147,11 @@ class Program:
 
     def start(self) -> tuple[Params, Params]:
         """Return the unconstrained starting values: (global params, local params of one client)."""
-        values = {spec.name: spec.start.clone() for spec in self.params}
-        local = {spec.name for spec in self.params if spec.is_local}
-        return (
-            {k: v for k, v in values.items() if k not in local},
-            {k: v for k, v in values.items() if k in local},
-        )
+        shared: Params = {}
+        own: Params = {}
+        for spec in self.params:
+            (own if spec.is_local else shared)[spec.name] = spec.start.clone()
+        return shared, own
 
     def terms(
         self, params: Params, batch: ClientBatch, *, support: ClientBatch | None = None
@@ -174,6 +167,10 @@ class Program:
         support = batch if support is None else support
         guided, modeled = traces_of(self.model, self.guide, params, batch, support)
         return elbo_terms(guided, modeled, batch, closed=self.closed, factors=self.factors)
+
+    def loss(self, params: Params, batch: ClientBatch) -> Tensor:
+        """Return the batch's part of the pooled negative ELBO, (), at one draw."""
+        return self.terms(params, batch).loss(self.share).sum()
 
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site once, with the terms at that draw.
@@ -254,22 +251,16 @@ class Program:
     def log_likelihoods(self, values: Values, batch: ClientBatch, params: Params) -> Values:
         """Return each likelihood term's log density given the latent sites, unscaled.
 
-        Args:
-            values: of latent sites.
-            batch: the rows.
-            params: unconstrained, of the model.
-
         Returns:
             Observed site or factor -> (..., C, B), or (..., C, 1) where it has one value a client;
             0 where the model masks it.
         """
         nodes = self._conditioned(values, params, batch)
-        return {
-            name: scale_and_mask(
-                nodes[name]["fn"].log_prob(nodes[name]["value"]), 1.0, nodes[name]["mask"]
-            )
-            for name in (*self.labels, *self.factors)
-        }
+        found: Values = {}
+        for name in (*self.labels, *self.factors):
+            site = nodes[name]
+            found[name] = scale_and_mask(site["fn"].log_prob(site["value"]), 1.0, site["mask"])
+        return found
 
     def _conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
         with Answer(params, batch, reparameterized=False):
@@ -343,9 +334,4 @@ def once_a_program(recognize: Callable[[Program], T]) -> Callable[[Program], T]:
 def stacked(program: Program, rows: Params) -> Params:
     """Return local params (N, *shape) as a program with N clients in its plate reads them."""
     axes = {spec.name: spec.axis for spec in program.params}
-    return {name: _plate_axis(value, axes[name]) for name, value in rows.items()}
-
-
-def _plate_axis(value: Tensor, axis: int) -> Tensor:
-    """Move the clients from the front to their dimension in the plate."""
-    return value.squeeze(axis).movedim(0, axis)
+    return {n: value.squeeze(axes[n]).movedim(0, axes[n]) for n, value in rows.items()}

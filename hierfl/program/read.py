@@ -20,22 +20,18 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.data.batch import ClientBatch, gather, keys_of
+from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
-    by_row,
     check_density,
-    check_labels,
-    check_labels_by_row,
     check_names,
-    check_scored,
     check_support,
+    checked_labels,
     fields_read,
     label_fields,
     refuse_in_sample,
-    supports_of,
 )
 from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import (
@@ -166,9 +162,8 @@ class ModelRead:
         with pyro.validation_enabled(True):
             built = guide.on(self.model, self.latents) if isinstance(guide, Family) else guide
             two = _prototype(self.data, [0, self.data.num_clients - 1])
-            guided, guided_pair = (
-                _trace(built, batch, "guide", self.seed, Answer({}, batch)) for batch in (one, two)
-            )
+            guided = _trace(built, one, "guide", self.seed, Answer({}, one))
+            guided_pair = _trace(built, two, "guide", self.seed, Answer({}, two))
             check_cover(self.latents, guided)
             check_boundary(built, one, "guide", Answer({}, one))
             # before the guide runs again: it refuses one that cannot be drawn
@@ -191,8 +186,7 @@ class ModelRead:
                 prototype=one,
                 seed=self.seed,
                 keyed=keyed,
-                reads_all_rows=isinstance(guide, Family)
-                and bool(getattr(guide.build, "reads_all_rows", False)),
+                reads_all_rows=getattr(getattr(guide, "build", None), "reads_all_rows", False),
                 joint=self.joint,
                 codes=self.codes,
             )
@@ -207,17 +201,25 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate
         # give it away
-        pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
+        pair = _trace(model, two, "model", seed, _Start())
+        single = _trace(model, one, "model", seed, _Start())
         with untouched_store():
             labels = label_fields(model, pair, two)
         if floats := sites_to_float(pair):
             model = with_float_labels(model, floats)
-            pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
+            pair = _trace(model, two, "model", seed, _Start())
+            single = _trace(model, one, "model", seed, _Start())
         check_sizes(model, single, one)
         latents = latents_of(single, pair)
-        supports = _checked_labels(model, pair, labels, data)
+        supports = checked_labels(model, pair, labels, data)
         joint = joint_sites(model, single, one, labels)
-        factors = _factors(model, pair, two, labels)
+        with untouched_store():
+            factors = likelihood_factors(model, pair, two)
+        if not labels and not factors:
+            raise ProgramError(
+                "the model observes no field inside the clients plate: give a likelihood, "
+                "pyro.sample(..., obs=batch.y)"
+            )
         check_boundary(model, one, "model", _Start())
         with untouched_store():
             reads = fields_read(model, one, _Start())
@@ -243,19 +245,17 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
     """Return the range of each integer field that may hold codes: of two dimensions at most."""
-    return {
-        name: (int(values.min()), int(values.max()))
-        for name, values in data.fields.items()
-        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2
-    }
+    found = {}
+    for name, values in data.fields.items():
+        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
+            found[name] = int(values.min()), int(values.max())
+    return found
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
     """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
     chosen = torch.tensor(ids)
-    place = torch.arange(PROTOTYPE_ROWS)[None]
-    inside = place < data.counts[chosen][:, None]
-    index = data.offsets[chosen][:, None] + torch.where(inside, place, 0)
+    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
     return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
@@ -310,32 +310,3 @@ def _trace(
             check_plates(name, site, batch)
             check_density(name, site)
     return trace
-
-
-def _checked_labels(
-    model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
-) -> dict[str, tuple[str, Constraint]]:
-    """Return the supports of the labels; refuse labels outside them or that cannot be scored."""
-    supports = supports_of(trace, labels, data)
-    check_labels(supports, data)
-    check_scored(trace, labels)
-    with untouched_store():
-        fns = {site: trace.nodes[site]["fn"] for site in labels}
-        by_rows = [site for site, fn in fns.items() if by_row(fn) and not fn.event_shape]
-        if by_rows:
-            check_labels_by_row(model, data, by_rows)
-    return supports
-
-
-def _factors(
-    model: Model, trace: Any, batch: ClientBatch, labels: Mapping[str, str]
-) -> dict[str, bool]:
-    """Return the factors that are likelihood terms; refuse a model without any likelihood."""
-    with untouched_store():
-        factors = likelihood_factors(model, trace, batch)
-    if not labels and not factors:
-        raise ProgramError(
-            "the model observes no field inside the clients plate: give a likelihood, "
-            "pyro.sample(..., obs=batch.y)"
-        )
-    return factors

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
-from hierfl.data.batch import CLIENTS, DATA, ClientBatch
+from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.check_data import kind_of
 from hierfl.program.handlers import Noise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError
 from hierfl.program.sites import Latents, LatentSite, Model
 from hierfl.program.traces import (
-    Center,
     Site,
     has_mean,
     in_clients,
+    in_data,
     is_deterministic,
     is_factor,
     is_latent,
     is_likelihood,
     samples,
+    with_one_changed,
 )
 
 
@@ -50,9 +49,11 @@ class _Floats(Messenger):
 
 def sites_to_float(trace: Any) -> frozenset[str]:
     """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's."""
-    return frozenset(
-        name for name, site in samples(trace) if is_likelihood(site) and _is_picky(site)
-    )
+    found = set()
+    for name, site in samples(trace):
+        if is_likelihood(site) and _is_picky(site):
+            found.add(name)
+    return frozenset(found)
 
 
 def _is_picky(site: Site) -> bool:
@@ -91,47 +92,31 @@ def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str
 
     A factor outside the data plate that reads no field of rows belongs to the prior.
     """
-    found = {name: site for name, site in samples(trace) if is_factor(site) and in_clients(site)}
-    of_rows = {
-        name: any(frame.name == DATA for frame in site["cond_indep_stack"])
-        for name, site in found.items()
-    }
-    of_clients = {name: site for name, site in found.items() if not of_rows[name]}
-    reading = _reading_rows(model, of_clients, batch) if of_clients else set()
-    return {name: rows for name, rows in of_rows.items() if rows or name in reading}
-
-
-def _reading_rows(model: Model, factors: Mapping[str, Site], batch: ClientBatch) -> set[str]:
-    """Return the factors that change with a field of rows, by changing one at a time."""
+    found, of_clients = {}, {}
+    for name, site in samples(trace):
+        if is_factor(site) and in_clients(site):
+            found[name] = in_data(site)
+            if not found[name]:
+                of_clients[name] = _density(site)
     reading: set[str] = set()
-    for name, field in batch.fields.items():
-        other = ~field if field.dtype == torch.bool else field + 1
-        changed = replace(batch, fields={**batch.fields, name: other})
-        try:
-            with Center():
-                nodes: dict[str, Site] = poutine.trace(model).get_trace(changed).nodes
-        except (RuntimeError, ValueError, IndexError):
-            continue  # the model fails on a changed field, such as an index
-        reading |= {
-            factor
-            for factor, site in factors.items()
-            if not torch.equal(
-                torch.as_tensor(nodes[factor]["fn"].log_prob(nodes[factor]["value"])),
-                torch.as_tensor(site["fn"].log_prob(site["value"])),
-            )
-        }
-    return reading
+    for _, nodes in with_one_changed(model, batch) if of_clients else ():
+        for name, density in of_clients.items():
+            if not torch.equal(_density(nodes[name]), density):
+                reading.add(name)
+    return {name: rows for name, rows in found.items() if rows or name in reading}
+
+
+def _density(site: Site) -> Tensor:
+    return torch.as_tensor(site["fn"].log_prob(site["value"]))
 
 
 def latents_of(single: Any, pair: Any) -> Latents:
     """Return the latent sites of a model, from its traces on one and on two clients."""
-    return Latents(
-        tuple(
-            _latent(site, pair.nodes[name])
-            for name, site in single.nodes.items()
-            if is_latent(site)
-        )
-    )
+    found = []
+    for name, site in single.nodes.items():
+        if is_latent(site):
+            found.append(_latent(site, pair.nodes[name]))
+    return Latents(tuple(found))
 
 
 def _latent(site: Site, pair: Site) -> LatentSite:
@@ -178,7 +163,7 @@ def derived_of(trace: Any) -> dict[str, int | None]:
     """
     found: dict[str, int | None] = {}
     for name, site in trace.nodes.items():
-        if is_deterministic(site) and not any(f.name == DATA for f in site["cond_indep_stack"]):
+        if is_deterministic(site) and not in_data(site):
             found[name] = len(site["fn"].batch_shape) - 2 if in_clients(site) else None
     return found
 
@@ -223,18 +208,17 @@ def _param(site: Site, pair: Site) -> ParamSpec:
 
 def closed_of(model: Any, guide: Any) -> frozenset[str]:
     """Return the sites whose KL has a valid closed form: both draw the same sites before them."""
-    order = {name: i for i, name in enumerate(guide.nodes)}
-    before: list[str] = []
-    closed = set()
+    order = list(guide.nodes)
+    last, closed = -1, set()  # where the guide has drawn all that the model has drawn so far
     for name, site in model.nodes.items():
         if not is_latent(site):
             continue
-        q = guide.nodes[name]["fn"]
-        if not isinstance(q, dist.Delta) and all(order[b] < order[name] for b in before):
+        q, at = guide.nodes[name]["fn"], order.index(name)
+        if not isinstance(q, dist.Delta) and last < at:
             with suppress(NotImplementedError):
                 kl_divergence(q, site["fn"])
                 closed.add(name)
-        before.append(name)
+        last = max(last, at)
     return frozenset(closed)
 
 

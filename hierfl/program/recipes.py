@@ -35,16 +35,8 @@ R = TypeVar("R")
 JSON = Any
 
 # The keys of each kind of description; "code" may stand beside all but the values.
-FORMS = (
-    {"made_by", "with"},
-    {"family", "with"},
-    {"named"},
-    {"marked"},
-    {"opaque"},
-    {"tensor", "dtype"},
-    {"mapping"},
-    {"sequence"},
-)
+FORMS = [{"made_by", "with"}, {"family", "with"}, {"tensor", "dtype"}]
+FORMS += [{key} for key in ("named", "marked", "opaque", "mapping", "sequence")]
 VALUES = {"tensor", "mapping", "sequence"}
 # A distribution has each of these parameters, but takes only one of a kind: the right-hand one is
 # kept.
@@ -53,10 +45,7 @@ SAME_PARAMETER = {
     "covariance_matrix": "scale_tril",
     "precision_matrix": "scale_tril",
 }
-KINDS: dict[str, Kind] = {
-    "model": "model",
-    "guide": "guide",
-}  # option of a method -> what it may be
+KINDS: dict[str, Kind] = {"model": "model", "guide": "guide"}  # option of a method -> its kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +62,8 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
     A misspelled argument is a TypeError that names the nearest one.
     """
     signature, known = inspect.signature(factory), keywords(factory)
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     @wraps(factory)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,15 +71,9 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         result = factory(*args, **kwargs)
-        options = {
-            k: v
-            for k, v in bound.arguments.items()
-            if signature.parameters[k].kind is not inspect.Parameter.VAR_KEYWORD
-        }
-        extra: dict[str, Any] = next(
-            (v for k, v in bound.arguments.items() if k not in options), {}
-        )
-        object.__setattr__(result, "__recipe__", Recipe(factory, {**options, **extra}))
+        options = dict(bound.arguments)
+        options |= options.pop(rest) if rest else {}
+        object.__setattr__(result, "__recipe__", Recipe(factory, options))
         return result
 
     made.__dict__["__recorded__"] = True
@@ -141,20 +126,17 @@ def _call_of(value: Any) -> tuple[str, Any, Mapping[str, Any]] | None:
     recipe = recipe_of(value)
     if recipe is not None:
         return "made_by", recipe.factory, recipe.options
-    if isinstance(value, torch.distributions.Distribution) and not isinstance(
-        value, torch.distributions.Independent
-    ):
-        options = {k: getattr(value, k) for k in value.arg_constraints}
-        return "made_by", type(value), options
     if isinstance(value, Family):
         return "family", value.build, value.options
-    if is_dataclass(value) and not isinstance(value, type):
-        return (
-            "made_by",
-            type(value),
-            {f.name: getattr(value, f.name) for f in fields(value) if f.init},
-        )
-    return None
+    if isinstance(value, torch.distributions.Independent):
+        return None
+    if isinstance(value, torch.distributions.Distribution):
+        names = list(value.arg_constraints)
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in fields(value) if f.init]
+    else:
+        return None
+    return "made_by", type(value), {name: getattr(value, name) for name in names}
 
 
 def _code_of(thing: Any) -> dict[str, Any]:
@@ -242,14 +224,20 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
 
 
 def _factory(name: str, form: str, place: str) -> Any:
-    """Return what a description may call: a public factory, or a marked guide family."""
+    """Return what a description may call: a public factory, or a marked guide family.
+
+    What `describe` could have written as "made_by" only makes a value.
+    """
     if form == "family" and not _is_public(name) and place == "guide":
         found = marked("guide", name)
     else:
         found = find(name)
     if form == "family" and not isinstance(found, Family):
         raise CannotRemake(f"{_short(name)} is not a guide family: {_fix(place)}")
-    if form == "made_by" and not _is_factory(found):
+    makes = getattr(found, "__recorded__", False) is True
+    if isinstance(found, type):
+        makes = is_dataclass(found) or issubclass(found, torch.distributions.Distribution)
+    if form == "made_by" and not makes:
         raise CannotRemake(
             f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: "
             f"{HAND_IN}"
@@ -260,13 +248,6 @@ def _factory(name: str, form: str, place: str) -> Any:
 def _is_public(name: str) -> bool:
     module, _, last = name.rpartition(".")
     return exported(module, last) is not None
-
-
-def _is_factory(found: Any) -> bool:
-    """Return whether `describe` could have written it as "made_by": it only makes a value."""
-    if isinstance(found, type):
-        return is_dataclass(found) or issubclass(found, torch.distributions.Distribution)
-    return getattr(found, "__recorded__", False) is True
 
 
 def _check_same(description: JSON, found: object, place: str, what: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import filterfalse
+from operator import attrgetter
 from typing import Any, Literal
 
 import pyro.distributions as dist
@@ -23,6 +25,7 @@ from hierfl.data.batch import ClientBatch
 Model = Callable[[ClientBatch], Any]
 Guide = Callable[[ClientBatch], Any]
 Values = dict[str, Tensor]
+SIZE, IS_LOCAL = attrgetter("size"), attrgetter("is_local")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +58,14 @@ class LatentSite:
         return free.detach().clone()
 
     @property
-    def free_event_dim(self) -> int:
-        """Number of dimensions of an unconstrained event."""
-        return self.free_start.dim() - len(self.batch_shape)
-
-    @property
     def size(self) -> int:
         """Number of unconstrained values: of one client, or in all for a global site."""
         return self.free_start.numel()
+
+    @property
+    def free_event_dim(self) -> int:
+        """Number of dimensions of an unconstrained event."""
+        return self.free_start.dim() - len(self.batch_shape)
 
     def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
         """Map free numbers (*batch, *event) to values, with their log Jacobians (*batch,)."""
@@ -89,9 +92,14 @@ class Block:
     sites: tuple[LatentSite, ...]
 
     @cached_property
+    def sizes(self) -> list[int]:
+        """Lengths of the sites' pieces of the vector."""
+        return list(map(SIZE, self.sites))
+
+    @property
     def size(self) -> int:
         """Length of the vector: K of global sites, D of local ones."""
-        return sum(site.size for site in self.sites)
+        return sum(self.sizes)
 
     @cached_property
     def start(self) -> Tensor:
@@ -101,9 +109,7 @@ class Block:
     def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
         """Split a vector, (K,) or (C, 1, D), into values of its sites and log Jacobians."""
         values, jacobians = {}, {}
-        for site, piece in zip(
-            self.sites, vector.split([site.size for site in self.sites], -1), strict=True
-        ):
+        for site, piece in zip(self.sites, vector.split(self.sizes, -1), strict=True):
             values[site.name], jacobians[site.name] = site.constrain(self._shaped(site, piece))
         return values, jacobians
 
@@ -127,9 +133,7 @@ class Block:
                 pieces.append(free.reshape(*free.shape[:2], -1))
             else:
                 pieces.append(free.reshape(-1))
-        if not pieces:
-            return torch.zeros(0)
-        return torch.cat(pieces, -1)
+        return torch.cat(pieces, -1) if pieces else torch.zeros(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,12 +145,12 @@ class Latents:
     @cached_property
     def global_block(self) -> Block:
         """The global sites, outside the clients plate."""
-        return Block(tuple(s for s in self.sites if not s.is_local))
+        return Block(tuple(filterfalse(IS_LOCAL, self.sites)))
 
     @cached_property
     def local_block(self) -> Block:
         """The local sites, inside the clients plate."""
-        return Block(tuple(s for s in self.sites if s.is_local))
+        return Block(tuple(filter(IS_LOCAL, self.sites)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +191,7 @@ def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> 
     """Return a param's starting value (*batch, *event) for every client of a batch."""
     if not site.is_local:
         return start
-    axis = len(site.batch_shape) - 2
-    return start.repeat_interleave(batch.num_clients, dim=axis)
+    return start.repeat_interleave(batch.num_clients, dim=len(site.batch_shape) - 2)
 
 
 ScaleLink = Literal["softplus", "exp"]

@@ -42,7 +42,7 @@ class Terms(NamedTuple):
         return self.nll + self.local_kl + share * self.global_kl
 
 
-_POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", default=None)
+_POSTERIOR: ContextVar[Any] = ContextVar("posterior", default=None)  # a trace of the guide
 
 
 def posterior_of(site: str) -> Any:
@@ -50,7 +50,8 @@ def posterior_of(site: str) -> Any:
 
     With it a model may estimate its expected likelihood in another way, without bias.
     """
-    return (_POSTERIOR.get() or {}).get(site)
+    guided = _POSTERIOR.get()
+    return guided.nodes[site]["fn"] if guided is not None and site in guided.nodes else None
 
 
 def traces_of(
@@ -62,12 +63,10 @@ def traces_of(
     *,
     tell: bool = True,
 ) -> tuple[Any, Any]:
-    """Trace the guide, and the model at the guide's draws."""
+    """Trace the guide, and the model at the guide's draws; `tell` makes `posterior_of` work."""
     with Answer(params, batch):
         guided = poutine.trace(guide).get_trace(support)
-        token = _POSTERIOR.set(
-            {name: site["fn"] for name, site in samples(guided)} if tell else None
-        )
+        token = _POSTERIOR.set(guided if tell else None)
         try:
             modeled = poutine.trace(poutine.replay(model, guided)).get_trace(batch)
         finally:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import biject_to
 
-from hierfl.data.batch import CLIENTS, ClientBatch
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 
 Site = Any  # a node of a Pyro trace, or the message of a handler: a dict
+NAME = attrgetter("name")
 
 
 def in_clients(site: Site) -> bool:
     """Return whether a site is inside the clients plate, and so local."""
-    return any(frame.name == CLIENTS for frame in site["cond_indep_stack"])
+    return CLIENTS in map(NAME, site["cond_indep_stack"])
+
+
+def in_data(site: Site) -> bool:
+    """Return whether a site is inside the data plate, and so has one value a row."""
+    return DATA in map(NAME, site["cond_indep_stack"])
 
 
 def is_latent(site: Site) -> bool:
@@ -63,7 +72,7 @@ def scored(site: Site, term: Tensor) -> Tensor:
 
 def per_client(term: Tensor) -> Tensor:
     """Sum a term (..., C, B) over all dimensions but that of the clients: (C,)."""
-    return term.sum([d for d in range(term.dim()) if d != term.dim() - 2])
+    return term.sum([*range(term.dim() - 2), -1])
 
 
 def sums_by_owner(
@@ -78,6 +87,24 @@ def sums_by_owner(
         else:
             shared = shared + scored(site, term).sum()
     return own, shared
+
+
+def with_one_changed(
+    model: Callable[[ClientBatch], Any], batch: ClientBatch
+) -> Iterator[tuple[str, dict[str, Site]]]:
+    """Yield each field of rows, and the sites of a model once the field is changed.
+
+    A field on which the model fails when it is changed, such as an index, is passed over.
+    """
+    for name, field in batch.fields.items():
+        other = ~field if field.dtype == torch.bool else field + 1
+        try:
+            with Center():
+                changed = replace(batch, fields={**batch.fields, name: other})
+                trace: Any = poutine.trace(model).get_trace(changed)
+        except (RuntimeError, ValueError, IndexError):
+            continue
+        yield name, trace.nodes
 
 
 def has_mean(fn: Any) -> bool:

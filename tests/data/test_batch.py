@@ -12,7 +12,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.joint import JointNormal
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.engine.chunks import one_slot, over_clients, slots_of
 
 COUNTS = (6, 1, 3)
 
@@ -64,7 +64,7 @@ def test_reductions_of_one_slot_at_a_time(at_once: bool) -> None:
         mine = one_slot(slot, shared, batch)
         return {"sum": mine.sum(mine.x), "mean": mine.mean(mine.y)}
 
-    found = over_clients(one, at_once)(slots, count=batch.num_clients)
+    found = over_clients(one, at_once, slots, count=batch.num_clients)
     torch.testing.assert_close(found["sum"][:, 0], batch.sum(batch.x))
     torch.testing.assert_close(found["mean"][:, 0], batch.mean(batch.y))
 

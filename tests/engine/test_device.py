@@ -21,10 +21,9 @@ from hierfl import guides, models
 from hierfl.core.device import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
-from hierfl.engine.chunks import local_step
+from hierfl.engine.chunks import local_step, one_slot, over_clients, slots_of
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import steps
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.method import Clock, Method
 from tests.methods.cases import METHODS
 from tests.programs import FAMILIES, federation, fit, regression
@@ -104,17 +103,26 @@ def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
     slots, shared = there(mode, slots_of(batch))
     message, own, rows = there(mode, message), there(mode, own), there(mode, torch.ones(4))
     with mode, on(ELSEWHERE), _Constants(), pyro.validation_enabled(False):
-        work = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
+        work = over_clients(partial(client.start, message), True, own, count=4)
         for phase, tensors in phases:
             work = local_step(phase, at_once=True)(work, message, there(mode, tensors), ())
         up, kept = over_clients(
-            lambda work, own, n: client.finish(work, message, own, n), at_once=True
-        )(work, own, rows, count=4)
+            lambda work, own, n: client.finish(work, message, own, n),
+            True,
+            work,
+            own,
+            rows,
+            count=4,
+        )
         settled = kept
         if (settle := client.settle) is not None:
             settled = over_clients(
-                lambda own, slot: settle(message, own, one_slot(slot, shared, batch)), at_once=True
-            )(kept, slots, count=4)
+                lambda own, slot: settle(message, own, one_slot(slot, shared, batch)),
+                True,
+                kept,
+                slots,
+                count=4,
+            )
     places = {
         leaf.device.type
         for leaf in tree_leaves((work, up, kept, settled))

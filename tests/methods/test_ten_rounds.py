@@ -17,7 +17,7 @@ from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.over_clients import one_slot, slots_of
+from hierfl.engine.chunks import one_slot, slots_of
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.method import Clock
 from hierfl.methods import fedlaplace

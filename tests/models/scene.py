@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.over_clients import over_batch
+from hierfl.engine.chunks import over_batch
 from hierfl.program.program import Params, Program
 from hierfl.program.terms import log_joint
 
@@ -117,7 +117,7 @@ def check_every_engine(
     def one(slot: Values, batch: ClientBatch) -> Tensor:
         return densities(program, {**above, **slot}, batch, params)[0]
 
-    torch.testing.assert_close(over_batch(one, True)(slots, everyone(data))[:, 0], pooled)
+    torch.testing.assert_close(over_batch(one, True, slots, everyone(data))[:, 0], pooled)
     return pooled
 
 

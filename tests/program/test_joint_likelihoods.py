@@ -18,7 +18,7 @@ import hierfl
 from hierfl import guides, methods
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.engine.chunks import one_slot, over_clients, slots_of
 from hierfl.program.sites import Model
 from hierfl.program.terms import log_joint
 from tests.programs import fit, read
@@ -165,7 +165,7 @@ def test_the_log_density_is_that_of_a_loop_over_clients(
             mine = one_slot(slot, shared, batch)
             return log_joint(model, {"w": w.reshape(1, 1)}, mine, {})[0][0]
 
-        found: Tensor = over_clients(one, how == "vmap")(slots, w, count=4)
+        found: Tensor = over_clients(one, how == "vmap", slots, w, count=4)
         return found
 
     with pyro.validation_enabled(False):
