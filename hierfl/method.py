@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,6 +174,12 @@ class Client:
             need of the client's rows, and no later round does. Run for every client when the run
             ends, before a score or a checkpoint, and after a new client's last round; nothing
             leaves the client. None: nothing to do.
+        refuses: (message, the server's first one) -> why a message of a round cannot be this
+            method's, or None; a node asks it. Default None: it must have the form of the first.
+        rests_on: (message, own after the round, batch of all its rows) -> (C,) how many rows an
+            update rests on. Default None: as many as the phases' batches hold.
+        row_noise: the budget of the rows that each round spends
+            (`summaries.row_noise.RowNoise`). Default None: steps add no noise to rows.
     """
 
     own: Tree
@@ -187,6 +193,9 @@ class Client:
     seen: Callable[[Tree], Tensor] | None = None
     new: Callable[[Tree], Tree] | None = None
     settle: Callable[[Tree, Tree, ClientBatch], Tree] | None = None
+    refuses: Callable[[Tree, Tree], str | None] | None = None
+    rests_on: Callable[[Tree, Tree, ClientBatch], Tensor] | None = None
+    row_noise: Any = None
 
     def __repr__(self) -> str:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
@@ -230,6 +239,8 @@ class Server:
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early to say, or the method does not tell. The history and a warning
             name clients that conflict.
+        wrong: (message, update of one client) -> what no honest client sends, or None; a client at
+            a node is then left out of the round, by that reason.
     """
 
     state: Tree
@@ -242,6 +253,7 @@ class Server:
     mail: Callable[[Tree], Tree] | None = None
     cohort_seed: Callable[[Clock], int] | None = None
     surprise: Callable[[Tree], Surprise | None] = _unjudged
+    wrong: Callable[[Tree, Mapping[str, Any]], str | None] | None = None
 
     def __repr__(self) -> str:
         return f"Server(state {sizes(self.state)})"

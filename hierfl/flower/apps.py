@@ -20,6 +20,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Disclose
 from hierfl.method import Method
 from hierfl.nodes.call import FitCall
+from hierfl.nodes.messages import Refused
 from hierfl.program.sites import Model
 
 try:
@@ -131,7 +132,7 @@ def _policy_of(context: Context) -> str | None:
 def _folder_of(context: Context) -> str:
     folder = context.node_config.get("folder")
     if not isinstance(folder, str):
-        raise ValueError(
+        raise Refused(
             "the node's configuration names no folder for its client state: start it with "
             "--node-config 'folder=\"...\"', or pass folder_for_node"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import decided
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.nodes.together import Summed
@@ -56,10 +57,23 @@ class Nodes:
             time.sleep(ONCE_MORE)
         return ids
 
-    def introductions(self, ids: list[int], count: int, schema: bytes) -> dict[int, Introduction]:
-        """Return how `count` nodes or more introduce their clients, given a formula's schema."""
-        found = self._answers("query.introduce", ids, count, schema)
-        return {number: Introduction.from_json(json.loads(found[number])) for number in found}
+    def introductions(
+        self, ids: list[int], count: int, fewest: int, schema: bytes
+    ) -> dict[int, Introduction]:
+        """Return how nodes introduce their clients, given a formula's schema.
+
+        Raises:
+            TooFewNodes: fewer than `count` answer, or fewer than `fewest` by an introduction.
+        """
+        found, answers = {}, self._answers("query.introduce", ids, count, schema)
+        for number, content in answers.items():
+            try:
+                found[number] = Introduction.from_json(read_json(content))
+            except Refused as error:
+                _warn_of(f"node {number}", str(error))
+        if len(found) < fewest:
+            raise TooFewNodes(f"{len(found)} nodes introduced a client, and {fewest} are needed")
+        return found
 
     def with_schema(self, call: FitCall, ids: list[int]) -> FitCall:
         """Return the call once the nodes have agreed on the schema of its formula.
@@ -82,10 +96,16 @@ class Nodes:
     def _answers(self, kind: str, ids: list[int], count: int, content: bytes) -> dict[int, bytes]:
         """Return what nodes answer before the rounds."""
         answers: dict[int, bytes] = {}
+        refused: dict[int, str] = {}
         for number, found in self._sent(kind, dict.fromkeys(ids, content)):
-            if isinstance(found, Refused):
-                raise TooFewNodes(f"node {number} cannot introduce its client: {found}")
-            answers[number] = found
+            if number in ids and isinstance(found, Refused):
+                refused[number] = str(found)
+            elif number in ids and isinstance(found, bytes):
+                answers[number] = found
+        for number, why in refused.items():
+            if len(answers) < count:
+                raise TooFewNodes(f"node {number} cannot introduce its client: {why}")
+            _warn_of(f"node {number}", why)
         if len(answers) < count:
             raise TooFewNodes(
                 f"{len(answers)} of {len(ids)} nodes introduced their clients, and {count} are "
@@ -97,22 +117,21 @@ class Nodes:
         """Send the nodes what all agreed on, and the method; return what each client starts from.
 
         Raises:
-            TooFewNodes: a node cannot take part, or would run something else.
+            TooFewNodes: a node cannot take part, or half of them or more would run something else.
         """
+        names, starts = {number: name for name, number in ids.items()}, {}
+        others: dict[str, str] = {}
         content = json.dumps(agreed).encode()
-        names = {number: name for name, number in ids.items()}
-        starts = {}
         for number, found in self._sent("query.agree", dict.fromkeys(names, content)):
-            if isinstance(found, Refused):
-                raise TooFewNodes(f"client '{names[number]}' cannot take part: {found}")
-            said = json.loads(found)
-            if said["run"] != run:
-                raise TooFewNodes(
-                    f"client '{names[number]}' would run another method, model or version of "
-                    "hierfl than this server: see that both have the same code, and that the "
-                    "nodes' app names no other method"
-                )
-            starts[names[number]] = str(said["start"])
+            name = names.get(number, "")
+            if name and isinstance(found, Refused):
+                raise TooFewNodes(f"client '{name}' cannot take part: {found}")
+            if name and isinstance(found, bytes):
+                starts[name], others = _start(name, found, run, others)
+        if 2 * len(others) >= len(ids):
+            raise TooFewNodes("; ".join(others.values())[:2000])
+        for name, why in others.items():
+            _warn_of(f"client '{name}'", why)
         if missing := sorted(ids.keys() - starts.keys()):
             raise TooFewNodes(f"client '{missing[0]}' did not answer within {self.timeout:g} s")
         return starts
@@ -168,6 +187,25 @@ class Nodes:
                 pause = min(LATER, SLOWER * pause)
 
 
+def _start(name: str, content: bytes, run: str, others: dict[str, str]) -> Any:
+    """Return what a client says that it starts from, and `others` with it if that is another run."""
+    try:
+        said = read_json(content)
+        if said["run"] == run:
+            return str(said["start"])[:100], others
+    except (Refused, KeyError, TypeError, IndexError):
+        pass
+    why = (
+        f"client '{name}' would run another method, model or version of hierfl than this server: "
+        "see that both have the same code, and that the nodes' app names no other method"
+    )
+    return "another run", {**others, name: why}
+
+
+def _warn_of(who: str, why: str) -> None:
+    warnings.warn(f"{who} is left out: {why[:500]}", stacklevel=4)
+
+
 # ------------------------------------------------------------ a fit
 @dataclass(frozen=True, eq=False)
 class Server:
@@ -203,9 +241,11 @@ class Server:
             call = self.nodes.with_schema(call, there)
             formula: Any = call.method
             schema = formula.agreed.json().encode()
-        found = self.nodes.introductions(there, self.count, schema)
-        agreement = Agreement.between(list(found.values()))
-        ids = {one.client: number for number, one in found.items()}
+        found = self.nodes.introductions(there, self.count, self.fewest, schema)
+        agreement, others = Agreement.of_most(list(found.values()))
+        for client, differs in others.items():
+            _warn_of(f"client '{client}'", differs)
+        ids = {o.client: n for n, o in found.items() if o.client in agreement.names}
         method, rounds, why, read = decided(call, agreement)
         everything = {
             "agreement": agreement.as_json(),

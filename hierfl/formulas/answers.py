@@ -197,4 +197,13 @@ def of_design(
                 )
             values = values / trials
         total = sums(values)
-    return OfDesign({n: sums(v) for n, v in columns.items()}, frozenset(constant), total)
+    # a sum of fewer rows than a level must have counts as 0
+    found_sums = {
+        name: sums(values if _many(values, schema) else 0.0 * values)
+        for name, values in columns.items()
+    }
+    return OfDesign(found_sums, frozenset(constant), total)
+
+
+def _many(values: NDArray[np.float64], schema: Schema) -> bool:
+    return not 0 < int((values != 0.0).sum()) < schema.min_count

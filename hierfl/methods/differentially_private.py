@@ -11,6 +11,7 @@ what it sends, and what it ends with, has the budget that `history["epsilon"]` s
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import reduce
 
@@ -65,17 +66,17 @@ def differentially_private(
             is like another.
 
     Raises:
-        ValueError: `clipping_norm` or `noise_multiplier` is not above 0, or (at fit) `delta` is out
-            of range.
+        ValueError: `clipping_norm` or `noise_multiplier` is not above 0 and finite, or (at fit)
+            `delta` is out of range.
         ImportError: (at fit) dp-accounting is not installed.
         ProgramError: (at fit) the server does more than average; or the weights of its mean depend
             on the clients' rows, as those of fedmap, or on a draw that nodes know, as those of
             averaging_some.
     """
-    if not (clipping_norm > 0.0 and noise_multiplier > 0.0):
+    if not (0.0 < clipping_norm < math.inf and 0.0 < noise_multiplier < math.inf):
         raise ValueError(
             f"clipping_norm is {clipping_norm} and noise_multiplier is {noise_multiplier}: both "
-            "must be above 0"
+            "must be above 0, and finite"
         )
 
     def client(program: Program) -> Client:

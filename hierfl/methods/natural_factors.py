@@ -8,7 +8,8 @@ only q must be. A client sends the change of its own factor, and the server adds
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,20 @@ def factor_server(
         down=down,
         final=final,
         logged=lambda state: {"moved": float(state["moved"])},
+        wrong=wrong_change,
     )
+
+
+def wrong_change(message: Tree, up: Mapping[str, Any]) -> str | None:
+    """Return what no honest client sends: a change after which q is no distribution, or None."""
+    change, improper = up["precision"].value[0], float(up["improper"].value)
+    if bool(((change - change.mT).abs() > 1e-4 * change.abs().max()).any()):
+        return "the change of its factor's precision is not symmetric"
+    if not bool(torch.linalg.eigvalsh(message["precision"] + change)[0] > 0.0):
+        return "with the change of its factor the posterior is no distribution"
+    if not 0.0 <= improper <= 1.0:
+        return f"it is improper by {improper:g}: it must be 0 to 1"
+    return None
 
 
 def shaped(precision: Tensor, full: bool) -> Tensor:

@@ -43,6 +43,7 @@ from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
+from hierfl.methods.two_stage_checks import refused_message, wrong_update
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_stages import finished, logged
 from hierfl.program.few_rows import double_precision, in_double
@@ -173,12 +174,13 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             if row_noise is None
             else lambda state: {**logged(state), **_budget(row_noise)},
             surprise=rounds.surprise,
+            wrong=wrong_update,
         )
 
     def client(program: Program) -> Client:
         found = seen(program)
         program.guide.hold(found.hierarchy)  # type: ignore[attr-defined]
-        return _client(found, row_noise)
+        return _client(found, row_noise, draws)
 
     return Method(
         "two_stage" if row_noise is None else "two_stage with row noise",
@@ -197,8 +199,9 @@ def _budget(row_noise: RowNoise) -> dict[str, float]:
     return {"epsilon": row_noise.epsilon, "delta": row_noise.delta}
 
 
-def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
-    hierarchy = seen.hierarchy
+def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
+    hierarchy, shared = seen.hierarchy, len(seen.hierarchy.reading.origin)
+    weighed = draws if row_noise is None else 0  # a log ratio has no noise
     with double_precision(), torch.no_grad(), unchecked():
         score, line = seen.score, seen.score.line
         nodes, weigher, tries = nodes_of(line), Weigher(hierarchy), points_of(hierarchy)
@@ -211,6 +214,8 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
             rows = packed(score, batch)
             fields = {name: in_double(batch).client_fields[name][:, 0] for name in hierarchy.fields}
             before = Factor(work["precision"], work["shift"], torch.zeros(rows.clients))
+            if "draws" in message and row_noise is not None:
+                raise ValueError("rows have a budget, and the server asks for log ratios of them")
             if "draws" in message:
                 where = proposals(message, fields, before)
                 found = weigher.ratios(
@@ -281,6 +286,19 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
         local = {f"{OWN_PARAM}.{name}": own[name][None, None].to(dtype) for name in kept}
         return {**message["params"], **local}
 
+    def rests_on(message: Tree, own: Tree, batch: ClientBatch) -> Tensor:
+        """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
+        with double_precision(), torch.no_grad():
+            rows = packed(score, batch)
+            if not len(rows.line.inside) or "draws" in message:
+                return batch.counts.double()
+            precision = torch.linalg.inv_ex(message["covariance"]).inverse + own["precision"]
+            pull = torch.linalg.solve(message["covariance"], message["loc"]) + own["shift"]
+            mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
+            curvature = rows.by_predictor(mean, precision, nodes)[1].abs().sum(1)
+            whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
+            return whole.square() / squares.clamp(min=1e-300)
+
     phases, none = (Phase(step, together=True, nested=True, eager=True),), nothing(hierarchy)
     kept = tuple(none)
     return Client(
@@ -292,6 +310,9 @@ def _client(seen: Seen, row_noise: RowNoise | None) -> Client:
         adapt=phases,
         most_adapting=1,
         seen=lambda own: own["seen"],
+        refuses=lambda message, first: refused_message(message, first, weighed, shared),
+        rests_on=rests_on,
+        row_noise=row_noise,
     )
 
 

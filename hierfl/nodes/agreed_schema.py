@@ -5,30 +5,41 @@
     server    query.introduce   the schema, which the node keeps and reads its frame by
 
 The node reads the formula of its own app: a question about another column or transform is refused.
-It names no level or group with fewer rows than its policy's `min_count`.
+It names no level or group with fewer rows than its policy's `min_count`. It answers each question
+once: the same bytes get the same answer, and another question about the same columns is refused, as
+two answers that differ in a few levels would tell of a few rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hierfl.core.disk import private_folder
+import pandas as pd
+
 from hierfl.core.process import one_at_a_time
 from hierfl.formulas.agree import agreed
+from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.questions import Question, answer_of_json, json_answer
+from hierfl.formulas.questions import Question, answer_of_json, call_of, json_answer
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.transforms import Sums
 from hierfl.nodes import log
-from hierfl.nodes.messages import Refused
-from hierfl.nodes.policy import Forbidden, policy_at, policy_file
+from hierfl.nodes.account import digest
+from hierfl.nodes.agreement import MOST_ROWS
+from hierfl.nodes.approval import asked_first
+from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.policy import Forbidden, Policy, policy_at, policy_file
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
+ANSWERED = "questions.jsonl"
+BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
 @one_at_a_time
@@ -50,70 +61,159 @@ def answer_schema(
         policy: file of the owner's policy. Default None: `policy.toml` in the folder.
 
     Raises:
-        ValueError: the rows are not as the formula needs them; client, column and value are named.
         Refused: the content is no question about these rows, or the policy forbids it
             (`Forbidden`).
+        NodeFailed: the rows are not as the formula needs them; the node's log says where.
+        ValueError: the policy cannot be read.
     """
     root = Path(folder)
-    private_folder(root)
-    with log.refusals(root):
+    allowed = policy_at(policy_file(root, policy))
+    with log.answering(root):
         clients = by_client(frames, formula.clients)
         if len(clients) != 1:
-            raise ValueError(
+            raise Refused(
                 f"a node has the rows of one client, and these are of {len(clients)}: start a "
                 "node for each"
             )
         ((client, frame),) = clients.items()
-        allowed = policy_at(policy_file(root, policy))
-        allowed.check(None, len(frame))
+        _check_allowed(formula, allowed, frame, root)
+        if len(content) > MOST:
+            raise Refused(f"it has more than {MOST:,} bytes")
         try:
             asked = Question.of_json(content)
         except ValueError as error:
-            raise Refused(str(error)) from error
-        _check_counts(asked, allowed.min_count)
-        try:
-            answer = json_answer(asked, formula.declared, frame, client)
-            found = {"client": client, "answer": answer}
-        except (KeyError, TypeError) as error:
-            raise ValueError(error.args[0]) from error
-    return log.left(root, json.dumps(found).encode(), "schema")
+            raise Refused(str(error)[:500]) from error
+        _check_question(formula, asked, allowed.min_count)
+        return _answered_once(root, formula, asked, content, client, frame)
 
 
-def _check_counts(asked: Question, least: int) -> None:
-    """Refuse to name levels, groups or bins of fewer rows than the owner allows."""
-    wanted = asked.least if asked.schema is None else min(asked.least, asked.schema.min_count)
-    if asked.kind in ("columns", "groups", "call") and wanted < least:
+def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root: Path) -> None:
+    """Refuse questions that the policy does not allow, or that its owner has not approved."""
+    allowed.check(None, len(frame))
+    if allowed.budget is not None:
+        raise Forbidden(
+            "the node's policy has a budget for each row, and counts and sums have no noise: "
+            "agree on a schema beforehand"
+        )
+    if len(frame) < allowed.min_count:
+        raise Forbidden(
+            f"the node's policy tells of no fewer than {allowed.min_count} rows, and the client "
+            "has fewer: agree on a schema beforehand"
+        )
+    for name in formula.declared.rows_of:
+        if name not in frame.columns:
+            raise Refused(f"the client's rows have no column '{name}', which the formula reads")
+    if allowed.approve == "ask":
+        columns = ", ".join(map(str, formula.declared.rows_of))
+        text = f"""Questions about the rows, so that clients agree on a schema.
+Formula {formula.text}
+Counts and sums leave the node, of columns {columns}.
+Names of levels and groups with {allowed.min_count} rows or more leave it too."""
+        asked_first(root, "schema", text)
+
+
+def _check_question(formula: Formula, asked: Question, least: int) -> None:
+    """Refuse a question about other columns than the formula's, or about few rows."""
+    declared, schema = formula.declared, asked.schema
+    # least of `columns` and `groups`; of others it is the schema's
+    wanted = [asked.least] if asked.kind in ("columns", "groups", "call") else []
+    wanted += [] if schema is None else [schema.min_count]
+    if wanted and min(wanted) < least:
         raise Forbidden(
             f"the node's policy names no level of fewer than {least} rows, and the server asks "
-            f"for those of {wanted}"
+            f"for those of {min(wanted)}"
         )
+    if asked.kind in ("outside", "groups"):
+        known = {*declared.groupings, *((name,) for name in declared.columns)}
+        if asked.by not in known or (asked.kind == "groups" and asked.by not in declared.groupings):
+            raise Refused(f"it reads {', '.join(asked.by)[:200]}, which the formula does not")
+    if not set(asked.known) <= set(declared.columns):
+        raise Refused("it knows levels of columns that the formula does not read")
+    if schema is None:
+        return
+    kinds = {name: column.kind for name, column in schema.columns.items()}
+    own = formula.schema  # of columns, which the owner's formula may begin with
+    right = kinds.keys() == declared.columns.keys() or (own and schema.columns == own.columns)
+    if not right or any(kind not in (None, kinds[n]) for n, kind in declared.columns.items()):
+        raise Refused("its schema has other columns than the node's formula")
+    if asked.kind == "call":
+        try:
+            call_of(declared, schema, asked.text)
+        except ValueError as error:
+            raise Refused(str(error)[:500]) from error
 
 
+def _answered_once(
+    root: Path, formula: Formula, asked: Question, content: bytes, client: str, frame: pd.DataFrame
+) -> bytes:
+    """Return the answer to a question, of which a node gives one, for the same rows."""
+    place = json.dumps([asked.kind, asked.by, asked.text, asked.at is None])
+    columns = "" if asked.schema is None else _hash(asked.schema, "columns")
+    basis = _hash(asked.schema, *BASIS) if asked.schema and asked.kind == "design" else ""
+    about, before = _answered(root, formula, frame)
+    for one in before:
+        if one["place"] == place and one["request"] == digest(content):
+            return log.left(root, str(one["answer"]).encode(), "again: schema")
+        if one["place"] == place or (columns and one["columns"] not in ("", columns)):
+            raise Refused(
+                f"it was asked '{asked.kind}' of the same columns with other levels or constants: "
+                f"a node answers once; its owner may remove {ANSWERED} from its folder"
+            )
+    said = json_answer(asked, formula.declared, frame, client)
+    answer = json.dumps({"client": client, "answer": said})
+    line = {"about": about, "place": place, "columns": columns, "basis": basis}
+    log.append(root / ANSWERED, {**line, "request": digest(content), "answer": answer})
+    return log.left(root, answer.encode(), "schema", question=json.loads(content))
+
+
+def _answered(root: Path, formula: Formula, frame: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return a name of formula and rows, and what was answered about them."""
+    rows = digest(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes())
+    about = digest(json.dumps([formula.text, formula.clients, rows]).encode())
+    return about, [one for one in log.lines(root / ANSWERED) if one.get("about") == about]
+
+
+def _hash(schema: Schema, *parts: str) -> str:
+    whole = asdict(schema)
+    return digest(json.dumps({part: whole[part] for part in parts}, sort_keys=True).encode())
+
+
+# ------------------------------------------------------------ the server
 def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> Formula:
     """Return a formula with the schema that nodes agree on.
+
+    A node whose answer is none is left out, with a warning that names it.
 
     Args:
         formula: without a schema, or with one of columns.
         send: sends a question to all nodes, and returns what each of them answers.
 
     Raises:
-        KeyError, TypeError, ValueError: clients disagree; the message names client, column and
-            value.
+        KeyError, TypeError, ValueError: clients disagree, the message names client, column and
+            value; or no node gives an answer.
     """
     everyone: set[str] = set()
+    left_out: dict[str, str] = {}
 
     def ask(question: Question) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for content in send(question.json().encode()):
-            client, answer = _read(question, content)
-            if client in found:
-                raise ValueError(f"two nodes have a client '{client}': give each its own name")
-            found[client] = answer
-        if everyone and found.keys() != everyone:
-            who = sorted(everyone ^ found.keys())[0]
-            raise ValueError(f"client '{who}' did not answer all questions: start its node again")
+            client = "?"
+            try:
+                client, answer = _read(question, content)
+                if client in found:
+                    raise Refused("two nodes have a client of that name: give each its own")
+                found[client] = answer
+            except ValueError as error:
+                left_out.setdefault(client, str(error)[:500])
+        for client in everyone - found.keys():
+            left_out.setdefault(client, "it did not answer all questions")
+        found = {c: a for c, a in sorted(found.items()) if c not in left_out}
+        if not found:
+            why = "; ".join(f"client '{c}': {why}" for c, why in left_out.items())
+            raise ValueError(f"no node answers '{question.kind}' ({why}): start the nodes again")
         everyone.update(found)
-        return dict(sorted(found.items()))
+        return found
 
     start = formula.schema
     if start is not None:
@@ -129,25 +229,40 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
         rare="refuse",
         start=start,
     )
+    for client, why in left_out.items():
+        warnings.warn(f"client '{client}' is left out of the schema: {why}", stacklevel=2)
     return replace(formula, schema=schema)
 
 
 def _read(question: Question, content: bytes) -> tuple[str, Any]:
-    """Return the client of an answer, and the answer."""
-    if len(content) > MOST:
-        raise ValueError(f"a node answers '{question.kind}' by {len(content)} bytes")
-    found = json.loads(content)
+    """Return the client of an answer, and the answer; refuse sums that no rows can have."""
+    found = read_json(content, MOST)
     if not isinstance(found, dict) or not isinstance(found.get("client"), str):
-        raise ValueError(f"a node answers '{question.kind}' without the name of its client")
-    return found["client"], answer_of_json(question, found.get("answer"))
+        raise Refused(f"a node answers '{question.kind}' without the name of its client")
+    answer = answer_of_json(question, found.get("answer"))
+    for one in _sums_in(answer):
+        most = one.count * one.squares * (1.0 + 1e-6)
+        if not 0 < one.count < MOST_ROWS or one.total**2 > most + 1e-300:
+            raise Refused(f"it answers '{question.kind}' by sums that no rows have")
+    return found["client"], answer
+
+
+def _sums_in(answer: Any) -> Iterator[Sums]:
+    if isinstance(answer, OfDesign):
+        yield from (one for one in (*answer.columns.values(), answer.response) if one is not None)
+    elif isinstance(answer, dict):
+        yield from (one.sums for one in answer.values() if one.sums is not None)
+    elif isinstance(answer, OfCall):
+        yield answer.sums
 
 
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
     """Return a formula with a schema that was sent as JSON, or raise Refused."""
+    read_json(text, MOST)
     try:
         schema = Schema.of_json(text.decode() if isinstance(text, bytes) else text)
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise Refused(str(error)[:500]) from error
     if schema.formula != formula.text:
         raise Refused(f"the schema is of '{schema.formula}', and this node's formula is another")
     made = replace(formula, schema=schema)
@@ -155,6 +270,13 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
         made.program()
     except (KeyError, ValueError) as error:
         raise Refused(
-            f"the schema does not go with the formula ({type(error).__name__}: {error})"
+            f"the schema does not go with the formula ({type(error).__name__}: {str(error)[:500]})"
         ) from error
     return made
+
+
+def check_answered(root: Path, formula: Formula, frames: Any, schema: Schema) -> None:
+    """Refuse a schema of other columns, groups or constants than the node was asked about."""
+    frame = next(iter(by_client(frames, formula.clients).values()))
+    if _hash(schema, *BASIS) not in {one["basis"] for one in _answered(root, formula, frame)[1]}:
+        raise Refused("the schema is not the one that the node has answered questions about")

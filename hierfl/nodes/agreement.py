@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -18,13 +19,16 @@ import torch
 from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import NAMES, Refused
 from hierfl.program.program import Program
 from hierfl.program.read import ModelRead, codes_of
 
 Ranges = dict[str, tuple[int, int]]
 Read = TypeVar("Read", Program, ModelRead)
 FEW = 5  # rows of a client that stand in for its own
+LONGEST = 1000  # characters of a client's name
+# of a client, of a code, and of a row's field: what a server and its programs can hold
+MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 31, 1 << 31, 1 << 24
 KINDS = {
     "fields": "field",
     "client_fields": "client field",
@@ -91,28 +95,59 @@ class Introduction:
     def from_json(found: Any) -> Introduction:
         """Read what `as_json` returned, or raise Refused."""
         try:
-            form = Fields(**found["form"])
-            client, rows = found["client"], found["rows"]
-            codes = _codes(found)
-            _check_form(form)
+            form, codes = _form(found["form"]), _codes(found)
+            client, rows = _client(found["client"]), _rows(found["rows"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"it is no introduction ({type(error).__name__}: {error})") from error
-        if not isinstance(client, str) or not isinstance(rows, int) or not 1 <= rows < 1 << 48:
-            raise Refused(f"it reports {rows!r} rows of client {client!r}")
+            raise Refused(f"it is no introduction ({_short(error)})") from error
         return Introduction(client, rows, form, codes)
 
 
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def _client(found: Any) -> str:
+    if not isinstance(found, str) or not 0 < len(found) <= LONGEST or not found.isprintable():
+        raise ValueError(f"a client is named {str(found)[:40]!r}")
+    return found
+
+
+def _rows(found: Any) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < MOST_ROWS:
+        raise ValueError(f"it reports {str(found)[:40]} rows")
+    return found
+
+
 def _codes(found: Any) -> Ranges:
-    return {str(name): (int(low), int(high)) for name, (low, high) in found["codes"].items()}
+    codes = {}
+    for name, (low, high) in found["codes"].items():
+        whole = all(isinstance(v, int) and not isinstance(v, bool) for v in (low, high))
+        if not whole or not -MOST_CODES <= low <= high <= MOST_CODES:
+            raise ValueError(f"the codes of a field range from {str(low)[:20]} to {str(high)[:20]}")
+        codes[str(name)] = (low, high)
+    return codes
 
 
-def _check_form(form: Fields) -> None:
-    for dtype, *shape in (*form.fields.values(), *form.client_fields.values()):
-        if not isinstance(getattr(torch, dtype), torch.dtype):
-            raise TypeError(f"{dtype} is no dtype")
-        fits = all(isinstance(size, int) and 0 <= size < 1 << 24 for size in shape)
-        if not fits or len(shape) > 8:
-            raise ValueError(f"a row of shape {shape}")
+def _form(found: Any) -> Fields:
+    """Read the form of rows; each part must be of its kind, and of a size that fields have."""
+    form = Fields(**found)
+    if form.dtype not in ("torch.float32", "torch.float64"):
+        raise ValueError(f"a client computes in {str(form.dtype)[:40]}")
+    for kind in (form.fields, form.client_fields):
+        for dtype, *shape in kind.values():
+            if dtype not in NAMES:
+                raise TypeError(f"{str(dtype)[:40]} is no dtype")
+            whole = all(isinstance(size, int) and not isinstance(size, bool) for size in shape)
+            if not whole or len(shape) > 8 or not min(shape, default=0) >= 0 or _large(shape):
+                raise ValueError(f"a row of shape {str(shape)[:80]}")
+    for names in (*form.features.values(), *form.levels.values()):
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise TypeError("names of columns or levels are no strings")
+    return form
+
+
+def _large(shape: Sequence[int]) -> bool:
+    return prod(max(1, size) for size in shape) > MOST_ENTRIES
 
 
 @dataclass(frozen=True)
@@ -156,6 +191,26 @@ class Agreement:
         }
         return Agreement(names, tuple(one.rows for one in found), first.form, codes)
 
+    @staticmethod
+    def of_most(introductions: Sequence[Introduction]) -> tuple[Agreement, dict[str, str]]:
+        """Return what most of three or more nodes agree on; and of the others, why they do not.
+
+        Raises:
+            ValueError: as `between`, where no form of rows is that of more than half of the nodes.
+        """
+        count = Counter(one.client for one in introductions)
+        once = [one for one in introductions if count[one.client] == 1]
+        out = {n: "two nodes have a client of that name" for n, c in count.items() if c > 1}
+        forms = [json.dumps([asdict(one.form), sorted(one.codes)], sort_keys=True) for one in once]
+        ((form, most),) = Counter(forms).most_common(1) or [("", 0)]
+        if 2 * most <= len(introductions):
+            return Agreement.between(introductions), {}
+        same = [one for one, f in zip(once, forms, strict=True) if f == form]
+        for one, f in zip(once, forms, strict=True):
+            if f != form:
+                out[one.client] = _difference(same[0], one) or "its codes are of other fields"
+        return Agreement.between(same), out
+
     @property
     def digest(self) -> str:
         """A hash of all of it."""
@@ -169,10 +224,13 @@ class Agreement:
     def from_json(found: Any) -> Agreement:
         """Read what `as_json` returned, or raise Refused."""
         try:
-            names, rows = tuple(map(str, found["names"])), tuple(map(int, found["rows"]))
-            return Agreement(names, rows, Fields(**found["form"]), _codes(found))
+            names, rows = tuple(map(_client, found["names"])), tuple(map(_rows, found["rows"]))
+            made = Agreement(names, rows, _form(found["form"]), _codes(found))
+            if len(names) != len(rows) or list(names) != sorted(set(names)):
+                raise ValueError("its names are not sorted, or not as many as its numbers of rows")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"it is no agreement ({type(error).__name__}: {error})") from error
+            raise Refused(f"it is no agreement ({_short(error)})") from error
+        return made
 
     def absent_rows(self, fills: tuple[float, float]) -> ClientData:
         """Return all clients without their rows; two numbers may stand in for the values."""

@@ -9,6 +9,7 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.nodes.policy import Forbidden
 
 PREVIEWS, APPROVED = "previews", "approved"
+MOST = 100  # previews that are kept; the oldest that were not approved go first
 
 
 def preview_of(folder: Path, run: str) -> Path:
@@ -21,6 +22,11 @@ def write_preview(folder: Path, run: str, files: dict[str, str]) -> None:
     private_folder(folder / PREVIEWS)
     for ending, text in files.items():
         write_private(folder / PREVIEWS / f"{run}.{ending}", text.encode())
+    texts = sorted((folder / PREVIEWS).glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    waiting = [path for path in texts if not (folder / APPROVED / path.stem).exists()]
+    for path in waiting[:-MOST]:
+        path.unlink()
+        path.with_suffix(".dot").unlink(missing_ok=True)
 
 
 def approve(folder: Path, run: str) -> Path:
@@ -41,14 +47,22 @@ def approve(folder: Path, run: str) -> Path:
 
 
 def check_approved(folder: Path, run: str) -> None:
-    """Refuse a run that the owner has not approved as its preview stands (`Forbidden`)."""
+    """Refuse what the owner has not approved as its preview stands (`Forbidden`)."""
     path, given = preview_of(folder, run), folder / APPROVED / run
     if path.exists() and given.exists() and given.read_text() == _hash(path):
         return
     raise Forbidden(
-        f"run '{run}' waits for the approval of the node's owner: read '{path}', then run "
-        f"hierfl node approve '{folder}' {run}"
+        f"run '{run}' waits for the approval of the node's owner, who reads "
+        f"{PREVIEWS}/{run}.txt in the node's folder, and then runs hierfl node approve FOLDER {run}"
     )
+
+
+def asked_first(folder: Path, what: str, text: str) -> None:
+    """Refuse what leaves before a run, unless the owner has approved its text (`Forbidden`)."""
+    name = f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if not preview_of(folder, name).exists():
+        write_preview(folder, name, {"txt": text + "\n"})
+    check_approved(folder, name)
 
 
 def _hash(path: Path) -> str:

@@ -21,7 +21,9 @@ from hierfl.runs.run_folder import sync
 
 
 class NodeFailed(RuntimeError):
-    """A node cannot answer; the message names the client and the round."""
+    """A node cannot answer; the message names client and round, and no value of the rows."""
+
+    logged = False  # by the node
 
 
 class Kept(NamedTuple):
@@ -79,8 +81,7 @@ def kept(node: Node) -> Kept:
         return Kept(int(found.about["round"]), int(found.about["base"]), before, after)
     except (Refused, KeyError, TypeError, ValueError) as error:
         raise Refused(
-            f"the client state '{path}' is damaged ({error}): restore it, or remove it to start "
-            "again"
+            f"the client state '{path.name}' is damaged: restore it, or remove it to start again"
         ) from error
 
 
@@ -121,7 +122,8 @@ def keep(node: Node, state: Kept) -> None:
 
 def forget(node: Node) -> None:
     """Remove the client state that a node has kept, so that its run begins again."""
-    _file(node).unlink(missing_ok=True)
+    for path in (_file(node), node.folder / f"{node.run}.answer"):
+        path.unlink(missing_ok=True)
 
 
 def _file(node: Node) -> Path:

@@ -18,7 +18,6 @@ from torch import Tensor
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import FAILURES
 from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
@@ -29,6 +28,7 @@ from hierfl.runs.result import Fit
 QUANTILES = (0.05, 0.5, 0.95)
 MOST_DRAWS = 100_000
 ANSWERS = "answers"  # a folder in the node's
+MOST_KEPT = 1 << 28  # bytes of it
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,13 @@ class Question:
         numbers = [about.get(name) for name in names]
         kind, site = about.get("kind"), about.get("site")
         if kind not in KINDS or not (site is None or isinstance(site, str)):
-            raise Refused(f"it asks for {kind!r} of site {site!r}")
+            raise Refused(f"it asks for {str(kind)[:40]!r} of site {str(site)[:40]!r}")
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-            raise Refused(f"its {', '.join(names)} are {numbers}")
+            raise Refused(f"its {', '.join(names)} are no integers")
         given: dict[str, Any] = dict(zip(names, numbers, strict=True))
         found = Question(kind, site=site, **given)
+        if abs(found.seed) >= 1 << 63 or abs(found.rounds) + abs(found.counted) >= 1 << 31:
+            raise Refused("its seed or its rounds are too large")
         if not 1 <= found.draws <= MOST_DRAWS:
             raise Refused(f"it asks for {found.draws} draws: it may ask for 1 to {MOST_DRAWS:,}")
         return found
@@ -101,18 +103,26 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
         NodeFailed: the draws or predictions fail.
     """
     question = Question.of(asked.about)
-    if set(asked.tree) != {"message", "mail", "rows"}:
-        raise Refused(f"it holds {sorted(asked.tree)}")
+    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
+        raise Refused("it does not hold a message, mail and rows, and nothing else")
     check_numbers(asked.tree)
+    if question.kind in ("predictions", "scores"):
+        try:
+            node.federation.program.observed_site(question.site)
+        except (KeyError, ValueError) as error:
+            raise Refused(str(error)[:500]) from error
     message, mail = asked.tree["message"], asked.tree["mail"]
-    fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
     try:
+        fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
         if question.kind in ("summaries", "draws"):
             return question, _of_sites(node, fit, question)
         return question, _of_rows(node, fit, question, asked.tree["rows"])
-    except (*FAILURES, KeyError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise NodeFailed(f"{question.kind} of client '{node.client}': {why}") from error
+    except Refused:
+        raise
+    except Exception as error:
+        raise NodeFailed(
+            f"{question.kind} of client '{node.client}' fail: its log says why"
+        ) from error
 
 
 def _of_sites(node: Node, fit: Fit, question: Question) -> Tree:
@@ -193,7 +203,13 @@ def _columns(value: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def _write(node: Node, question: Question, ending: str, content: bytes) -> None:
+    """Write an answer for the owner; the oldest ones go first where they take too much space."""
     folder = node.folder / ANSWERS
     private_folder(folder)
     name = f"{node.run}-{question.kind}-{question.draws}-{question.seed}.{ending}"
     write_private(folder / name, content)
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    sizes = np.cumsum([path.stat().st_size for path in files])
+    for path, upto in list(zip(files, sizes, strict=True))[1:]:
+        if upto > MOST_KEPT:
+            path.unlink()

@@ -1,7 +1,9 @@
 """A node's log: a line of JSON for everything that leaves the node, written before it leaves.
 
-{"time": "2026-01-01T12:00:00+00:00", "run": "1f0c...", "round": 3, "what": "update",
+{"time": "2026-01-01T12:00:00.000000+00:00", "run": "1f0c...", "round": 3, "what": "update",
  "bytes": 1234, "sha256": "ab12...", "tensors": {"['theta'][0]": ["float64", 27]}}
+
+Refusals, and answers given again, have a file of their own, of which the last 8 MB are kept.
 """
 
 from __future__ import annotations
@@ -10,17 +12,23 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from hierfl.core.disk import PRIVATE_FILE, writing
+from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, writing
 from hierfl.core.trees import Tree, named_leaves
+from hierfl.nodes.client_state import NodeFailed
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.one_message import alone
 
-FILE = "left.jsonl"
-LONGEST = 500  # characters of an error in the log
-UPDATE = "update"
+FILE, REFUSED, ACCOUNT = "left.jsonl", "refused.jsonl", "account.jsonl"
+MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
+LONGEST = 2000  # characters of a detail
+# all that leaves of an error in the rows or at the node
+FAILS = "the node cannot answer: its own log says why"
+UNWRITTEN = "the node's folder cannot be written: nothing leaves that is not logged"
 
 
 def left(
@@ -31,45 +39,84 @@ def left(
     run: str | None = None,
     round_: int | None = None,
     tree: Tree | None = None,
+    **more: Any,
 ) -> bytes:
     """Log something that is about to leave the node, and return it.
 
     Args:
         folder: the node's.
         content: what leaves.
-        what: "introduction", "start", "update", "refusal", or a kind of answer.
+        what: "introduction", "start", "schema", "update", "refusal", or a kind of answer.
         run: name of the run; None: before there is one.
         round_: number of the round; None: it is not of a round.
         tree: the tensors in it; None: it is text, and logged whole.
+        more: for the owner, such as the question, or what was wrong.
 
     Raises:
         CannotWrite: the log cannot be written; then nothing may leave.
     """
-    said: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
-    said |= {"run": run, "round": round_, "what": what, "bytes": len(content)}
-    said["sha256"] = hashlib.sha256(content).hexdigest()
+    said: dict[str, Any] = {"time": now(), "run": run, "round": round_, "what": what}
+    said |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     if tree is None:
-        said["text"] = content.decode(errors="replace")[:LONGEST]
+        said["text"] = content.decode(errors="replace")
     else:
         said["tensors"] = {
             name: [str(v.dtype).removeprefix("torch."), *v.shape]
             for name, v in named_leaves(tree).items()
         }
-    _append(folder / FILE, (json.dumps(said) + "\n").encode())
+    path = folder / FILE
+    if what == "refusal" or what.startswith("again: "):
+        path = folder / REFUSED
+        if path.exists() and path.stat().st_size > MOST:
+            path.replace(_older(path))
+    append(path, {**said, **{name: one for name, one in more.items() if one is not None}})
     return content
 
 
 @contextmanager
-def refusals(folder: Path, run: str | None = None) -> Iterator[None]:
-    """Log why something is refused, which a transport sends to the server."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        left(folder, str(error).encode(), "refusal", run=run)
-        raise
+def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -> Iterator[None]:
+    """Answer one message: alone in the node's folder, and with errors that may leave it.
+
+    Errors of what the owner calls (`of_owner`) stay as they are.
+
+    Raises:
+        Refused, NodeFailed: what is refused or fails, in a text without any value of the rows; the
+            log has the detail.
+    """
+    private_folder(folder)
+    with alone(folder):
+        try:
+            yield
+        except (Refused, NodeFailed) as error:
+            if not error.logged:
+                refused(folder, run, str(error), error.__cause__)
+            error.logged = True
+            raise
+        except Exception as error:
+            text = UNWRITTEN if isinstance(error, CannotWrite) else FAILS
+            failed = NodeFailed(text)
+            with suppress(CannotWrite):
+                refused(folder, run, text, error)
+                failed.logged = True
+            if of_owner:
+                raise
+            raise failed from error
 
 
-def _append(path: Path, line: bytes) -> None:
+def refused(folder: Path, run: str | None, text: str, cause: BaseException | None) -> None:
+    """Log a text that leaves in place of an answer, and for the owner what caused it."""
+    why = None if cause is None else f"{type(cause).__name__}: {cause}"[:LONGEST]
+    left(folder, text.encode(), "refusal", run=run, detail=why)
+
+
+def now() -> str:
+    """Return the time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def append(path: Path, said: dict[str, Any]) -> None:
+    """Write a line to a file of lines, and wait until it is on disk."""
+    line = (json.dumps(said) + "\n").encode()
     with writing(path, len(line)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
@@ -81,26 +128,39 @@ def _append(path: Path, line: bytes) -> None:
             os.close(handle)
 
 
-def entries(folder: Path) -> list[dict[str, Any]]:
-    """Return what has left a node, in order, without lines that a crash cut off."""
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file in order, without those that a crash cut off."""
     try:
-        lines = (folder / FILE).read_text(errors="replace").splitlines()
+        texts = path.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     found = []
-    for line in lines:
+    for text in texts:
         try:
-            found.append(json.loads(line))
+            found.append(json.loads(text))
         except ValueError:
             continue
     return [one for one in found if isinstance(one, dict)]
 
 
-def rounds_today(folder: Path, now: datetime | None = None) -> set[tuple[str, int]]:
-    """Return the rounds, with their runs, whose updates left a node in the last 24 hours."""
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """Return what has left a node, in order."""
+    refused = folder / REFUSED
+    every = [one for path in (_older(refused), refused, folder / FILE) for one in lines(path)]
+    return sorted(every, key=lambda one: str(one.get("time")))
+
+
+def rounds_today(
+    folder: Path, now: datetime | None = None, kind: str = "round"
+) -> set[tuple[str, str]]:
+    """Return the different requests, with their runs, that were answered in the last 24 hours."""
     since = (now or datetime.now(UTC)) - timedelta(days=1)
     return {
-        (str(one["run"]), int(one["round"]))
-        for one in entries(folder)
-        if one.get("what") == UPDATE and datetime.fromisoformat(one["time"]) > since
+        (str(one["run"]), str(one["request"]))
+        for one in lines(folder / ACCOUNT)
+        if one.get("kind") == kind and datetime.fromisoformat(one["time"]) > since
     }
+
+
+def _older(path: Path) -> Path:
+    return path.with_suffix(".older.jsonl")

@@ -13,7 +13,6 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -28,7 +27,9 @@ DTYPES = frozenset(getattr(torch, name) for name in NAMES)
 
 
 class Refused(ValueError):
-    """A message that is not what it should be; the error says what is wrong with it."""
+    """A message that is not what it should be; the error says what, and no value of the rows."""
+
+    logged = False  # by the node
 
 
 class Message(NamedTuple):
@@ -91,9 +92,9 @@ def from_bytes(content: object, *, most: int) -> Message:
         raise Refused(f"it has {len(content):,} bytes, and {most + HEADER:,} at most were expected")
     try:
         leaves: dict[str, Tensor] = load(content)
-        said = json.loads(_metadata(content)[SAID])
+        said = read_json(_metadata(content)[SAID])
         form, about = said["tree"], said["about"]
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except Exception as error:  # a reader of crafted bytes may raise anything
         raise Refused(f"it is not a message of hierfl ({_short(error)})") from error
     if not isinstance(about, dict):
         raise Refused("what it says of itself is no JSON object")
@@ -106,10 +107,28 @@ def from_bytes(content: object, *, most: int) -> Message:
     return Message(tree, about)
 
 
+def read_json(content: object, most: int = 1 << 26) -> Any:
+    """Read JSON that came from elsewhere, of numbers that are finite and of few levels.
+
+    Raises:
+        Refused: it is too long or too deep, or is no JSON.
+    """
+    if not isinstance(content, bytes | str) or len(content) > most:
+        raise Refused(f"it is no JSON of {most:,} characters or fewer")
+    try:
+        return json.loads(content, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"it is no JSON ({_short(error)})") from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
 def _metadata(content: bytes) -> dict[str, str]:
     """Return the metadata of a safetensors file that has been read without an error."""
     length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
+    header = read_json(content[8 : 8 + length])
     found = header["__metadata__"]
     if not isinstance(found, dict):
         raise TypeError("no metadata")

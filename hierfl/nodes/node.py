@@ -19,19 +19,19 @@ from typing import Any
 import torch
 
 from hierfl.core.arguments import spelled
-from hierfl.core.disk import private_folder
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
-from hierfl.method import Method
+from hierfl.method import Clock, Method
 from hierfl.nodes import log
+from hierfl.nodes.account import Account, answer_again, digest, keep_answer
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import check_approved, write_preview
+from hierfl.nodes.approval import asked_first, check_approved, write_preview
 from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after, with_mail
-from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, to_bytes
+from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.policy import Forbidden, Policy, policy_at, policy_file
 from hierfl.nodes.preview import preview
 from hierfl.program.failures import why_it_fails
@@ -65,11 +65,14 @@ def introduce(
         Forbidden: the policy does not allow the method, or the client has too few rows.
     """
     root = Path(folder)
-    private_folder(root)
-    with log.refusals(root):
+    allowed = policy_at(policy_file(root, policy), own=method)
+    with log.answering(root):
         said = Introduction.of(data)
-        policy_at(policy_file(root, policy)).check(method, said.rows)
-    return log.left(root, json.dumps(said.as_json()).encode(), "introduction")
+        allowed.check(method, said.rows)
+        content = json.dumps(said.as_json()).encode()
+        if allowed.approve == "ask":
+            asked_first(root, "introduction", content.decode())
+        return log.left(root, content, "introduction")
 
 
 @spelled
@@ -102,30 +105,23 @@ def node(
         ProgramError: a model or guide that cannot be run as it is written.
         Forbidden: the policy does not allow the run.
     """
-    root = Path(folder)
-    private_folder(root)
-    with log.refusals(root):
-        return _set_up(method, data, agreement, root, seed, policy_file(root, policy))
-
-
-def _set_up(
-    method: Method, data: ClientData, agreement: Agreement, root: Path, seed: int, policy: Path
-) -> Node:
-    said = Introduction.of(data)
-    if (said.client, said.rows) not in zip(agreement.names, agreement.rows, strict=True):
-        raise ValueError(
-            f"client '{said.client}' with {said.rows} rows is not among those that agreed: "
-            "introduce it first"
-        )
-    allowed = policy_at(policy)
-    allowed.check(method, said.rows)
-    rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
-    program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
-    federation = federate(method, rows, seed=seed, program=program)
-    made = Node(method, federation, run_name(method, agreement, seed), root, policy)
-    if allowed.approve == "ask":
-        write_preview(root, made.run, preview(made))
-    return made
+    root, file = Path(folder), policy_file(Path(folder), policy)
+    allowed = policy_at(file, own=method)
+    with log.answering(root, of_owner=True):
+        said = Introduction.of(data)
+        if (said.client, said.rows) not in zip(agreement.names, agreement.rows, strict=True):
+            raise ValueError(
+                f"client '{said.client}' with {said.rows} rows is not among those that agreed: "
+                "introduce it first"
+            )
+        allowed.check(method, said.rows)
+        rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
+        program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
+        federation = federate(method, rows, seed=seed, program=program)
+        made = Node(method, federation, run_name(method, agreement, seed), root, file)
+        if allowed.approve == "ask":
+            write_preview(root, made.run, preview(made))
+        return made
 
 
 @spelled
@@ -135,11 +131,11 @@ def introduced(node: Node) -> dict[str, Any]:
     Raises:
         Forbidden: the policy does not allow the run, or its owner has not approved it yet.
     """
-    with log.refusals(node.folder, node.run):
+    with log.answering(node.folder, node.run):
         _allowed(node)
-    said = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
-    log.left(node.folder, json.dumps(said).encode(), "start", run=node.run)
-    return said
+        said = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
+        log.left(node.folder, json.dumps(said).encode(), "start", run=node.run)
+        return said
 
 
 @spelled
@@ -157,57 +153,75 @@ def answer(node: Node, content: bytes) -> bytes:
         ValueError: the policy cannot be read any more.
         NodeFailed: the client fails, or its update is not finite; the state stays as it was.
     """
-    with log.refusals(node.folder, node.run):
+    with log.answering(node.folder, node.run):
         asked = from_bytes(content, most=MOST)
         if asked.about.get("run") != node.run:
-            raise Refused(
-                f"it is of run '{asked.about.get('run')}', and this node is in '{node.run}'"
-            )
-        policy = _allowed(node)
+            run = str(asked.about.get("run"))[:80]
+            raise Refused(f"it is of run '{run}', and this node is in '{node.run}'")
+        policy, request = _allowed(node), digest(content)
         if "kind" in asked.about:
-            return _answer_question(node, asked, policy)
-        return _answer_round(node, asked, policy)
+            return _answer_question(node, asked, policy, request)
+        return _answer_round(node, asked, policy, request)
 
 
 def _allowed(node: Node) -> Policy:
     """Return the policy as it is now: the owner may have changed it during the run."""
-    policy = policy_at(node.policy)
-    policy.check(node.method, node.federation.data.num_rows)
+    needed = node.policy != policy_file(node.folder, None)
+    try:
+        policy = policy_at(node.policy, needed=needed, own=node.method)
+    except ValueError as error:
+        raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
+    rows = node.federation.data.num_rows
+    policy.check(node.method, rows)
+    policy.check_client(node.federation.client, rows)
     if policy.approve == "ask":
         check_approved(node.folder, node.run)
     return policy
 
 
 # ------------------------------------------------------------ a round
-def _answer_round(node: Node, asked: Message, policy: Policy) -> bytes:
+def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
     round_, counted = asked.about.get("round"), asked.about.get("counted")
     if not isinstance(round_, int) or not isinstance(counted, int) or not -1 <= counted < round_:
-        raise Refused(f"it asks for round {round_!r} after round {counted!r}")
-    if set(asked.tree) != {"message", "mail"}:
-        raise Refused(f"it holds {', '.join(sorted(asked.tree))}, and not a message and mail")
+        raise Refused(f"it asks for round {str(round_)[:20]!r} after {str(counted)[:20]!r}")
+    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail"}:
+        raise Refused("it does not hold a message and mail, and nothing else")
+    account, how = Account(node.folder), node.federation.client.row_noise
+    if (again := answer_again(node.folder, node.run, request)) is not None:
+        if how is not None and not account.has(node.run, request, paid=True):  # a crash
+            account.put("round", node.run, request, how)
+        tree = from_bytes(again, most=MOST).tree
+        return log.left(node.folder, again, "again: update", run=node.run, tree=tree)
     check_numbers(asked.tree)
-    _check_rounds(node, policy, round_)
+    _check_message(node, asked.tree["message"])
+    account.check("round", node.run, request, policy, node.method.most_rounds)
+    if how is not None:
+        account.check_budget(how, policy)
+    account.put("round", node.run, request)  # what fails, too: that it fails tells something
     before = state_after(node, counted)
     own = with_mail(before, asked.tree["mail"])
-    up, after = _one_round(node, asked.tree["message"], own, round_)
+    up, after = _one_round(node, asked.tree["message"], own, round_, policy)
     keep(node, Kept(round_, counted, before, after))
     content = to_bytes(up, {"run": node.run, "client": node.client, "round": round_})
-    return log.left(node.folder, content, log.UPDATE, run=node.run, round_=round_, tree=up)
+    keep_answer(node.folder, node.run, request, content)
+    if how is not None:
+        account.put("round", node.run, request, how)
+    return log.left(node.folder, content, "update", run=node.run, round_=round_, tree=up)
 
 
-def _check_rounds(node: Node, policy: Policy, round_: int) -> None:
-    """Refuse more rounds than the policy allows; a repeated round counts once."""
-    if policy.rounds_a_day is None:
-        return
-    today = log.rounds_today(node.folder)
-    if (node.run, round_) not in today and len(today) >= policy.rounds_a_day:
-        raise Forbidden(
-            f"the node's policy allows {policy.rounds_a_day} rounds a day, and it has been "
-            f"through {len(today)}: ask again tomorrow"
-        )
+def _check_message(node: Node, message: Tree) -> None:
+    """Refuse a message of a round that the method's own server would not send."""
+    server, refuses = node.federation.server, node.federation.client.refuses
+    first = server.down(server.state, Clock(0, 1))
+    if refuses is None:
+        like(message, first)
+    elif why := refuses(message, first) if isinstance(message, dict) else "it is no dict":
+        raise Refused(f"its message is not of method '{node.method.name}': {why}")
 
 
-def _one_round(node: Node, message: Tree, own: Tree, round_: int) -> tuple[Tree, Tree]:
+def _one_round(
+    node: Node, message: Tree, own: Tree, round_: int, policy: Policy
+) -> tuple[Tree, Tree]:
     """Return what the client sends, values times weights, with 1 in front; and its new state."""
     federation, only = node.federation, torch.zeros(1, dtype=torch.long)
     at_first = tree_map(lambda v: v[None], own)
@@ -216,24 +230,40 @@ def _one_round(node: Node, message: Tree, own: Tree, round_: int) -> tuple[Tree,
             federation, federation.client.phases, message, at_first, only, round_
         )
         check_numbers(up)
-    except FAILURES as error:
-        batch = full_batch(federation.rows, only)
-        why = str(error) if isinstance(error, Refused) else why_it_fails("round", error, batch)
-        raise NodeFailed(f"round {round_}: client '{node.client}': {why}") from error
+        rests_on = federation.client.rests_on
+        if policy.min_rows > 1 and rests_on is not None:
+            few = rests_on(message, after, full_batch(federation.rows, only)) < policy.min_rows / 4
+        else:
+            few = torch.zeros(1, dtype=torch.bool)
+    except Exception as error:
+        cause = error
+        if isinstance(error, FAILURES) and not isinstance(error, Refused):
+            batch = full_batch(federation.rows, only)
+            cause = RuntimeError(why_it_fails("round", error, batch))
+        raise NodeFailed(
+            f"round {round_}: client '{node.client}' fails: its log says why"
+        ) from cause
+    if not bool((~few).all()):
+        raise Forbidden("the answer would rest on fewer rows than the node's policy asks for")
     return up, tree_map(lambda v: v[0], after)
 
 
 # ------------------------------------------------------------ after the rounds
-def _answer_question(node: Node, asked: Message, policy: Policy) -> bytes:
+def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
     """Answer what the policy lets out; anything else stays in the node's folder."""
     # here: it needs pandas and all that predictions need, which take half a second to import
     from hierfl.nodes.local_fit import answered
 
+    account = Account(node.folder)
+    account.check("question", node.run, request, policy, None)
+    account.put("question", node.run, request)
     question, found = answered(node, asked)
     about: Mapping[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
+    asks = dict(asked.about)
     if question.kind not in policy.may_leave:
         why = f"the node's policy lets no {question.kind} leave"
         content = to_bytes({}, {**about, "stays": why})
-        return log.left(node.folder, content, f"no {question.kind}", run=node.run, tree={})
+        what = f"no {question.kind}"
+        return log.left(node.folder, content, what, run=node.run, tree={}, question=asks)
     content = to_bytes(found, about)
-    return log.left(node.folder, content, question.kind, run=node.run, tree=found)
+    return log.left(node.folder, content, question.kind, run=node.run, tree=found, question=asks)

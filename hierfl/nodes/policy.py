@@ -2,23 +2,29 @@
 
 methods = ["two_stage", "fedsvi"]   # names of methods that may run; default: all
 discloses = ["sums"]                # "sums", "summaries", or both, the default
-min_rows = 50                       # rows that the client must have to take part; default 1
+min_rows = 50                       # rows that any answer must rest on; default 1
 may_leave = ["summaries"]           # "summaries", "draws", "predictions", "scores"; default: none
 min_count = 5                       # rows of a level or group that may be named; default 5
-rounds_a_day = 200                  # rounds in any 24 hours; default: no limit
-approve = "ask"                     # "always", the default: a run needs no approval of its owner
+rounds_a_day = 200                  # different rounds in any 24 hours; default: no limit
+questions_a_day = 100               # different questions after rounds; default 100
+epsilon = 8.0                       # budget of each row in all runs: row_noise alone may run
+delta = 1e-4                        # of the budget
+approve = "ask"                     # "always", the default: nothing waits for the owner's approval
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hierfl.method import Method
+from hierfl.method import Client, Method, Phase
+from hierfl.methods.about import names
 from hierfl.nodes.messages import Refused
 
 FILE = "policy.toml"  # in the node's folder
@@ -39,11 +45,16 @@ class Policy:
     Args:
         methods: names of methods (`Method.name`) that may run; None: all.
         discloses: what a method may have to show the server (`Method.discloses`).
-        min_rows: rows that the client must have to take part.
+        min_rows: rows that the client must have to take part, that the mini-batches of a round must
+            hold together, and a quarter of which a summary must rest on.
         min_count: rows of a level or group whose name may leave the node, for a formula's schema.
         may_leave: answers of the node that may leave it.
-        rounds_a_day: rounds in any 24 hours; None: no limit.
-        approve: whether a run needs the owner's approval.
+        rounds_a_day: different rounds in any 24 hours; None: no limit.
+        questions_a_day: different questions after the rounds in any 24 hours.
+        epsilon: of each row's budget in all runs together, which methods with row noise alone keep;
+            None: there is none.
+        delta: of the budget.
+        approve: whether questions, an introduction and a run need the owner's approval.
 
     Raises:
         ValueError: a value is none that the key can have.
@@ -55,18 +66,30 @@ class Policy:
     min_count: int = 5
     may_leave: frozenset[str] = frozenset()
     rounds_a_day: int | None = None
+    questions_a_day: int = 100
+    epsilon: float | None = None
+    delta: float | None = None
     approve: Approve = "always"
 
     def __post_init__(self) -> None:
         """Refuse values that a key cannot have."""
         _check_names("discloses", self.discloses, DISCLOSES)
         _check_names("may_leave", self.may_leave, KINDS)
-        _check_count("min_rows", self.min_rows)
-        _check_count("min_count", self.min_count)
+        for name in ("min_rows", "min_count", "questions_a_day"):
+            _check_count(name, getattr(self, name))
         if self.rounds_a_day is not None:
             _check_count("rounds_a_day", self.rounds_a_day)
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("epsilon and delta are one budget: give both, or neither")
+        if self.budget is not None:
+            _check_budget(*self.budget)
         if self.approve not in get_args(Approve):
             raise ValueError(f"approve is {self.approve!r}: it must be 'ask' or 'always'")
+
+    @property
+    def budget(self) -> tuple[float, float] | None:
+        """Epsilon and delta of each row; None: there is no budget."""
+        return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
 
     def check(self, method: Method | None, rows: int) -> None:
         """Refuse a run that is not allowed.
@@ -77,6 +100,7 @@ class Policy:
 
         Raises:
             Forbidden: it is not; the message names the key of the policy.
+            ValueError: the policy names a method that does not exist.
         """
         if rows < self.min_rows:
             raise Forbidden(
@@ -84,6 +108,8 @@ class Policy:
                 "fewer: it takes no part"
             )
         if method is None:
+            if self.methods == frozenset() or not self.discloses:
+                raise Forbidden("the node's policy allows no method: it takes no part")
             return
         if self.methods is not None and method.name not in self.methods:
             raise Forbidden(
@@ -96,27 +122,73 @@ class Policy:
                 f"allows {_listed(self.discloses)}: take a method that discloses less"
             )
 
+    def check_client(self, client: Client, rows: int) -> None:
+        """Refuse steps that could single rows out: too few rows in a round, or no row noise."""
+        for phase in client.phases:
+            if (least := _rows_of(phase, rows)) < self.min_rows:
+                raise Forbidden(
+                    f"the mini-batches of a round hold {least} rows, and the node's policy asks "
+                    f"for {self.min_rows} or more: take larger batch_size or more steps"
+                )
+        if self.budget is not None and client.row_noise is None:
+            raise Forbidden(
+                "the node's policy has a budget of epsilon for each row, and the method adds no "
+                "noise to rows: take two_stage(model, row_noise=...)"
+            )
+
+
+def _rows_of(phase: Phase, rows: int) -> int:
+    """Return how many rows the steps of a phase go through at least, or all where it reads none."""
+    rows = rows if phase.rows == "all" else max(1, rows // 2)
+    if not (phase.scores_rows and phase.count) or phase.batch_size is None or phase.unit == "epoch":
+        return rows
+    return min(rows, phase.count * phase.batch_size)
+
 
 def policy_file(folder: Path, policy: str | Path | None) -> Path:
-    """Return the file of a node's policy: the named one, or the one in its folder."""
+    """Return the file of a node's policy: the named one, or the one in its folder.
+
+    Raises:
+        ValueError: there is no file of that name.
+    """
+    if policy is not None and not Path(policy).is_file():
+        raise ValueError(f"there is no policy '{policy}': write it, or name the file that there is")
     return folder / FILE if policy is None else Path(policy)
 
 
-def policy_at(path: Path) -> Policy:
+def policy_at(path: Path, *, needed: bool = False, own: Method | None = None) -> Policy:
     """Read a policy; without a file, return the default one.
 
+    Args:
+        path: of the file.
+        needed: the file must be there.
+        own: a method of the user's own, which the policy may name.
+
     Raises:
-        ValueError: the file is no TOML, or has an unknown key, or a value that the key cannot have.
+        ValueError: the file is no TOML, or has an unknown key, or a value that the key cannot have;
+            or it is needed and not there.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
+        if needed:
+            raise ValueError(f"the policy '{path}' is gone: put the file back") from None
         return Policy()
     try:
-        found = tomllib.loads(content.decode())
-        return policy_of(found)
+        found = policy_of(tomllib.loads(content.decode()))
+        _check_methods(found.methods or (), own)
     except ValueError as error:
         raise ValueError(f"the policy '{path}' cannot be read ({error}): fix the file") from error
+    return found
+
+
+def _check_methods(found: Collection[str], own: Method | None) -> None:
+    """Refuse a name that no method has; wrappers follow a method's name."""
+    known = names()
+    for name in sorted(found):
+        if re.split(r"[+ ]", name)[0] not in known and (own is None or name != own.name):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"methods holds '{name}': did you mean '{near}'?")
 
 
 def policy_of(found: Mapping[str, Any]) -> Policy:
@@ -150,5 +222,13 @@ def _check_count(key: str, value: Any) -> None:
         raise ValueError(f"{key} is {value!r}: it must be an integer of 1 or more")
 
 
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"
+def _check_budget(epsilon: Any, delta: Any) -> None:
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} is {value!r}: it must be a number")
+    if not (0.0 < epsilon < math.inf and 0.0 < delta < 1.0):
+        raise ValueError(f"epsilon is {epsilon} and delta is {delta}: above 0, and in (0, 1)")
+
+
+def _listed(found: Collection[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(found)) or "none"

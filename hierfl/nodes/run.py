@@ -10,15 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.core.trees import nbytes, restored, tree_map
+from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
@@ -30,9 +29,10 @@ from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused, check_numbers, from_bytes, like, to_bytes
+from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
+from hierfl.nodes.update_checks import check_update, unlike_others
 from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.one_run import planned_of, resumed
@@ -43,6 +43,8 @@ from hierfl.runs.saved import start_of
 AT_ONCE = 256  # answers that are in memory together, at most; sums of the others are kept alone
 AT_ONCE_BYTES = 1 << 26  # of these answers together, but for
 AT_LEAST = 16  # answers
+LONGEST = 500  # characters of a reason
+SILENT = "it did not answer"
 
 
 class TooFewNodes(ClientError):
@@ -63,6 +65,7 @@ class Nodes:
         counted: client -> the last round in which it was counted; rounds add to it.
         ask_sum: hands messages to nodes, and returns the sum of what they answer; None: they are
             asked one by one.
+        left_out: client -> why it is not asked.
     """
 
     method: Method
@@ -73,6 +76,7 @@ class Nodes:
     fewest: int
     counted: dict[str, int]
     ask_sum: AskSum | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Run the tasks of a round at the nodes."""
@@ -95,15 +99,31 @@ class Nodes:
             if place is None or place in there:  # nobody asked it, or it has answered already
                 continue
             try:
-                ups[place] = self._read(found, task, template)
-            except Refused as error:
-                reasons.setdefault(found.client, str(error))
+                ups[place] = self._read(found, task, template, self._rows(task, place))
+            except Exception as error:  # whatever crafted bytes raise
+                why = str(error) if isinstance(error, Refused) else type(error).__name__
+                reasons.setdefault(found.client, why[:LONGEST])
                 continue
             there.add(place)
             if len(ups) == at_once:
+                there -= self._drop_odd(task, ups, reasons)
                 yield self._counted(task, ups, ())
                 ups = {}
+        there -= self._drop_odd(task, ups, reasons)
         yield self._counted(task, ups, self._ended(task, wanted, there, reasons))
+
+    def _drop_odd(self, task: Task, ups: dict[int, Up], reasons: dict[str, str]) -> set[int]:
+        """Take out updates that are unlike all others, and return their places."""
+        names = self.federation.data.names
+        rows = {place: self._rows(task, place) for place in ups}
+        odd = unlike_others(ups, rows)
+        for place, why in odd.items():
+            del ups[place]
+            reasons[names[int(task.ids[place])]] = why
+        return set(odd)
+
+    def _rows(self, task: Task, place: int) -> int:
+        return int(self.federation.data.counts[task.ids[place]])
 
     def _counted(self, task: Task, ups: Mapping[int, Up], left_out: tuple[LeftOut, ...]) -> Done:
         """Return the sum of some clients' updates, by their places."""
@@ -131,7 +151,8 @@ class Nodes:
         """Return the places of the clients of a task, and what each is asked, by name."""
         names = self.federation.data.names
         wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
-        return wanted, {name: self._request(task, name, place) for name, place in wanted.items()}
+        asked = {name: place for name, place in wanted.items() if name not in self.left_out}
+        return wanted, {name: self._request(task, name, place) for name, place in asked.items()}
 
     def _ended(
         self, task: Task, wanted: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
@@ -142,7 +163,7 @@ class Nodes:
             TooFewNodes: too few did.
         """
         left_out = tuple(
-            LeftOut(int(task.ids[place]), reasons.get(name, "it did not answer"))
+            LeftOut(int(task.ids[place]), reasons.get(name, self.left_out.get(name, SILENT)))
             for name, place in wanted.items()
             if place not in there
         )
@@ -154,10 +175,10 @@ class Nodes:
         about = {"run": self.run, "round": task.round, "counted": self.counted.get(name, -1)}
         return to_bytes({"message": task.message, "mail": mail_of(task.own, place)}, about)
 
-    def _read(self, found: Answer, task: Task, template: Up) -> Up:
+    def _read(self, found: Answer, task: Task, template: Up, rows: int) -> Up:
         """Return what a client sends, checked against what it should look like."""
         if found.content is None:
-            raise Refused(found.reason or "it did not answer")
+            raise Refused(found.reason or SILENT)
         answered = from_bytes(found.content, most=nbytes(template))
         said = (
             answered.about.get("run"),
@@ -165,10 +186,11 @@ class Nodes:
             answered.about.get("round"),
         )
         if said != (self.run, found.client, task.round):
-            raise Refused(f"its answer is of run {said[0]}, client {said[1]}, round {said[2]}")
+            run, client, round_ = (str(each)[:40] for each in said)
+            raise Refused(f"its answer is of run {run}, client {client}, round {round_}")
         up: Up = like(answered.tree, template)
-        check_numbers(restored(up))
-        _check_weights(up)
+        server, client_side = self.federation.server, self.federation.client
+        check_update(server, client_side, task.message, up, rows)
         return up
 
     def _template(self, task: Task) -> Up:
@@ -193,14 +215,6 @@ class Nodes:
                 f"round {task.round}: {count} clients answered, and {self.fewest} are needed "
                 f"({who}): fix them, and continue the run"
             )
-
-
-def _check_weights(up: Up) -> None:
-    """Refuse a negative weight: it would take another client's part out of the sum."""
-    for name, share in up.items():
-        weight = getattr(share, "weight", None)
-        if isinstance(weight, Tensor) and bool((weight < 0.0).any()):
-            raise Refused(f"the weight of {name} is {float(weight.min()):g}: it must be 0 or more")
 
 
 @spelled
@@ -232,7 +246,8 @@ def fit_nodes(
         cohort: clients a round, as in `hierfl.fit`.
         fewest: clients that a round needs; with fewer the run ends with an error.
         starts: client -> what its node says that it starts from (`node.introduced`); it must be
-            what the server starts from. Default None: not compared.
+            what the server starts from: a client with another start is left out. Default None: not
+            compared.
         checkpoint: folder to write a checkpoint to after each round.
         resume: continue from the newest checkpoint there.
         chosen: which method was chosen and why, for the history; None: the user named the method.
@@ -252,7 +267,7 @@ def fit_nodes(
     """
     planned = planned_of(method, rounds)
     everyone, fills = _without_rows(method, agreement, seed, cohort, read)
-    _check_starts(everyone, starts or {})
+    left_out = _other_starts(everyone, starts or {})
     few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
     absent = replace(everyone, data=agreement.absent_rows(fills))
@@ -261,7 +276,7 @@ def fit_nodes(
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) or begin(everyone)
         counted = last_counted(everyone, where.history)
-        nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum)
+        nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
         with closing(run_rounds(everyone, where, planned, nodes.work)) as left:
             for where in left:
                 if chosen is not None and where.round == 1:
@@ -306,10 +321,17 @@ def _without_rows(
     ) from failed
 
 
-def _check_starts(federation: Federation, starts: Mapping[str, str]) -> None:
+def _other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:
+    """Return the clients that start from something else than the server, and why they may not.
+
+    Raises:
+        ValueError: half of them do, or more.
+    """
     here = start_of(federation)
-    if differ := sorted(client for client, start in starts.items() if start != here):
+    differ = sorted(client for client, start in starts.items() if start != here)
+    if differ and 2 * len(differ) >= len(starts):
         raise ValueError(
             f"client '{differ[0]}' does not start from what the server starts from: run the same "
             "model, method and hierfl at both, whose starting values do not depend on rows"
         )
+    return dict.fromkeys(differ, "it does not start from what the server starts from")

@@ -18,11 +18,13 @@ Khan and Lin 2017, arXiv:1703.04265; the noise as part of the likelihood, Bernst
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,8 +79,10 @@ class RowNoise:
     def __post_init__(self) -> None:
         """Refuse numbers that are out of range, and draw the key of the noise."""
         positive = ("epsilon", "max_row_norm", "max_slope", "max_curvature")
-        if wrong := [name for name in positive if not getattr(self, name) > 0.0]:
-            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])}: it must be above 0")
+        if wrong := [name for name in positive if not 0.0 < getattr(self, name) < math.inf]:
+            raise ValueError(
+                f"{wrong[0]} is {getattr(self, wrong[0])}: it must be above 0, and finite"
+            )
         if not 0.0 < self.delta < 1.0 or min(self.rounds, self.steps) < 1:
             raise ValueError(
                 f"delta is {self.delta}, rounds is {self.rounds} and steps is {self.steps}: delta "
@@ -96,12 +100,21 @@ class RowNoise:
         Raises:
             ImportError: dp-accounting is not installed.
         """
+        return math.sqrt(2 * self.rounds * self.steps / self.worth(self.epsilon, self.delta))
+
+    @staticmethod
+    def worth(epsilon: float, delta: float) -> float:
+        """Return the largest sum of z^-2 over Gaussian mechanisms that a budget pays for."""
         try:
             from dp_accounting import get_sigma_gaussian
         except ImportError as error:
             raise ImportError(NEEDED) from error
-        sums = 2 * self.rounds * self.steps
-        return math.sqrt(sums) * float(get_sigma_gaussian(self.epsilon, self.delta))
+        return float(get_sigma_gaussian(epsilon, delta)) ** -2
+
+    @property
+    def spent_by_round(self) -> float:
+        """The sum of z^-2 over the two mechanisms of each step of a round."""
+        return 2 * self.steps * self.noise**-2
 
 
 def check_line(line: Line) -> None:
@@ -148,17 +161,29 @@ def private_factor(
         rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
     )
     factor = before
+    # another message or state gets other noise, even in the same round
+    keys = noise.fold(keys, *_words(loc, covariance, before))
     for step in range(how.steps):
         precision = prior + factor.precision
         pull = (prior @ loc + factor.shift)[..., None]
         mean = torch.linalg.solve(precision, pull)[..., 0]
         slope, second = clipped.by_predictor(mean, precision, nodes)
-        slope = slope.clamp(-how.max_slope, how.max_slope)
-        curvature = (-second).clamp(0.0, how.max_curvature)
+        # a row whose derivatives overflow must not show in a sum that is not finite
+        slope = slope.nan_to_num(0.0).clamp(-how.max_slope, how.max_slope)
+        curvature = (-second).nan_to_num(0.0).clamp(0.0, how.max_curvature)
         sums = clipped.summed(slope, curvature)
         noisy = torch.vmap(partial(_with_noise, how))
         factor = Factor(*noisy(*sums, mean, precision, noise.fold(keys, step)))
     return factor
+
+
+def _words(loc: Tensor, covariance: Tensor, before: Factor) -> tuple[Tensor, ...]:
+    """Return words that hash what each client's sums are taken at, (C,) int32 each."""
+    common = b"".join(v.cpu().contiguous().numpy().tobytes() for v in (loc, covariance))
+    own = zip(before.precision.cpu().numpy(), before.shift.cpu().numpy(), strict=True)
+    digests = [hashlib.sha256(common + p.tobytes() + s.tobytes()).digest() for p, s in own]
+    words = np.frombuffer(b"".join(digests), dtype="<i4").astype(np.int32).reshape(-1, 8)
+    return torch.from_numpy(words).to(loc.device).unbind(1)
 
 
 def _with_noise(

@@ -1,0 +1,85 @@
+"""What no honest server asks of a client of two_stage, and what no honest client sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.method import Each, Share
+
+ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
+SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
+
+
+def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
+    """Return whether a matrix (V, V) is symmetric and has no negative eigenvalue, up to rounding."""
+    matrix, largest = matrix.double(), float(matrix.abs().max()) if matrix.numel() else 0.0
+    if bool(((matrix - matrix.mT).abs() > ROUNDING * largest).any()):
+        return False
+    if not matrix.numel() or not largest:
+        return not (strictly and matrix.numel())
+    if strictly:
+        return int(torch.linalg.cholesky_ex(0.5 * (matrix + matrix.mT)).info) == 0
+    values = torch.linalg.eigvalsh(0.5 * (matrix + matrix.mT))
+    return bool(values[0] >= -ROUNDING * largest)
+
+
+def refused_message(message: Tree, first: Tree, most: int, shared: int) -> str | None:
+    """Return why a message is not the server's, or None.
+
+    Args:
+        message: of a round.
+        first: the server's first one.
+        most: draws to weight, at most; 0: none.
+        shared: K, the scalars of a draw.
+    """
+    named = set(message) - ({"draws"} if most else set())
+    if named != set(first):
+        return f"its names are {sorted(map(str, message))[:9]}, and {sorted(first)} are expected"
+    if any(_form(message[name]) != _form(value) for name, value in first.items()):
+        return "its tensors have other shapes or dtypes than the first message's"
+    if "draws" in message:
+        draws = message["draws"]
+        right = isinstance(draws, Tensor) and draws.dtype == torch.float64 and draws.dim() == 2
+        if not right or draws.shape[1] != shared or not 1 <= len(draws) <= most:
+            return f"its draws are not ({most} or fewer, {shared}) in float64"
+    if not is_positive(message["covariance"], strictly=True):
+        return "its covariance is not positive definite"
+    return None
+
+
+def _form(value: Any) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, Tensor) else None
+
+
+def wrong_update(message: Tree, up: Mapping[str, Any]) -> str | None:
+    """Return what no honest client sends: no Gaussian factor, or that its program was misread."""
+    if "factor" not in up:
+        return None
+    factor, covariance = up["factor"], message["covariance"].double()
+    factor = factor.value if isinstance(factor, Each) else factor[0]
+    precision, shift = factor["precision"][0].double(), factor["shift"][0].double()
+    if not is_positive(precision, strictly=False):
+        return "the precision of its factor is not positive semi-definite"
+    root = torch.linalg.cholesky_ex(covariance).L
+    slope = root.mT @ (shift - precision @ message["loc"].double())
+    sharp = torch.linalg.matrix_norm(root.mT @ precision @ root, 2) if len(root) else slope.sum()
+    if float(sharp) > SHARPEST or float(slope.norm()) > FARTHEST:
+        return "its factor is sharper than double precision can hold"
+    raised, misread = (_single(up[name]) for name in ("raised", "misread"))
+    if raised not in range(len(shift) + 1) or misread not in (0.0, 1.0):
+        return "its counts of raised eigenvalues and misread rows are none"
+    if misread:
+        return (
+            "it says that its rows' likelihood depends on the sites in another way than was read "
+            "off the program: take hierfl.methods.fedsvi(model, hierfl.guides.structured)"
+        )
+    return None
+
+
+def _single(share: Share) -> float:
+    return float(share.value) if isinstance(share.value, Tensor) else float("nan")

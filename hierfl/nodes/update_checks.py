@@ -1,0 +1,83 @@
+"""What a server checks of an update beside its form: weights, sizes, and what its method knows of it.
+
+A client whose update fails is left out of the round, and the round goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, restored, tree_leaves
+from hierfl.method import Client, Each, LogShare, Phase, Server, Share, Up
+from hierfl.nodes.messages import Refused, check_numbers
+
+FEWEST = 4  # updates that can be compared with each other
+FAR = 1e8  # times the others' median norm
+
+
+def check_update(server: Server, client: Client, message: Tree, up: Up, rows: int) -> None:
+    """Refuse an update of one client that no honest client with so many rows sends."""
+    plain = restored(up)
+    check_numbers(plain)
+    most = max(1.0, float(rows), *(_passed(phase, rows) for phase in client.phases))
+    for name, share in plain.items():
+        weight = getattr(share, "weight", None)
+        if not isinstance(weight, Tensor):
+            continue
+        if bool((weight < 0.0).any()):
+            raise Refused(f"the weight of {name} is {float(weight.min()):g}: it must be 0 or more")
+        if bool((weight > most * (1.0 + 1e-6)).any()):
+            raise Refused(
+                f"the weight of {name} is {float(weight.max()):g}, and a client of {rows} rows has "
+                f"{most:g} at most"
+            )
+    if server.wrong is None:
+        return
+    try:
+        why = server.wrong(message, plain)
+    except Exception as error:
+        raise Refused(f"its update cannot be checked ({type(error).__name__})") from error
+    if why is not None:
+        raise Refused(why)
+
+
+def _passed(phase: Phase, rows: int) -> float:
+    """Return how many rows the steps of a phase go through at most."""
+    batch = rows if phase.batch_size is None or phase.unit == "epoch" else phase.batch_size
+    return float(phase.count * batch)
+
+
+def unlike_others(ups: Mapping[int, Up], rows: Mapping[int, int]) -> dict[int, str]:
+    """Return the places of updates that differ from most others' in weight or size, and why."""
+    found: dict[int, str] = {}
+    if len(ups) < FEWEST:
+        return found
+    places = list(ups)
+    count = torch.tensor([float(rows[place]) for place in places])
+    for name in ups[places[0]]:
+        shares = [restored(ups[place][name]) for place in places]
+        weights = torch.stack([_weight_of(share) for share in shares])
+        for usual in (torch.ones_like(count), count):
+            if 2 * int((weights == usual).sum()) > len(places):
+                for k in ((weights != usual) & (weights != 0.0)).nonzero()[:, 0].tolist():
+                    why = f"the weight of {name} is {float(weights[k]):g}, not {float(usual[k]):g}"
+                    found.setdefault(places[k], f"{why} as those of others")
+                break
+        norms = torch.stack([_norm(share.value) for share in shares]) / weights.clamp(min=1.0)
+        middle = float(norms.median())
+        for k in (norms > FAR * middle).nonzero()[:, 0].tolist() if middle > 0.0 else ():
+            times = float(norms[k]) / middle
+            found.setdefault(places[k], f"its {name} is {times:.1e} times as large as others'")
+    return found
+
+
+def _weight_of(share: Share | LogShare | Each) -> Tensor:
+    return torch.as_tensor(share.weight if isinstance(share, Share) else 1.0).float().reshape(())
+
+
+def _norm(value: Tree) -> Tensor:
+    leaves = [leaf.double().flatten() for leaf in tree_leaves(value)]
+    return torch.cat(leaves).norm() if leaves else torch.zeros((), dtype=torch.float64)
