@@ -95,6 +95,17 @@ def root_key(seed: int) -> Tensor:
     )
 
 
+def seed_torch(seed: int) -> None:
+    """Seed torch's global generators, as `torch.manual_seed` does.
+
+    Where CUDA was not used yet that takes a millisecond: it formats the stack, for errors later on.
+    """
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def _words(key: Tensor, count: int, stream: int) -> Tensor:
     """Return `count` hashed words for each key, (..., count); streams of one key are unrelated."""
     counter = torch.arange(count, dtype=torch.int32, device=key.device)

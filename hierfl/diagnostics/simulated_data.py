@@ -36,7 +36,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
     with untouched_store(), unchecked(), torch.no_grad():
         for one in range(count):
             first, second = noise.fold(noise.root_key(seed), one).tolist()
-            torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+            noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
             nodes: Any = _traced(program.model, batch)
             values.append({name: nodes[name]["value"] for name in _named(program)})
             of_fields = program.labels.items()

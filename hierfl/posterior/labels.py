@@ -107,7 +107,7 @@ def _labels_of_client(
     with torch.random.fork_rng(devices=[]), unchecked(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about mapped samplers that are slow
         first, second = batch.key[0].tolist()
-        torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+        noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
         try:
             found: dict[str, Tensor] = torch.vmap(
                 one, randomness="different", chunk_size=CLIENT_DRAWS_AT_ONCE

@@ -17,6 +17,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
+from hierfl.core import noise
 from hierfl.data.batch import ClientBatch, mapped
 from hierfl.program.fingerprints import values_of
 from hierfl.program.handlers import Answer, ModuleWeights, untouched_store
@@ -178,7 +179,7 @@ GENERATORS: Mapping[str, Generator] = {
         np.random.set_state,
     ),
     PYTHON: Generator(random.seed, random.getstate, random.setstate),
-    TORCH: Generator(torch.manual_seed, torch.random.get_rng_state, torch.random.set_rng_state),
+    TORCH: Generator(noise.seed_torch, torch.random.get_rng_state, torch.random.set_rng_state),
 }
 
 

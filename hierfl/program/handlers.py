@@ -149,7 +149,7 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
     except RuntimeError as error:  # under vmap the value of a key cannot be read
         raise apart from error
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+        noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
         try:
             value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
         except NotImplementedError as error:

@@ -18,6 +18,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
+from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
@@ -292,7 +293,7 @@ def _trace(
     try:
         with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
-            torch.manual_seed(seed & 0x7FFFFFFF)
+            noise.seed_torch(seed & 0x7FFFFFFF)
             try:
                 with handler, _Plates(batch):
                     trace = poutine.trace(program).get_trace(batch)
