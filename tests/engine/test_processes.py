@@ -34,6 +34,12 @@ def two_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run traced graphs as they are: what inductor makes of them has its own tests."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, examples: graph)
+
+
 def pids(item: int) -> tuple[int, int, int]:
     torch.randn(200, 200) @ torch.randn(200, 200)
     return item, os.getpid(), torch.get_num_threads()
@@ -221,7 +227,11 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt])
 def test_copies_end_with_the_fit_whatever_is_still_held(
-    kind: type[BaseException], two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[BaseException],
+    two_cores: None,
+    not_lowered: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A traceback, as notebooks keep the last one, holds the frames of the fit; its workers are gone all the same."""
     pids: list[int] = []
@@ -314,7 +324,9 @@ def fedabml() -> hierfl.Method:
     return hierfl.methods.fedabml(model, draws=2, steps=2, batch_size=5)
 
 
-def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(two_cores: None) -> None:
+def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(
+    two_cores: None, not_lowered: None
+) -> None:
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -336,7 +348,7 @@ def test_every_core_has_as_many_chunks(two_cores: None) -> None:
 
 
 def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
-    two_cores: None,
+    two_cores: None, not_lowered: None
 ) -> None:
     torch.set_num_threads(1)
     graphs = Graphs()
@@ -359,7 +371,9 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
 
 
 @pytest.mark.filterwarnings("ignore:column 0 of field 'x' has mean")
-def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None) -> None:
+def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(
+    two_cores: None, not_lowered: None
+) -> None:
     data = rows()
     hard = data.fields["x"].clone()
     hard[int(data.offsets[5])] = 1e200

@@ -244,8 +244,8 @@ def test_the_conditional_guides_local_distribution(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "family", "rounds", "particles", "within"),
     [
-        ("means", guides.structured, 400, 256, 0.01),
-        ("slopes", guides.structured, 400, 200, 0.03),
+        ("means", guides.structured, 200, 256, 0.01),
+        ("slopes", guides.structured, 200, 200, 0.03),
         ("slopes", guides.conditional(newton_steps=0), 120, 60, 0.05),
     ],
 )

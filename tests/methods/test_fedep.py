@@ -126,14 +126,15 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
     assert 0.25 < fitted.history["effective"].iloc[-1] <= 1.0
 
 
-@pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}])
-def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) -> None:
-    data, method = federation((5, 3, 7, 1)), fedep(logistic, draws=8, steps=2)
+def test_engines_and_the_order_of_clients_are_irrelevant() -> None:
+    data, method = federation((5, 3, 1)), fedep(logistic, draws=8, steps=2)
     one = fit(method, data, rounds=2, seed=3).progress.server["q"]
     back = data.select(data.names[::-1])
-    other = fit(method, back, rounds=2, seed=3, **way).progress.server["q"]
-    for name, value in one.items():
-        close(other[name], value, 1e-10)
+    ways: list[dict[str, Any]] = [{"engine": "sequential"}, {"chunk": 2}]
+    for way in ways:
+        other = fit(method, back, rounds=2, seed=3, **way).progress.server["q"]
+        for name, value in one.items():
+            close(other[name], value, 1e-10)
 
 
 def test_with_too_few_points_a_client_sends_its_laplace_approximation() -> None:

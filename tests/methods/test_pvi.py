@@ -123,17 +123,12 @@ def test_diagonal_factors_have_one_fixed_point_under_every_schedule(
 
 @pytest.mark.parametrize("damping", [None, 0.7])
 def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
-    for rounds in (1, 3):
-        fitted = fit(
-            pvi(logistic, damping=damping, draws=4, steps=2), federation(), rounds=rounds, seed=2
-        )
-        state, factors = fitted.progress.server, fitted.progress.table["factor"]
-        for name in ("shift", "precision"):
-            close(
-                state["q"][name] - state["prior"][name] - factors[name].sum(0),
-                torch.zeros(()),
-                1e-10,
-            )
+    method = pvi(logistic, damping=damping, draws=4, steps=2)
+    fitted = fit(method, federation(), rounds=2, seed=2)
+    state, factors = fitted.progress.server, fitted.progress.table["factor"]
+    for name in ("shift", "precision"):
+        rest = state["q"][name] - state["prior"][name] - factors[name].sum(0)
+        close(rest, torch.zeros(()), 1e-10)
 
 
 def test_the_fixed_point_solves_the_pooled_problem() -> None:

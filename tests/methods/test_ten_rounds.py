@@ -38,12 +38,11 @@ def visits(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(rate.exp()), obs=batch.visits)
 
 
-def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
+def expansions(marginal: Marginal, data: ClientData, z: Tensor) -> Expansion:
     """Return the expansions of all clients, mapped as the engine maps them, with padded rows.
 
     Shapes: (C,), (C, K), (C, K, K).
     """
-    marginal = Marginal(hierfl.read(model, guides.conditional, data))
     lanes, common = slots_of(batch := full_batch(data, torch.arange(data.num_clients)))
 
     def one(lane: Any) -> Expansion:
@@ -58,20 +57,21 @@ def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
 @pytest.mark.parametrize("model", [regression, logistic, visits])
 def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
     data, h = federation(), 1e-4
-    size = Marginal(hierfl.read(model, guides.conditional, data)).shared.size
+    marginal = Marginal(hierfl.read(model, guides.conditional, data))
+    size = marginal.shared.size
     z = 0.3 * torch.sin(torch.arange(1.0, size + 1))
-    here = expansions(model, data, z)
+    here = expansions(marginal, data, z)
     for k, axis in enumerate(torch.eye(size)):
-        up, down = expansions(model, data, z + h * axis), expansions(model, data, z - h * axis)
+        up, down = (expansions(marginal, data, z + by * axis) for by in (h, -h))
         close((up.value - down.value) / (2 * h), here.gradient[:, k], 1e-6)
         close((up.gradient - down.gradient) / (2 * h), here.hessian[:, :, k], 1e-4)
 
 
 def test_the_marginal_is_exact_for_gaussian_rows() -> None:
     data, z = federation(), torch.tensor([0.2, -0.4])
-    found = expansions(slopes, data, z).value
+    marginal = Marginal(hierfl.read(slopes, guides.conditional, data))
     known = exact(data, "slopes")
-    total = found.sum() + Marginal(hierfl.read(slopes, guides.conditional, data)).log_prior(z)
+    total = expansions(marginal, data, z).value.sum() + marginal.log_prior(z)
     posterior = dist.MultivariateNormal(known.loc, known.cov).log_prob(z)
     close(total - posterior, known.log_evidence)
 

@@ -102,9 +102,13 @@ UNMASKED = {
 ENGINES = ("vectorized", "sequential", "pooled", "nuts")
 
 
-@pytest.mark.parametrize("counts", [COUNTS, (6, 6)])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("what", UNMASKED)
+@pytest.mark.parametrize(
+    ("what", "engine", "counts"),
+    [
+        *((what, engine, COUNTS) for what in UNMASKED for engine in ENGINES),
+        *((what, "vectorized", (6, 6)) for what in UNMASKED),
+    ],
+)
 def test_an_observed_site_outside_the_data_plate_is_refused(
     what: str, engine: Any, counts: tuple[int, ...]
 ) -> None:
