@@ -27,7 +27,7 @@ def test_gaussian_models_are_exact_with_any_split(by_row: bool, shared: bool) ->
     close(precision, PRECISION)
 
 
-@pytest.mark.parametrize("counts", [(16,), (8, 8), (5, 3, 7, 1), (1,) * 5])
+@pytest.mark.parametrize("counts", [(16,), (5, 3, 7, 1), (1,) * 5])
 def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> None:
     data = federation(counts)
     loc, precision = gaussian(fit(fedep(line, damping=0.5), data, rounds=25))
@@ -68,15 +68,16 @@ def test_sep_without_its_correction_has_lost_the_prior() -> None:
     loc, precision = gaussian(fit(method, e1(), rounds=40))
     close(loc, (0.822222, 0.622222), 1e-6)
     close(precision, PRECISION - torch.eye(2), 1e-6)
-    kept = fit(fedep(line, shared_factor=True), e1(), rounds=60)
+    kept = fit(fedep(line, shared_factor=True), e1(), rounds=45)
     loc, precision = gaussian(kept)
     close(loc, MEAN, 1e-6)
     close(precision, PRECISION, 1e-6)
     assert not torch.utils._pytree.tree_leaves(kept.progress.table), "clients keep nothing"
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
-@pytest.mark.parametrize("factors", ["full", "diagonal"])
+@pytest.mark.parametrize(
+    ("engine", "factors"), [("vectorized", "full"), ("sequential", "diagonal")]
+)
 def test_hierarchies_are_exact_after_one_visit(engine: Any, factors: Any) -> None:
     method = fedep(means, damping=1.0, factors=factors)
     loc, precision = gaussian(fit(method, three(), rounds=1, engine=engine))
@@ -117,7 +118,7 @@ def test_one_client_has_the_moments_of_its_posterior() -> None:
 @pytest.mark.parametrize("damping", [None, 0.7])
 def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
     fitted = fit(
-        fedep(logistic, damping=damping, draws=32, steps=3), federation(), rounds=2, seed=2
+        fedep(logistic, damping=damping, draws=16, steps=1), federation(), rounds=2, seed=2
     )
     state, factors = fitted.progress.server, fitted.progress.table["factor"]
     for name in ("shift", "precision"):
@@ -127,7 +128,7 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
 
 
 def test_engines_and_the_order_of_clients_are_irrelevant() -> None:
-    data, method = federation((5, 3, 1)), fedep(logistic, draws=8, steps=2)
+    data, method = federation((2, 3, 1)), fedep(logistic, draws=4, steps=1)
     one = fit(method, data, rounds=2, seed=3).progress.server["q"]
     back = data.select(data.names[::-1])
     ways: list[dict[str, Any]] = [{"engine": "sequential"}, {"chunk": 2}]

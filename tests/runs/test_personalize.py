@@ -167,7 +167,7 @@ def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
         means, guides.structured, optimizer=Adam(0.1), local_optimizer=Adam(0.1), draws=64
     )
     fitted = fit(method, three().select(["a", "b"]), rounds=10)
-    new = fitted.personalize(three().select(["c"]), rounds=80)
+    new = fitted.personalize(three().select(["c"]), rounds=150)
     params = fitted.message["params"]
     var = torch.nn.functional.softplus(params["_shared.scale"]).square().item()
     draws: Tensor = new.draws(20_000).own["b"][:, 0]
