@@ -321,7 +321,7 @@ def fedabml() -> hierfl.Method:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     model = hierfl.models.bayesian_network(net, prior_scale="learned")
-    return hierfl.methods.fedabml(model, draws=2, steps=2, batch_size=5)
+    return hierfl.methods.fedabml(model, draws=1, steps=1, batch_size=5)
 
 
 def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(
