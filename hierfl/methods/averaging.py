@@ -31,13 +31,17 @@ class Descent:
         """Return a working state at params w: `w`, the optimizer's `state`, and the last `loss`."""
         return {"w": w, "state": self.optimizer.init(w), "loss": torch.zeros(())}
 
+    def moved(self, at: Tree, loss: Callable[[Params], Tensor]) -> Tree:
+        """Return a working state after one step down a loss."""
+        gradient, value = slope(loss, at["w"])
+        w, state = step(self.optimizer, gradient, Stepped(at["w"], at["state"]))
+        return {**at, "w": w, "state": state, "loss": value}
+
     def phase(self, loss: Loss) -> Phase:
         """Return steps down a loss: (w, working state, message, mini-batch) -> ()."""
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(lambda w: loss(w, work, message, batch), work["w"])
-            w, state = step(self.optimizer, gradient, Stepped(work["w"], work["state"]))
-            return {**work, "w": w, "state": state, "loss": value}
+            return self.moved(work, lambda w: loss(w, work, message, batch))
 
         return Phase(move, self.steps, self.unit, self.batch_size)
 

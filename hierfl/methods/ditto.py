@@ -21,10 +21,10 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging import half_square
-from hierfl.optimizers import SGD, Optimizer, Stepped, step
+from hierfl.methods.averaging import Descent, half_square
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
 
@@ -65,14 +65,9 @@ def ditto(
     Raises:
         ProgramError: (at fit) the model has latent sites or local params.
     """
+    personal_steps = steps if personal_steps is None else personal_steps
     return _alongside(
-        "ditto",
-        model,
-        prox,
-        optimizer,
-        (steps if personal_steps is None else personal_steps, steps),
-        unit,
-        batch_size,
+        "ditto", model, prox, Descent(optimizer, steps, unit, batch_size), personal_steps
     )
 
 
@@ -106,17 +101,11 @@ def local_only(
     Raises:
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    return _alongside("local_only", model, 0.0, optimizer, (steps, 0), unit, batch_size)
+    return _alongside("local_only", model, 0.0, Descent(optimizer, 0, unit, batch_size), steps)
 
 
 def _alongside(
-    name: str,
-    model: Model,
-    prox: float,
-    optimizer: Optimizer,
-    counts: tuple[int, int],
-    unit: Literal["step", "epoch"],
-    batch_size: int | None,
+    name: str, model: Model, prox: float, descent: Descent, personal_steps: int
 ) -> Method:
     def client(program: Program) -> Client:
         above, own = program.start()
@@ -130,45 +119,36 @@ def _alongside(
             return chosen(own["seen"], own["theta"], message)
 
         def start(message: Tree, own: Tree) -> Tree:
-            fresh = {"theta": message, "state": optimizer.init(message), "loss": torch.zeros(())}
-            return {"mine": {**fresh, "theta": params(message, own)}, "ours": fresh}
-
-        def move(at: Tree, center: Tree | None, batch: ClientBatch) -> Tree:
-            def loss(theta: Tree) -> Tensor:
-                nll = program.mean_loss(theta, batch)
-                return nll if center is None else nll + prox * half_square(theta, center)
-
-            gradient, value = slope(loss, at["theta"])
-            theta, state = step(optimizer, gradient, Stepped(at["theta"], at["state"]))
-            return {"theta": theta, "state": state, "loss": value}
+            ours = descent.begin(message)
+            return {"mine": {**ours, "w": params(message, own)}, "ours": ours}
 
         def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "mine": move(work["mine"], message if prox else None, batch)}
+            def loss(w: Params) -> Tensor:
+                nll = program.mean_loss(w, batch)
+                return nll + prox * half_square(w, message) if prox else nll
+
+            return {**work, "mine": descent.moved(work["mine"], loss)}
 
         def common(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "ours": move(work["ours"], None, batch)}
+            ours = descent.moved(work["ours"], lambda w: program.mean_loss(w, batch))
+            return {**work, "ours": ours}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             mine, ours = work["mine"], work["ours"]
-            up = {
-                "loss": Share(mine["loss"], rows),
-                **({"theta": Share(ours["theta"], rows)} if counts[1] else {}),
-            }
-            return up, {"theta": mine["theta"], "seen": torch.ones(())}
+            up = {"loss": Share(mine["loss"], rows)}
+            if descent.steps:
+                up["theta"] = Share(ours["w"], rows)
+            return up, {"theta": mine["w"], "seen": torch.ones(())}
 
-        # the common model comes first: in phase 0 its mini-batches are those of fedavg
-        kinds = (
-            (common, counts[1]),
-            (personal, counts[0]),
-        )
-        phases = tuple(Phase(kind, count, unit, batch_size) for kind, count in kinds)
+        tuning = Phase(personal, personal_steps, descent.unit, descent.batch_size)
         return Client(
             own={"theta": above, "seen": torch.zeros(())},
             start=start,
-            phases=phases,
+            # the common model comes first: in phase 0 its mini-batches are those of fedavg
+            phases=(Phase(common, descent.steps, descent.unit, descent.batch_size), tuning),
             finish=finish,
             params=params,
-            adapt=phases[1:],
+            adapt=(tuning,),
             seen=lambda own: own["seen"],
         )
 

@@ -31,7 +31,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.averaging import averaging_server
+from hierfl.methods.averaging import Descent, averaging_server, plain_average
 from hierfl.methods.prior_params import at_prior, moments_of
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -113,27 +113,12 @@ def fedabml(
         )
     if meta != "envelope":
         plain_lr(optimizer, "optimizer", f"meta={meta!r} differentiates through gradient steps")
-    exact = server == "exact"
+    exact, descent = server == "exact", Descent(optimizer, steps, unit, batch_size)
     how = Setting(
-        kl_weight=kl_weight,
-        optimizer=optimizer,
-        global_optimizer=global_optimizer or optimizer,
-        inner_steps=inner_steps,
-        steps=steps,
-        unit=unit,
-        batch_size=batch_size,
-        draws=draws,
-        meta=meta,
-        exact=exact,
+        kl_weight, descent, global_optimizer or optimizer, inner_steps, draws, meta, exact
     )
-
-    def client(program: Program) -> Client:
-        return abml_client(program, how)
-
-    def server_of(program: Program) -> Server:
-        return _exact_server(program) if exact else averaging_server(program.start()[0])
-
-    return Method("fedabml", model, guide, client, server_of)
+    server_of = _exact_server if exact else plain_average
+    return Method("fedabml", model, guide, partial(_client, how), server_of)
 
 
 def _exact_server(program: Program) -> Server:
@@ -148,15 +133,12 @@ def _exact_server(program: Program) -> Server:
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of `fedabml`, under the same names; `exact`: its server is "exact"."""
+    """The arguments of `fedabml`; `exact`: its server is "exact"."""
 
     kl_weight: float
-    optimizer: Optimizer
+    descent: Descent  # of phi
     global_optimizer: Optimizer
     inner_steps: int
-    steps: int
-    unit: Literal["step", "epoch"]
-    batch_size: int | None
     draws: int
     meta: Literal["envelope", "first", "full"]
     exact: bool
@@ -193,7 +175,7 @@ class Losses:
 
     def started(self, phi: Params) -> Stepped:
         """Return phi with the first state of its optimizer."""
-        return Stepped(phi, self.how.optimizer.init(phi))
+        return Stepped(phi, self.how.descent.optimizer.init(phi))
 
     def inner(self, phi: Stepped, theta: Params, batch: ClientBatch) -> tuple[Stepped, Tensor]:
         """Return phi after K steps, and L before the last of them."""
@@ -201,7 +183,7 @@ class Losses:
         for k in range(self.how.inner_steps):
             again = batch.redrawn(k)
             gradient, value = slope(partial(self.loss, theta=theta, batch=again), phi.params)
-            phi = step(self.how.optimizer, gradient, phi)
+            phi = step(self.how.descent.optimizer, gradient, phi)
         return phi, value
 
     def outer(self, theta: Params, batch: ClientBatch) -> tuple[Params, Stepped]:
@@ -218,8 +200,7 @@ class Losses:
         return add(by_theta, vjp(self.prior, theta)[1](by_phi)[0]), phi
 
 
-def abml_client(program: Program, how: Setting) -> Client:
-    """Return the client of one program."""
+def _client(how: Setting, program: Program) -> Client:
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(
@@ -264,16 +245,17 @@ def abml_client(program: Program, how: Setting) -> Client:
             up["moments"] = Share(moments.of(work["phi"].params, message))
         return up, {"phi": work["phi"].params, "seen": torch.ones(())}
 
-    passes = 1 if how.unit == "epoch" else how.steps
+    rows = how.descent.unit, how.descent.batch_size
+    passes = 1 if how.descent.unit == "epoch" else how.descent.steps
     return Client(
         own={"phi": mine, "seen": torch.zeros(())},
         start=start,
         phases=(
             Phase(restart, batch_size=1, scores_rows=False),
-            Phase(move, how.steps, how.unit, how.batch_size),
+            Phase(move, how.descent.steps, *rows),
         ),
         finish=finish,
         params=lambda message, own: {**message, **served(message, own)},
-        adapt=(Phase(tune, passes, how.unit, how.batch_size),),
+        adapt=(Phase(tune, passes, *rows),),
         seen=lambda own: own["seen"],
     )

@@ -19,6 +19,7 @@ are a mode; the field is bounded, so that it is no proper prior.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -38,8 +39,8 @@ from hierfl.program.sites import Model
 Attention = Callable[[Tensor], Tensor]
 
 
-@About(
-    infers="personal models, each pulled to a mix of similar clients'",
+ABOUT = partial(
+    About,
     source="Huang et al. 2021, arXiv:2007.03797",
     common="none",
     own="weights near a mix of others'",
@@ -50,6 +51,9 @@ Attention = Callable[[Tensor], Tensor]
     down="to each client a mix of all clients' weights",
     up="`w`, seen individually: its weights; `loss`*",
 )
+
+
+@ABOUT(infers="personal models, each pulled to a mix of similar clients'")
 def fedamp(
     model: Model,
     *,
@@ -104,18 +108,7 @@ def fedamp(
     return _attentive("fedamp", model, attention, prox / alpha, descent)
 
 
-@About(
-    infers="fedamp with weights by cosine similarity",
-    source="Huang et al. 2021, arXiv:2007.03797",
-    common="none",
-    own="weights near a mix of others'",
-    kept="its weights, and the mix",
-    crosses="its weights individually",
-    discloses="summaries",
-    new="fits its weights near the mean",
-    down="to each client a mix of all clients' weights",
-    up="`w`, seen individually: its weights; `loss`*",
-)
+@ABOUT(infers="fedamp with weights by cosine similarity")
 def heur_fedamp(
     model: Model,
     *,
@@ -199,10 +192,8 @@ def _attentive(
         first = common_params(program, name)
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            w, seen = (
-                stored(state["w"], means["w"]),
-                state["seen"].index_fill(0, means["w"].ids, True),
-            )
+            w = stored(state["w"], means["w"])
+            seen = state["seen"].index_fill(0, means["w"].ids, True)
             trained = tree_map(lambda v: v[seen], w)
             weight = attention(flat(trained))
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.optimizers import SGD, Optimizer, Stepped, step
+from hierfl.methods.averaging import Descent
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
 
@@ -63,6 +64,7 @@ def fedbn(
     Raises:
         ProgramError: (at fit) the model has latent sites.
     """
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         above, mine = program.start()
@@ -86,20 +88,10 @@ def fedbn(
             }
 
         def start(message: Tree, own: Tree) -> Tree:
-            moving, _ = split(params(message, own))
-            return {
-                "w": moving,
-                "state": optimizer.init(moving),
-                "kept": split(own)[1],
-                "loss": torch.zeros(()),
-            }
+            return {**descent.begin(split(params(message, own))[0]), "kept": split(own)[1]}
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(
-                lambda w: program.mean_loss({**w, **work["kept"], **learning}, batch), work["w"]
-            )
-            w, state = step(optimizer, gradient, Stepped(work["w"], work["state"]))
-            return {**work, "w": w, "state": state, "loss": value}
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            return program.mean_loss({**w, **work["kept"], **learning}, batch)
 
         def looked(params: Params, now: Params, batch: ClientBatch) -> Params:
             there = program.derive({}, {**params, **now, **learning}, batch)
@@ -126,7 +118,7 @@ def fedbn(
         return Client(
             own={**mine, **been(0.0)},
             start=start,
-            phases=(Phase(move, steps, unit, batch_size), Phase(look, 1 if kept else 0)),
+            phases=(descent.phase(loss), Phase(look, 1 if kept else 0)),
             finish=finish,
             params=params,
             adapt=(Phase(look),) if kept else (),

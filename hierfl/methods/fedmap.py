@@ -20,6 +20,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -30,8 +31,9 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree, as_tree, as_vector, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
+from hierfl.methods.averaging import Descent
 from hierfl.methods.prior_params import at_prior, mean_params
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -112,10 +114,7 @@ def fedmap(
     if not callable(server):
         _check_words(server=(server, "average gradient"))
     how = Setting(
-        optimizer=optimizer,
-        steps=steps,
-        unit=unit,
-        batch_size=batch_size,
+        descent=Descent(optimizer, steps, unit, batch_size),
         newton_steps=newton_steps,
         is_mean=loss == "mean",
         keeps=restart == "own",
@@ -123,16 +122,8 @@ def fedmap(
         rule=server,
         alone=init == "client",
     )
-
-    def client(program: Program) -> Client:
-        return map_client(program, how)
-
-    def server_of(program: Program) -> Server:
-        return map_server(
-            program, rule=server, optimizer=server_optimizer, weights=weights, alone=how.alone
-        )
-
-    return Method("fedmap", model, delta, client, server_of)
+    server_of = partial(_server, how, server_optimizer)
+    return Method("fedmap", model, delta, partial(_client, how), server_of)
 
 
 def _check_words(**words: tuple[object, str]) -> None:
@@ -145,10 +136,7 @@ def _check_words(**words: tuple[object, str]) -> None:
 class Setting:
     """The arguments of `fedmap`."""
 
-    optimizer: Optimizer
-    steps: int
-    unit: Literal["step", "epoch"]
-    batch_size: int | None
+    descent: Descent
     newton_steps: int
     is_mean: bool  # whether the loss is the mean of the rows
     keeps: bool  # whether a round starts at the client's own weights
@@ -171,8 +159,7 @@ class Setting:
         return rows.log() if self.weights == "rows" else torch.zeros_like(rows)
 
 
-def map_client(program: Program, how: Setting) -> Client:
-    """Return the client of one program."""
+def _client(how: Setting, program: Program) -> Client:
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(
@@ -194,13 +181,7 @@ def map_client(program: Program, how: Setting) -> Client:
         keep = own["begun"] if how.keeps else zero
         w = chosen(keep, own["w"], theta)
         slopes = {name: 0.0 * above[name] for name in sloped}
-        state = how.optimizer.init(w)
-        return {"w": w, "state": state, "loss": zero, "omega": zero, "slope": slopes}
-
-    def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        gradient, value = slope(lambda w: loss(w, message, batch), work["w"])
-        w, state = step(how.optimizer, gradient, Stepped(work["w"], work["state"]))
-        return {**work, "w": w, "state": state, "loss": value}
+        return {**how.descent.begin(w), "omega": zero, "slope": slopes}
 
     def solve(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         w, value = _newton(lambda w: loss(w, message, batch).sum(), work["w"])
@@ -240,7 +221,7 @@ def map_client(program: Program, how: Setting) -> Client:
         gamma = message["gamma"]
         return {**gamma, **chosen(own["begun"], own["w"], at_prior(program, gamma))}
 
-    fitting = Phase(move, how.steps, how.unit, how.batch_size)
+    fitting = how.descent.phase(lambda w, work, message, batch: loss(w, message, batch))
     # a prior reads no rows: where omega needs none, one row is enough
     few = None if how.by_fit else 1
     looking = Phase(look, int(looks), batch_size=few, scores_rows=how.by_fit)
@@ -289,9 +270,7 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
     return as_tree(vector - move, params), at(vector)
 
 
-def map_server(
-    program: Program, *, rule: Rule, optimizer: Optimizer, weights: Weights, alone: bool
-) -> Server:
+def _server(how: Setting, optimizer: Optimizer, program: Program) -> Server:
     """Return the server of one program.
 
     The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus
@@ -303,7 +282,7 @@ def map_server(
         found, gamma, memory = means["clients"], state["gamma"], state["memory"]
         first = bool(state["alone"] > 0.0)
         if (
-            weights.endswith("likelihood")
+            how.by_fit
             and clock.clients > 1
             and not first
             and float(means["effective_clients"]) < 1.5
@@ -316,19 +295,19 @@ def map_server(
         averaged = {name: gamma[name] + away for name, away in found.get("away", {}).items()}
         if first:
             gamma = {**gamma, **averaged}
-        elif callable(rule):
-            gamma = {**gamma, **_best(rule, gamma, found)}
+        elif callable(how.rule):
+            gamma = {**gamma, **_best(how.rule, gamma, found)}
         else:
             slopes = {**tree_map(torch.zeros_like, gamma), **found["slope"]}
             gamma, memory = step(optimizer, slopes, Stepped(gamma, memory))
-            gamma = {**gamma, **averaged} if rule == "average" else gamma
+            gamma = {**gamma, **averaged} if how.rule == "average" else gamma
         return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
 
     return Server(
         state={
             "gamma": above,
             "memory": optimizer.init(above),
-            "alone": torch.tensor(float(alone)),
+            "alone": torch.tensor(float(how.alone)),
         },
         update=update,
         down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -33,10 +34,7 @@ from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Guide, Model
 
-NO_STATE: dict[str, Tree] = {
-    "params": {},
-    "state": {},
-}  # of a client whose guide has no local params
+NO_STATE: dict[str, Tree] = {"params": {}, "state": {}}  # without local params of the guide
 
 
 @About(
@@ -102,29 +100,20 @@ def fedsvi(
         )
     if min(global_steps, draws) < 1:
         raise ValueError(f"global_steps ({global_steps}) and draws ({draws}) must be 1 or more")
+    why = "the server steps along the mean gradient of the path"
     how = Setting(
         optimizer=optimizer,
         local_optimizer=local_optimizer,
         local_steps=local_steps,
         global_steps=global_steps,
-        global_lr=plain_lr(
-            global_optimizer,
-            "global_optimizer",
-            "the server steps along the mean gradient of the path",
-        ),
+        global_lr=plain_lr(global_optimizer, "global_optimizer", why),
         batch_size=batch_size,
         draws=draws,
         schedule=schedule,
         average=average,
     )
-
-    def client(program: Program) -> Client:
-        return svi_client(program, how)
-
-    def server(program: Program) -> Server:
-        return svi_server(program, how)
-
-    return Method("fedsvi", model, guide, client, server, traits=frozenset({"gradients"}))
+    parts = partial(_client, how), partial(_server, how)
+    return Method("fedsvi", model, guide, *parts, traits=frozenset({"gradients"}))
 
 
 @dataclass(frozen=True)
@@ -171,8 +160,7 @@ class Setting:
         return {"params": mine, "state": state, "mean": mean, "seen": seen}
 
 
-def svi_client(program: Program, how: Setting) -> Client:
-    """Return the client of one program."""
+def _client(how: Setting, program: Program) -> Client:
     if program.reads_all_rows and how.batch_size is not None:
         raise ProgramError(
             f"batch_size is {how.batch_size}, and this guide reads every row of a client at each "
@@ -253,7 +241,7 @@ def _first_state(mine: Params, optimizer: Optimizer) -> Tree:
     return {"params": mine, "state": state, "mean": mine, "seen": torch.zeros(())}
 
 
-def svi_server(program: Program, how: Setting) -> Server:
+def _server(how: Setting, program: Program) -> Server:
     """Return the server: a step along the mean gradient, and a running mean of the params."""
     shared, _ = program.start()
 
@@ -265,14 +253,9 @@ def svi_server(program: Program, how: Setting) -> Server:
         mean = how.averaged(state["mean"], params, now["late"], seen)
         return {"params": params, "memory": memory, "mean": mean, "seen": seen}
 
-    start = {
-        "params": shared,
-        "memory": how.optimizer.init(shared),
-        "mean": shared,
-        "seen": torch.zeros(()),
-    }
+    begin = {"params": shared, "memory": how.optimizer.init(shared), "mean": shared}
     return Server(
-        state=start,
+        state={**begin, "seen": torch.zeros(())},
         update=update,
         down=lambda state, clock: how.message(state["params"], clock),
         final=lambda state, clock: how.message(state["mean"], clock),

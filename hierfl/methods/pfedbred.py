@@ -141,14 +141,11 @@ def pfedbred(
         exact=jacobian == "exact",
     )
 
-    def client(program: Program) -> Client:
-        return bred_client(program, how)
-
     def server(program: Program) -> Server:
         inside = partial(kept_inside, domains_of_params(program))
         return averaging_server(program.start()[0], inside=inside)
 
-    return Method("pfedbred", model, delta, client, server)
+    return Method("pfedbred", model, delta, partial(_client, how), server)
 
 
 @dataclass(frozen=True)
@@ -197,14 +194,9 @@ class Twins:
         return moved_inside(domains_of_sites(self.program), v, by, rate)
 
 
-def _twins(program: Program) -> Twins:
+def _client(how: Setting, program: Program) -> Client:
     of = {f"{site}.at": param for site, param in mean_params(program).items()}
-    return Twins(program, of, program.start()[1])
-
-
-def bred_client(program: Program, how: Setting) -> Client:
-    """Return the client of one program."""
-    twins = _twins(program)
+    twins = Twins(program, of, program.start()[1])
     two = how.strategy.moves_w and how.batch_size is not None
     inside = partial(moved_inside, domains_of_params(program))
 
