@@ -165,7 +165,6 @@ class WeightPriors:
     centered: bool
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         if isinstance(self.loc, str) and self.loc not in ("zero", "module", "learned"):
             raise ValueError(
                 f"prior_loc is {self.loc!r}: "

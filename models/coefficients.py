@@ -84,20 +84,12 @@ class Predictor:
             raise ValueError(
                 "x and intercept are both None: name a field of features, or keep the intercept"
             )
-        self.x, self.outputs, self.centered, self.whose = (
-            x,
-            outputs,
-            centered,
-            {"intercept": intercept, "slope": slopes},
-        )
-        self.loc = {
-            "intercept": prior_loc if intercept_loc is None else intercept_loc,
-            "slope": prior_loc,
-        }
-        self.scale = {
-            "intercept": prior_scale if intercept_scale is None else intercept_scale,
-            "slope": prior_scale,
-        }
+        self.x, self.outputs, self.centered = x, outputs, centered
+        self.whose = {"intercept": intercept, "slope": slopes}
+        first_loc = prior_loc if intercept_loc is None else intercept_loc
+        first_scale = prior_scale if intercept_scale is None else intercept_scale
+        self.loc = {"intercept": first_loc, "slope": prior_loc}
+        self.scale = {"intercept": first_scale, "slope": prior_scale}
         for argument, prior in (("prior_scale", prior_scale), ("intercept_scale", intercept_scale)):
             if prior is not None:
                 check_scale(argument, prior)
@@ -106,11 +98,8 @@ class Predictor:
         """Sample the global sites; return a function that samples local ones and gives the predictor."""
         x = None if self.x is None else features(batch, self.x)
         slope = None if x is None else self._coefficient("slope", (x.shape[-1], *self.outputs))
-        intercept = (
-            None
-            if self.whose["intercept"] is None
-            else self._coefficient("intercept", self.outputs)
-        )
+        has = self.whose["intercept"] is not None
+        intercept = self._coefficient("intercept", self.outputs) if has else None
 
         def predict() -> Tensor:
             parts = [intercept()] if intercept else []

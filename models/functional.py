@@ -52,11 +52,8 @@ def frozen_copy(module: nn.Module) -> nn.Module:
                 "prior, and averaging over clients often spoils them: use nn.GroupNorm or "
                 "nn.LayerNorm"
             )
-        rate = (
-            getattr(part, "p", 0.0)
-            if isinstance(part, nn.modules.dropout._DropoutNd)
-            else getattr(part, "dropout", 0.0)
-        )
+        is_dropout = isinstance(part, nn.modules.dropout._DropoutNd)
+        rate = getattr(part, "p" if is_dropout else "dropout", 0.0)
         if part.training and isinstance(rate, float) and rate > 0.0:
             raise ValueError(
                 f"{label} drops units at random in training mode: "
@@ -131,18 +128,13 @@ def apply(
 
     own = {**own, **tensors_of_norms(module, x, mask)}
     if not own:
-        output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(
-            0, x.shape[:2]
-        )
+        output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),))
+        output = output.unflatten(0, x.shape[:2])
         return output if output.dim() > 2 else output[..., None]
-    normals = (
-        None
-        if spread is None
-        else (
-            *({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale)),
-            spread.key,
-        )
-    )
+    normals = None
+    if spread is not None:
+        each = ({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale))
+        normals = (*each, spread.key)
     output = _of_each(of_client, own, normals, x)
     say_what_was_seen(module)
     return output if output.dim() > 2 else output[..., None]
@@ -208,10 +200,5 @@ def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
     """Return those of the guide's distributions of sites `site` + name that are Normal; None if none is."""
     found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
     normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
-    return (
-        Spread(
-            {n: fn.loc for n, fn in normal.items()}, {n: fn.scale for n, fn in normal.items()}, key
-        )
-        if normal
-        else None
-    )
+    loc, scale = ({n: getattr(fn, of) for n, fn in normal.items()} for of in ("loc", "scale"))
+    return Spread(loc, scale, key) if normal else None

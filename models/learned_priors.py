@@ -70,7 +70,6 @@ class Isotropic:
     variance: float = 15.0
 
     def __post_init__(self) -> None:
-        """Check that the variance is > 0."""
         _positive(variance=self.variance)
 
     def above(self, name: str, start: Tensor) -> Above:
@@ -117,15 +116,12 @@ class LearnedVariance:
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        """Check that both numbers are > 0."""
         _positive(c=self.c, eps=self.eps)
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta, and s, which starts at 0."""
-        return {
-            "theta": center_param(name, start),
-            "s": pyro.param(f"s.{name}", torch.zeros_like(start)),
-        }
+        s = pyro.param(f"s.{name}", torch.zeros_like(start))
+        return {"theta": center_param(name, start), "s": s}
 
     def alpha(self, s: Tensor) -> Tensor:
         """Return the precision of each weight, with s clamped above -c, where it is infinite."""
@@ -180,7 +176,6 @@ class LearnedNormal:
     typical: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check that all three numbers are > 0."""
         _positive(start=self.start, strength=self.strength, typical=self.typical)
 
     def above(self, name: str, start: Tensor) -> Above:
@@ -290,7 +285,6 @@ class InputConvex:
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        """Check that there is a layer, and that all numbers are > 0."""
         if not self.widths:
             raise ValueError("hidden is (): it must have one width or more")
         for name, value in (("pull", self.pull), ("eps", self.eps), ("hidden", min(self.widths))):
@@ -348,5 +342,4 @@ class InputConvex:
 
 
 def _mark(layer: int) -> str:
-    """Return the suffix of the names of a layer's weights: none for the first."""
     return str(layer + 1) if layer else ""

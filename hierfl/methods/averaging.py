@@ -94,6 +94,23 @@ def averaging_server(
     )
 
 
+def stepping_server(
+    theta: Params,
+    optimizer: Optimizer,
+    gradient: Callable[[dict[str, Tree]], Tree],
+    down: Callable[[Tree, Clock], Tree] = lambda state, clock: state["theta"],
+    rate: Callable[[Clock], float] = lambda clock: 1.0,
+) -> Server:
+    """Return the server whose optimizer, times a rate, steps along a gradient made of the means."""
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        before = Stepped(state["theta"], state["memory"])
+        at = step(optimizer, gradient(means), before, rate(clock))
+        return {"theta": at.params, "memory": at.state}
+
+    return Server({"theta": theta, "memory": optimizer.init(theta)}, update, down=down)
+
+
 def plain_average(program: Program) -> Server:
     """Return the server theta <- the weighted mean of the clients' copies, of all global params."""
     return averaging_server(program.start()[0])

@@ -37,6 +37,7 @@ from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.natural_factors import (
     PARTS,
+    check_visits,
     factor_guide,
     factor_server,
     guess,
@@ -107,12 +108,7 @@ def fedep(
             damping was too large.
         ProgramError: (at fit) as for `pvi`.
     """
-    if damping is not None and not 0.0 < damping <= 1.0:
-        raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
-    if draws < 2 or draws % 2 or steps < 1:
-        raise ValueError(
-            f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"
-        )
+    check_visits(damping, draws, steps)
     if lost_prior and not shared_factor:
         raise ValueError(
             "lost_prior is True, and shared_factor False: it is a cavity of a shared factor"

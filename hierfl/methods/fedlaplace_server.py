@@ -131,13 +131,12 @@ class Rounds:
         """Return the state before the first round."""
         block, kept, count = self.marginal.shared, len(self.points.sizes), self.count
         size = block.size
-        values = {site.name: self.start.get(site.name, site.start) for site in block.sites}
-        spread = {
-            site.name: torch.as_tensor(values[site.name], dtype=site.start.dtype)
-            for site in block.sites
-        }
+        first = {s.name: self.start.get(s.name, s.start) for s in block.sites}
         at = block.flatten(
-            {site.name: spread[site.name].expand(site.start.shape) for site in block.sites}
+            {
+                s.name: torch.as_tensor(first[s.name], dtype=s.start.dtype).expand(s.start.shape)
+                for s in block.sites
+            }
         )
         return {
             **settling(climbing(at.detach(), self.radius)),

@@ -34,7 +34,7 @@ from hierfl.guides.delta import delta
 from hierfl.laplace.mode import climb, curvature
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.averaging import common_params
+from hierfl.methods.averaging import common_params, stepping_server
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model
@@ -220,14 +220,9 @@ def _laplace_client(program: Program, newton_steps: int) -> Client:
 
 
 def _server(program: Program, optimizer: Optimizer, averaging_rounds: int | None) -> Server:
-    theta = common_params(program, "fedpa")
-
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        at = step(optimizer, means["moved"], Stepped(state["theta"], state["memory"]))
-        return {"theta": at.params, "memory": at.state}
-
     def down(state: Tree, clock: Clock) -> Tree:
         last = math.ceil(4 * clock.rounds / 15) if averaging_rounds is None else averaging_rounds
         return {"theta": state["theta"], "averaging": torch.tensor(float(clock.round < last))}
 
-    return Server({"theta": theta, "memory": optimizer.init(theta)}, update, down=down)
+    theta = common_params(program, "fedpa")
+    return stepping_server(theta, optimizer, lambda means: means["moved"], down)

@@ -38,7 +38,8 @@ from hierfl.guides.kept_draws import POINTS
 from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.optimizers import Adam, Optimizer, Stepped, step
+from hierfl.methods.averaging import stepping_server
+from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.handlers import Noise, NoKeyedDraw, draw, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model, Values
@@ -313,16 +314,10 @@ def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
 
 
 def _server(program: Program, optimizer: Optimizer, *, falls: bool) -> Server:
-    theta, _ = program.start()
+    def rate(clock: Clock) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        gradient = scaled(means["gradient"], program.num_clients)
-        rate = 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
-        at = step(optimizer, gradient, Stepped(state["theta"], state["memory"]), rate)
-        return {"theta": at.params, "memory": at.state}
+    def gradient(means: dict[str, Tree]) -> Tree:
+        return scaled(means["gradient"], program.num_clients)
 
-    return Server(
-        {"theta": theta, "memory": optimizer.init(theta)},
-        update,
-        down=lambda state, clock: state["theta"],
-    )
+    return stepping_server(program.start()[0], optimizer, gradient, rate=rate)

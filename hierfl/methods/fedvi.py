@@ -25,8 +25,9 @@ from torch.func import grad_and_value
 from hierfl.core.trees import Tree, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.constructed import constructed
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
+from hierfl.methods.averaging import stepping_server
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
@@ -93,9 +94,9 @@ def fedvi(
             terms = program.terms(theta, query, support=support)
             nll = terms.nll.sum() / (queried(query).clamp(min=1.0) if loss == "mean" else 1.0)
             total = nll + kl_weight * terms.local_kl.sum()
-            return (
-                total + prior_weight * program.share * terms.global_kl if prior_weight else total
-            ), terms
+            if prior_weight:
+                total = total + prior_weight * program.share * terms.global_kl
+            return total, terms
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             support, query = every_other(batch)
@@ -112,14 +113,8 @@ def fedvi(
             }
 
         def start(message: Tree, own: Tree) -> Tree:
-            zero = torch.zeros(())
-            return {
-                "theta": message,
-                "state": optimizer.init(message),
-                "queried": zero,
-                "loss": zero,
-                "kl": zero,
-            }
+            zeros = dict.fromkeys(("queried", "loss", "kl"), torch.zeros(()))
+            return {"theta": message, "state": optimizer.init(message), **zeros}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             n = work["queried"]
@@ -132,18 +127,9 @@ def fedvi(
         return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
 
     def server(program: Program) -> Server:
-        above = program.start()[0]
-
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            theta, memory = step(
-                server_optimizer,
-                scaled(means["move"], -1.0),
-                Stepped(state["theta"], state["memory"]),
-            )
-            return {"theta": theta, "memory": memory}
-
-        start = {"theta": above, "memory": server_optimizer.init(above)}
-        return Server(start, update, down=lambda state, clock: state["theta"])
+        return stepping_server(
+            program.start()[0], server_optimizer, lambda means: scaled(means["move"], -1.0)
+        )
 
     guide = constructed(
         features=model.global_features, scale=model.prior_scale, hidden=hidden, pool=pool

@@ -26,6 +26,16 @@ from hierfl.program.sites import Family
 PARTS = ("shift", "precision")
 
 
+def check_visits(damping: float | None, draws: int, steps: int) -> None:
+    """Refuse options of pvi and fedep that are out of range."""
+    if damping is not None and not 0.0 < damping <= 1.0:
+        raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
+    if draws < 2 or draws % 2 or steps < 1:
+        raise ValueError(
+            f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"
+        )
+
+
 def no_factor(size: int) -> Tree:
     """Return the factor 1 of K = `size` global unknowns."""
     return {"shift": torch.zeros(size), "precision": torch.zeros(size, size)}
@@ -97,9 +107,7 @@ def factor_server(
         return {"shift": found.gradient.mean(0) + precision @ at.mean(0), "precision": precision}
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        q = {
-            name: state["q"][name] + clock.clients * means[name] for name in ("shift", "precision")
-        }
+        q = {name: state["q"][name] + clock.clients * means[name] for name in PARTS}
         loc, tril = proper(q)
         prior = factor_of_prior(loc + standard @ tril.T)  # unchanged where the prior is Gaussian
         q = add(q, sub(prior, state["prior"]))
@@ -109,11 +117,8 @@ def factor_server(
     def final(state: Tree, clock: Clock) -> Tree:
         loc, _ = proper(state["q"])
         params = normal_params(loc, state["q"]["precision"])
-        return {
-            "params": params
-            if full
-            else {name: params[name] for name in ("_shared.loc", "_shared.scale")}
-        }
+        kept = params if full else {n: params[n] for n in ("_shared.loc", "_shared.scale")}
+        return {"params": kept}
 
     middle = marginal.shared.start[None].detach()
     begin = factor_of_prior(middle)

@@ -28,9 +28,9 @@ from torch.func import grad
 from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Method, Phase, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.averaging import averaging_server, common_params
+from hierfl.methods.averaging import Descent, common_params, plain_average
 from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Program
@@ -97,12 +97,9 @@ def per_fedavg(
         common_params(program, "per_fedavg")
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            batches = (
-                (batch,) * 3 if batch_size is None else parts(batch, batch_size, BATCHES[meta])
-            )
-            gradient, value = _meta_gradient(
-                program, work["w"], batches, inner_lr, meta, difference
-            )
+            count = BATCHES[meta]
+            few = (batch,) * 3 if batch_size is None else parts(batch, batch_size, count)
+            gradient, value = _meta_gradient(program, work["w"], few, inner_lr, meta, difference)
             moved = step(optimizer, gradient, Stepped(work["w"], work["state"]))
             return {"w": moved.params, "state": moved.state, "loss": value}
 
@@ -111,22 +108,16 @@ def per_fedavg(
 
         together = None if batch_size is None else BATCHES[meta] * batch_size
         phase = Phase(move, steps, batch_size=together, nested=meta == "full")
+        descent = Descent(optimizer, steps, "step", together)
         return Client(
             own={},
-            start=lambda message, own: {
-                "w": message,
-                "state": optimizer.init(message),
-                "loss": torch.zeros(()),
-            },
+            start=lambda message, own: descent.begin(message),
             phases=(phase,),
             finish=finish,
             adapt=(),
         )
 
-    def server(program: Program) -> Server:
-        return averaging_server(common_params(program, "per_fedavg"))
-
-    plain = Method("per_fedavg", model, delta, client, server)
+    plain = Method("per_fedavg", model, delta, client, plain_average)
     served = fine_tuned(
         plain, steps=1, unit="step", batch_size=None, optimizer=inner_optimizer, when="every round"
     )

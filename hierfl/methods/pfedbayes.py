@@ -74,13 +74,9 @@ def pfedbayes(
 
     def begin(program: Program, theta: Params) -> Params:
         at, mine = at_prior(program, theta), program.start()[1]
-        return (
-            at
-            if init_scale is None
-            else {
-                name: mine[name] if name.endswith(".scale") else value for name, value in at.items()
-            }
-        )
+        if init_scale is None:
+            return at
+        return {n: mine[n] if n.endswith(".scale") else value for n, value in at.items()}
 
     core = Alternating(
         loss=lambda terms, rows: terms.nll + kl_weight * terms.local_kl,

@@ -31,6 +31,7 @@ from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
 from hierfl.methods.natural_factors import (
+    check_visits,
     factor_guide,
     factor_server,
     guess,
@@ -90,32 +91,24 @@ def pvi(
         ProgramError: (at fit) a local site cannot be integrated by Laplace's method; or K is above
             `max_global_size`.
     """
-    if damping is not None and not 0.0 < damping <= 1.0:
-        raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
-    if draws < 2 or draws % 2 or steps < 1:
-        raise ValueError(
-            f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"
-        )
+    check_visits(damping, draws, steps)
+    full = factors == "full"
 
     def client(program: Program) -> Client:
         check_integrable(program, max_global_size)
         standard = normal_points(draws, program.latents.global_block.size, seed=program.seed)
         delta = program.share if damping is None else damping
-        return _client(
-            Marginal(program, seen_linear(program)),
-            standard,
-            delta=delta,
-            steps=steps,
-            full=factors == "full",
-        )
+        marginal = Marginal(program, seen_linear(program))
+        return _client(marginal, standard, delta=delta, steps=steps, full=full)
 
     def server(program: Program) -> Server:
         check_integrable(program, max_global_size)
         standard = normal_points(draws, program.latents.global_block.size, seed=program.seed)
-        return factor_server(Marginal(program), standard, full=factors == "full")
+        return factor_server(Marginal(program), standard, full=full)
 
-    guide = factor_guide(full=factors == "full")
-    return Method("pvi", model, guide, client, server, traits=frozenset({"by rows"}))
+    return Method(
+        "pvi", model, factor_guide(full=full), client, server, traits=frozenset({"by rows"})
+    )
 
 
 def _client(

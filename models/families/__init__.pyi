@@ -2,14 +2,10 @@ from .amounts import beta as beta
 from .amounts import gamma as gamma
 from .amounts import gaussian as gaussian
 from .amounts import student as student
-from .censored import Censored as Censored
 from .counts import NegativeBinomial as NegativeBinomial
 from .counts import negative_binomial as negative_binomial
 from .counts import poisson as poisson
 from .counts import zero_inflated_poisson as zero_inflated_poisson
-from .default_priors import half_student as half_student
-from .default_priors import intercept_prior as intercept_prior
-from .default_priors import shape_prior as shape_prior
 from .family import Response as Response
 from .family import ResponseFamily as ResponseFamily
 from .levels import Ordered as Ordered
@@ -17,7 +13,10 @@ from .levels import categorical as categorical
 from .levels import cumulative as cumulative
 from .levels import cumulative_logits as cumulative_logits
 from .links import cloglog_logits as cloglog_logits
+from .links import half_student as half_student
+from .links import intercept_prior as intercept_prior
 from .links import probit_logits as probit_logits
+from .links import shape_prior as shape_prior
 from .names import named as named
 from .piecewise_exponential import PiecewiseExponential as PiecewiseExponential
 from .piecewise_exponential import piecewise_exponential as piecewise_exponential
@@ -27,6 +26,7 @@ from .successes import Binomial as Binomial
 from .successes import bernoulli as bernoulli
 from .successes import beta_binomial as beta_binomial
 from .successes import binomial as binomial
+from .survival import Censored as Censored
 from .times import Weibull as Weibull
 from .times import exponential as exponential
 from .times import lognormal as lognormal

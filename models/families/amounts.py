@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pyro.distributions as dist
 
-from hierfl.models.families.default_priors import half_student, phi, shape
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import (
     check_link,
+    half_student,
     identity_scale,
     inverse_scale,
     log_scale,
+    phi,
+    shape,
     unit_scale,
 )
 from hierfl.models.priors import Prior

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hierfl.models.families.default_priors import shape
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import log_scale
+from hierfl.models.families.links import log_scale, shape
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

@@ -11,9 +11,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.models.families.censored import censored
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import log1mexp, log_scale, unit_scale
+from hierfl.models.families.survival import censored
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

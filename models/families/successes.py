@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hierfl.models.families.counts import log_rising
-from hierfl.models.families.default_priors import phi
 from hierfl.models.families.family import ResponseFamily, no_parameters
-from hierfl.models.families.links import check_link, unit_scale
+from hierfl.models.families.links import check_link, phi, unit_scale
 from hierfl.program.recipes import recorded
 
 # link -> the log odds of a success

@@ -7,11 +7,9 @@ import math
 import pyro.distributions as dist
 from torch import Tensor
 
-from hierfl.models.families.censored import censored
-from hierfl.models.families.default_priors import half_student
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import log_scale
-from hierfl.models.families.survival import hazards
+from hierfl.models.families.links import half_student, log_scale
+from hierfl.models.families.survival import censored, hazards
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
