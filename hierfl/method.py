@@ -239,8 +239,8 @@ class Server:
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early to say, or the method does not tell. The history and a warning
             name clients that conflict.
-        wrong: (message, update of one client) -> what no honest client sends, or None; a client at
-            a node is then left out of the round, by that reason.
+        wrong: (message, update of one client, its number of rows) -> what no honest client sends,
+            or None; a client at a node is then left out of the round, by that reason.
     """
 
     state: Tree
@@ -253,7 +253,7 @@ class Server:
     mail: Callable[[Tree], Tree] | None = None
     cohort_seed: Callable[[Clock], int] | None = None
     surprise: Callable[[Tree], Surprise | None] = _unjudged
-    wrong: Callable[[Tree, Mapping[str, Any]], str | None] | None = None
+    wrong: Callable[[Tree, Mapping[str, Any], int], str | None] | None = None
 
     def __repr__(self) -> str:
         return f"Server(state {sizes(self.state)})"

@@ -138,7 +138,7 @@ def factor_server(
     )
 
 
-def wrong_change(message: Tree, up: Mapping[str, Any]) -> str | None:
+def wrong_change(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     """Return what no honest client sends: a change after which q is no distribution, or None."""
     change, improper = up["precision"].value[0], float(up["improper"].value)
     if bool(((change - change.mT).abs() > 1e-4 * change.abs().max()).any()):

@@ -290,7 +290,7 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
         """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
         with double_precision(), torch.no_grad():
             rows = packed(score, batch)
-            if not len(rows.line.inside) or "draws" in message:
+            if not len(rows.line.inside) or "covariance" not in message or "draws" in message:
                 return batch.counts.double()
             precision = torch.linalg.inv_ex(message["covariance"]).inverse + own["precision"]
             pull = torch.linalg.solve(message["covariance"], message["loc"]) + own["shift"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
-from hierfl.method import Each, Share
 
 ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
+MOST_VALUES = 1000  # of a row
 SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
 
 
@@ -47,7 +47,7 @@ def refused_message(message: Tree, first: Tree, most: int, shared: int) -> str |
         right = isinstance(draws, Tensor) and draws.dtype == torch.float64 and draws.dim() == 2
         if not right or draws.shape[1] != shared or not 1 <= len(draws) <= most:
             return f"its draws are not ({most} or fewer, {shared}) in float64"
-    if not is_positive(message["covariance"], strictly=True):
+    if "covariance" in first and not is_positive(message["covariance"], strictly=True):
         return "its covariance is not positive definite"
     return None
 
@@ -56,21 +56,26 @@ def _form(value: Any) -> Any:
     return (value.dtype, value.shape) if isinstance(value, Tensor) else None
 
 
-def wrong_update(message: Tree, up: Mapping[str, Any]) -> str | None:
+def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     """Return what no honest client sends: no Gaussian factor, or that its program was misread."""
     if "factor" not in up:
         return None
-    factor, covariance = up["factor"], message["covariance"].double()
-    factor = factor.value if isinstance(factor, Each) else factor[0]
+    factor = up["factor"].value
     precision, shift = factor["precision"][0].double(), factor["shift"][0].double()
     if not is_positive(precision, strictly=False):
         return "the precision of its factor is not positive semi-definite"
-    root = torch.linalg.cholesky_ex(covariance).L
-    slope = root.mT @ (shift - precision @ message["loc"].double())
-    sharp = torch.linalg.matrix_norm(root.mT @ precision @ root, 2) if len(root) else slope.sum()
-    if float(sharp) > SHARPEST or float(slope.norm()) > FARTHEST:
+    loc = message.get("loc", torch.zeros_like(shift)).double()
+    root = torch.eye(len(shift), dtype=torch.float64)
+    if "covariance" in message:
+        root = torch.linalg.cholesky_ex(message["covariance"].double()).L
+    slope = (root.mT @ (shift - precision @ loc)).norm()
+    if float((root.mT @ precision @ root).norm()) > SHARPEST or float(slope) > FARTHEST:
         return "its factor is sharper than double precision can hold"
-    raised, misread = (_single(up[name]) for name in ("raised", "misread"))
+    if "square" in factor and not (
+        -1e-6 <= float(factor["num_rows"]) <= MOST_VALUES * rows and float(factor["square"]) >= 0.0
+    ):
+        return "its number of rows or sum of squares is none"
+    raised, misread = float(up["raised"].value), float(up["misread"].value)
     if raised not in range(len(shift) + 1) or misread not in (0.0, 1.0):
         return "its counts of raised eigenvalues and misread rows are none"
     if misread:
@@ -79,7 +84,3 @@ def wrong_update(message: Tree, up: Mapping[str, Any]) -> str | None:
             "off the program: take hierfl.methods.fedsvi(model, hierfl.guides.structured)"
         )
     return None
-
-
-def _single(share: Share) -> float:
-    return float(share.value) if isinstance(share.value, Tensor) else float("nan")

@@ -37,7 +37,7 @@ def check_update(server: Server, client: Client, message: Tree, up: Up, rows: in
     if server.wrong is None:
         return
     try:
-        why = server.wrong(message, plain)
+        why = server.wrong(message, plain, rows)
     except Exception as error:
         raise Refused(f"its update cannot be checked ({type(error).__name__})") from error
     if why is not None:

@@ -79,7 +79,7 @@ def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:
     text, parts = "y ~ beds + (1 | site)", frames(20)
     over = hierfl.nodes.fit(made(text), in_process(parts, tmp_path))
     assert (over.chosen or "").startswith("two_stage")
-    assert over.history["k_hat"].iloc[-1] < 0.5 and over.history["effective"].iloc[-1] > 1000
+    assert over.history["k_hat"].iloc[-1] < 0.7 and over.history["effective"].iloc[-1] > 1000
     whole = pd.concat(parts.values())
     slope = np.polyfit(whole["beds"], whole["y"], 1)[0]
     drawn: Any = over.posterior(2000)
