@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
+from hierfl.data.grouping import offsets_of
 
 # values to stand in where the rows do not matter; two of each, so that it shows where they do
 # matter
@@ -66,15 +67,13 @@ def absent(shape: tuple[int, ...], dtype: torch.dtype, fills: tuple[float, float
 
 def form_of(data: ClientData) -> dict[str, dict[str, list[Any]]]:
     """Return dtypes and shapes of fields, and names of columns and codes, as JSON."""
-    forms = {
-        kind: {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}
-        for kind, of in (("fields", data.fields), ("client_fields", data.client_fields))
-    }
-    labels = {
-        kind: {name: list(each) for name, each in of.items()}
-        for kind, of in (("features", data.features), ("levels", data.levels))
-    }
-    return forms | labels
+    found: dict[str, dict[str, list[Any]]] = {}
+    for kind in ("fields", "client_fields"):
+        tensors = getattr(data, kind).items()
+        found[kind] = {n: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for n, v in tensors}
+    for kind in ("features", "levels"):
+        found[kind] = {name: list(labels) for name, labels in getattr(data, kind).items()}
+    return found
 
 
 def rows_absent(
@@ -84,7 +83,7 @@ def rows_absent(
     fills: tuple[float, float],
 ) -> ClientData:
     """Return clients whose rows are not there."""
-    ends = torch.tensor([0, *counts], dtype=torch.long).cumsum(0)
+    offsets = offsets_of(torch.tensor(counts, dtype=torch.long))
 
     def made(kind: str, size: int) -> dict[str, Tensor]:
         return {
@@ -92,14 +91,9 @@ def rows_absent(
             for name, (dtype, *shape) in form[kind].items()
         }
 
-    return ClientData(
-        fields=made("fields", int(ends[-1])),
-        offsets=ends,
-        names=tuple(names),
-        client_fields=made("client_fields", len(names)),
-        features=labels_of(form, "features"),
-        levels=labels_of(form, "levels"),
-    )
+    fields, own = made("fields", int(offsets[-1])), made("client_fields", len(names))
+    features, levels = labels_of(form, "features"), labels_of(form, "levels")
+    return ClientData(fields, offsets, tuple(names), own, features, levels)
 
 
 def labels_of(

@@ -99,8 +99,8 @@ class ClientBatch:
     def plate(self, name: str, size: int, dim: int) -> pyro.plate:
         """Return the plate of a name, made at the first call.
 
-        A program may open it any number of times, while Pyro allows a plate to be made only once
-        per trace.
+        Pyro allows a plate to be made only once per trace; a program may open it any number of
+        times.
         """
         if name not in self._plates:
             self._plates[name] = pyro.plate(name, size, dim=dim)
@@ -155,8 +155,8 @@ class ClientBatch:
 
         Args:
             x: one entry a row, (C, B, ...) as fields are.
-            dim: dimension of the rows; the clients' is the one before it. Default 1. With plates
-                left of the clients, (..., C, B), it is -1.
+            dim: dimension of the rows; the clients' is the one before it. With plates left of the
+                clients, (..., C, B), it is -1.
 
         Returns:
             The sums, (C, 1, ...): of the shape of x, with size 1 in dimension `dim`.
@@ -168,18 +168,7 @@ class ClientBatch:
         return torch.where(mask, x, x.new_zeros(())).sum(dim, keepdim=True)
 
     def mean(self, x: Tensor, *, dim: int = 1) -> Tensor:
-        """Return the mean of x over the rows of each client, without padded rows.
-
-        Args:
-            x: one entry a row, (C, B, ...) as fields are.
-            dim: dimension of the rows, as in `sum`.
-
-        Returns:
-            The means, (C, 1, ...): of the shape of x, with size 1 in dimension `dim`.
-
-        Raises:
-            ValueError: dimension `dim` of x is not that of the rows.
-        """
+        """Return the mean of x over the rows of each client; arguments and error as of `sum`."""
         return self.sum(x, dim=dim) / self._mask_along(x, dim).sum(dim, keepdim=True)
 
     def _mask_along(self, x: Tensor, dim: int) -> Tensor:
@@ -195,7 +184,7 @@ class ClientBatch:
     def packed(self, x: Tensor) -> Tensor:
         """Return all rows of each client as one event, (C, B, ...) -> (C, 1, B, ...).
 
-        A distribution over them has batch shape (C, 1), which is that of `batch.clients()`.
+        A distribution over them has the batch shape (C, 1) of `batch.clients()`.
         """
         return x[:, None]
 

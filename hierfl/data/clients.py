@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from hierfl.data.grouping import (
     chosen_clients,
     first_part,
     join_clients,
+    offsets_of,
     positions_of,
     rows_kept,
     rows_of,
@@ -45,20 +47,17 @@ class ClientData:
         offsets: (N + 1,) int64; client k owns the rows `offsets[k]:offsets[k + 1]`.
         names: the N clients' names, all different. They seed each client's noise, so no result
             depends on the order of the clients.
-        client_fields: name -> Tensor (N, ...), one value per client (a county's uranium, a study's
-            standard error).
-        features: field -> names of the columns in its last dimension, for tables and for the
-            coordinates of the posterior.
-        levels: field -> names of its codes 0, 1, ..., if it was read from strings or categories;
-            for a column of a field of several, "field[column]" -> names.
+        client_fields: name -> Tensor (N, ...), one value per client, such as a county's uranium.
+        features: field -> names of the columns in its last dimension, for tables and coordinates.
+        levels: field, or "field[column]" -> names of its codes 0, 1, ..., if it was read from
+            strings or categories.
 
     Raises:
         TypeError: a field is no tensor of real numbers, or a name is not a string.
         ValueError: there is no field or no client; a client has no rows; `offsets` do not start at
-            0; two clients, or a field and a client field, have the same name; a client's name is
-            empty or the word for a missing value, has control characters, or looks like another's;
-            a field requires a gradient or is not dense; or a length does not fit: of the names, of
-            a field, of a client field or of a field's features or levels.
+            0; a name occurs twice, is empty, is the word for a missing value, has control
+            characters, or looks like another's; a field requires a gradient or is not dense; or a
+            length does not fit: of names, a field, a client field, features or levels.
     """
 
     fields: Mapping[str, Tensor]
@@ -106,8 +105,7 @@ class ClientData:
         Args:
             client_id: (n,) integers or strings in any order: the client that each row belongs to.
                 Rows keep their order within a client; clients are ordered by sorted id.
-            names: with integer ids 0..N-1, the name of each client. By default the names are the
-                ids as strings.
+            names: with integer ids 0..N-1, the name of each client. Default: the ids as strings.
             client_fields: name -> (N, ...), in the order of the sorted ids.
             features: field -> names of the columns in its last dimension.
             **fields: name -> (n, ...).
@@ -115,8 +113,7 @@ class ClientData:
         Raises:
             TypeError: ids that are neither integers nor strings, or of several kinds; a field that
                 is not numeric.
-            ValueError: as `ClientData`; or `client_id` is not (n,), or an id has no entry in
-                `names`.
+            ValueError: as `ClientData`; `client_id` is not (n,), or an id has no entry in `names`.
 
         >>> data = ClientData.from_arrays(["b", "a", "b"], y=[1.0, 2.0, 3.0])
         >>> data.names, data.counts.tolist(), data.fields["y"].tolist()
@@ -124,14 +121,10 @@ class ClientData:
         """
         rows = sort_by_client(client_id, names, fields)
         own = mapping_of("client_fields", client_fields)
-        return cls(
-            fields=rows.fields,
-            offsets=rows.offsets,
-            names=rows.names,
-            # cloned: the user's own tensors may change later
-            client_fields={name: as_tensor(v, name).clone() for name, v in own.items()},
-            features=feature_names(features),
-        )
+        # cloned: the user's own tensors may change later
+        cloned = {name: as_tensor(v, name).clone() for name, v in own.items()}
+        labels = feature_names(features)
+        return cls(**rows._asdict(), client_fields=cloned, features=labels)
 
     @classmethod
     def from_clients(
@@ -144,24 +137,18 @@ class ClientData:
         """Join arrays that are given client by client.
 
         Args:
-            clients: name -> {field: (N_k, ...)}, or a list of such dicts; its clients are named
-                "0", "1", ...
+            clients: name -> {field: (N_k, ...)}, or a list of such dicts, named "0", "1", ...
             client_fields: name -> (N, ...), in the order of the clients.
             features: field -> names of the columns in its last dimension.
 
         Raises:
             TypeError: a field is not numeric.
-            ValueError: as `ClientData`; or a client has other fields than the first client, or rows
-                of another shape.
+            ValueError: as `ClientData`; or a client's fields, or the shape of its rows, are not
+                those of the first client.
         """
-        rows = join_clients(clients)
-        return cls.from_arrays(
-            rows.client_id,
-            names=rows.names,
-            client_fields=client_fields,
-            features=features,
-            **rows.fields,
-        )
+        ids, names, fields = join_clients(clients)
+        options: Any = {"client_fields": client_fields, "features": features, **fields}
+        return cls.from_arrays(ids, names=names, **options)
 
     @classmethod
     def from_frame(
@@ -176,14 +163,13 @@ class ClientData:
         """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
 
         Columns of strings or of categories are coded 0, 1, ...: categories in their own order,
-        strings sorted. The names of the codes are kept in `levels`; pass them to code new data
-        equally. Numbers remain what they are, also as categories.
+        strings sorted. Their names are kept in `levels`; pass them to code new data equally.
+        Numbers remain what they are, also as categories.
 
         Args:
             frame: a pandas frame.
             client: the column that holds the client ids.
-            client_fields: client field -> a column or a list of columns, constant within each
-                client.
+            client_fields: client field -> a column or a list of columns, constant within a client.
             levels: of other data, `train.levels`: the codes of its fields.
             **fields: field -> a column, for a field (n,), or a list of columns, for a field (n,
                 columns) whose features are the columns' names.
@@ -195,8 +181,9 @@ class ClientData:
                 is not in `levels`; or a client field is not constant within a client.
 
         >>> import pandas as pd
-        >>> frame = pd.DataFrame({"who": ["u", "v", "v"], "smokes": ["no", "yes", "no"], "beds": [9, 5, 5]})
-        >>> data = ClientData.from_frame(frame, "who", x="smokes", client_fields={"beds": "beds"})
+        >>> frame = pd.DataFrame({"who": ["u", "v", "v"], "smokes": ["no", "yes", "no"]})
+        >>> data = ClientData.from_frame(frame.assign(beds=[9, 5, 5]), "who", x="smokes",
+        ...                              client_fields={"beds": "beds"})
         >>> data.fields["x"].tolist(), data.levels["x"], data.client_fields["beds"].tolist()
         ([0, 1, 0], ('no', 'yes'), [9, 5])
         """
@@ -226,29 +213,23 @@ class ClientData:
 
     def to(self, device: torch.device) -> ClientData:
         """Return the same clients with their rows on `device`, or `self` if they are there."""
-        if all(
-            values.device == device
-            for values in (self.offsets, *self.fields.values(), *self.client_fields.values())
-        ):
+        tensors = (self.offsets, *self.fields.values(), *self.client_fields.values())
+        if set(map(attrgetter("device"), tensors)) == {device}:
             return self
-        fields, client_fields = (
-            {name: v.to(device) for name, v in of.items()}
-            for of in (self.fields, self.client_fields)
-        )
         copy = replace(
-            self, fields=fields, client_fields=client_fields, offsets=self.offsets.to(device)
+            self,
+            fields={name: v.to(device) for name, v in self.fields.items()},
+            client_fields={name: v.to(device) for name, v in self.client_fields.items()},
+            offsets=self.offsets.to(device),
         )
-        # Fills the cache of `keys`, which would hash the names again and leave the result on the
-        # CPU.
+        # `keys` is cached: it would hash the names again and leave the result on the CPU
         copy.__dict__["keys"] = self.keys.to(device)
         return copy
 
     @cached_property
     def by_name(self) -> Tensor:
         """Positions of the clients in the order of their names, (N,) int64."""
-        return torch.tensor(
-            sorted(range(self.num_clients), key=self.names.__getitem__), dtype=torch.long
-        )
+        return torch.tensor(sorted(range(self.num_clients), key=self.names.__getitem__))
 
     @property
     def row_client(self) -> Tensor:
@@ -285,12 +266,15 @@ class ClientData:
         """
         ids = chosen_clients(clients, self.names)
         counts = self.counts[ids]
-        rows = rows_of(self.offsets[ids], counts)
+        return self._some(ids, counts, rows_of(self.offsets[ids], counts))
+
+    def _some(self, ids: Tensor, counts: Tensor, rows: Tensor) -> ClientData:
+        """Return clients at positions `ids`, with the rows at some positions, `counts` of each."""
         return replace(
             self,
             fields={name: v[rows] for name, v in self.fields.items()},
-            offsets=torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]),
-            names=tuple(self.names[int(i)] for i in ids),
+            offsets=offsets_of(counts),
+            names=tuple(map(self.names.__getitem__, ids.tolist())),
             client_fields={name: v[ids] for name, v in self.client_fields.items()},
         )
 
@@ -302,41 +286,27 @@ class ClientData:
             ValueError: `keep` is not (n,), or no row is kept.
         """
         keep = rows_kept(keep, self.num_rows)
-        counts = torch.zeros(self.num_clients, dtype=torch.long).index_add_(
-            0, self.row_client, keep.long()
-        )
-        left = counts > 0
-        return replace(
-            self,
-            fields={name: v[keep] for name, v in self.fields.items()},
-            offsets=torch.cat([torch.zeros(1, dtype=torch.long), counts[left].cumsum(0)]),
-            names=tuple(n for n, k in zip(self.names, left.tolist(), strict=True) if k),
-            client_fields={name: v[left] for name, v in self.client_fields.items()},
-        )
+        counts = torch.bincount(self.row_client[keep], minlength=self.num_clients)
+        left = counts.nonzero()[:, 0]
+        return self._some(left, counts[left], keep)
 
     def with_fields(self, **fields: Tensor) -> ClientData:
-        """Return the same clients with fields added or replaced.
+        """Return the same clients with fields (n, ...) added or replaced.
 
         A field whose last dimension changes its size loses its feature names; a new field has no
         levels.
-
-        Args:
-            **fields: name -> (n, ...).
 
         Raises:
             ValueError: a field does not have n rows.
         """
         # cloned: the user's own tensors may change later
-        new = {name: as_tensor(v, name).clone() for name, v in fields.items()}
-        merged = {**self.fields, **new}
-        kept = {
-            n: f
-            for n, f in self.features.items()
-            if merged[n].dim() > 1 and merged[n].shape[-1] == len(f)
-        }
-        return replace(
-            self, fields=merged, features=kept, levels=levels_without(self.levels, fields)
-        )
+        merged = {**self.fields, **{name: as_tensor(v, name).clone() for name, v in fields.items()}}
+        kept = {}
+        for name, labels in self.features.items():
+            if merged[name].dim() > 1 and merged[name].shape[-1] == len(labels):
+                kept[name] = labels
+        levels = levels_without(self.levels, fields)
+        return replace(self, fields=merged, features=kept, levels=levels)
 
     def without(self, *names: str) -> ClientData:
         """Return the same clients without some fields, for example without their labels.
@@ -347,27 +317,23 @@ class ClientData:
         for name in names:
             if name not in self.fields:
                 raise KeyError(f"there is no field '{name}': the fields are {sorted(self.fields)}")
-        return replace(
-            self,
-            fields={n: v for n, v in self.fields.items() if n not in names},
-            features={n: v for n, v in self.features.items() if n not in names},
-            levels=levels_without(self.levels, names),
-        )
+        fields = {name: v for name, v in self.fields.items() if name not in names}
+        features = {name: v for name, v in self.features.items() if name not in names}
+        levels = levels_without(self.levels, names)
+        return replace(self, fields=fields, features=features, levels=levels)
 
     def split(self, fraction: float, *, seed: int) -> tuple[ClientData, ClientData]:
         """Split every client's own rows into two parts at random.
 
-        Each part has at least one row of every client that has two or more. A client with a single
-        row is in the first part alone. The draw depends on the seed and the client's name, not on
-        the order of the clients.
+        Each part has at least one row of every client that has two or more; a single row is in the
+        first. The draw depends on the seed and the client's name, not on the order of the clients.
 
         Args:
-            fraction: share of each client's rows that goes to the first part, rounded to whole
-                rows.
+            fraction: share of each client's rows in the first part, rounded to whole rows.
             seed: seed of the draw.
 
         Returns:
-            The first part and the rest.
+            The first part and the other one.
 
         Raises:
             TypeError: `seed` is no integer.

@@ -45,22 +45,15 @@ def _kind_and_fix(value: Any) -> tuple[str, str]:
     if isinstance(value, str | PathLike):
         read = FRAME.replace("frame,", "pandas.read_csv(path),")
         return f"{kind}, '{value}'", f"read the file and make it with {read}"
+    each = list(value.values() if isinstance(value, Mapping) else ())
+    each = list(value) if isinstance(value, Sequence) else each
+    if each and all(map(is_frame, each)):
+        frames = "frames" if isinstance(value, Mapping) else "dict(zip(names, frames))"
+        return f"{kind} of DataFrames", f"make it with {_FRAMES.format(frames)}"
     if isinstance(value, Mapping):
-        if value and all(is_frame(each) for each in value.values()):
-            return f"{kind} of DataFrames", f"make it with {_FRAMES.format('frames')}"
-        return (
-            kind,
-            "make it with ClientData.from_clients(...), or from_arrays(client_id, x=..., y=...)",
-        )
-    if isinstance(value, Sequence) and value:
-        if all(is_frame(each) for each in value):
-            return (
-                f"{kind} of DataFrames",
-                f"make it with {_FRAMES.format('dict(zip(names, frames))')}",
-            )
-        if all(isinstance(each, ClientData) for each in value):
-            return (
-                f"{kind} of {len(value)} ClientData",
-                "take one of them, as in train, test = data.split(0.8, seed=0)",
-            )
+        made = "ClientData.from_clients(...), or from_arrays(client_id, x=..., y=...)"
+        return kind, f"make it with {made}"
+    if each and all(isinstance(one, ClientData) for one in each):
+        fix = "take one of them, as in train, test = data.split(0.8, seed=0)"
+        return f"{kind} of {len(each)} ClientData", fix
     return kind, f"make it with {_ARRAYS}"

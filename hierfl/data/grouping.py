@@ -25,11 +25,11 @@ class SortedRows(NamedTuple):
 
 
 class JoinedClients(NamedTuple):
-    """The rows of separate clients: fields (n, ...), each row's client (n,), and the names."""
+    """The rows of separate clients: each row's client (n,), the names, and fields (n, ...)."""
 
-    fields: dict[str, Tensor]
     client_id: NDArray[np.int64]
     names: list[str]
+    fields: dict[str, Tensor]
 
 
 def sort_by_client(
@@ -241,6 +241,11 @@ def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
         counts.cumsum(0) - counts, counts
     )
     return torch.repeat_interleave(starts, counts) + within
+
+
+def offsets_of(counts: Tensor) -> Tensor:
+    """Return where the rows of each client start, and where the last one's end, (N + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
 
 
 def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:

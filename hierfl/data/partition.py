@@ -2,9 +2,8 @@
 
 The id of a row that no client gets is -1. Each function depends on its arguments alone, gives every
 client at least one row, and raises where that is impossible. `to_clients` turns the ids into
-`ClientData`. Split the clients' rows into training and test rows afterwards, with
-`ClientData.split`, so that a client's test rows have its own mix of labels. The Dirichlet and
-pathological partitions come from flwr-datasets (the `data` extra).
+`ClientData`; split that into training and test rows (`ClientData.split`), so that a client's test
+rows have its own mix of labels. Two partitions come from flwr-datasets (the `data` extra).
 """
 
 from __future__ import annotations
@@ -52,27 +51,23 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
 
     Raises:
         TypeError: the ids are not integers; or as `ClientData.from_arrays`.
-        ValueError: a field does not have n rows; an id is below -1, or no row has a client; and as
-            `ClientData.from_arrays`.
+        ValueError: an id is below -1, no row has a client, or as `ClientData.from_arrays`.
 
     >>> to_clients(torch.tensor([1, 0, -1, 1]), y=[1.0, 2.0, 3.0, 4.0]).fields["y"].tolist()
     [2.0, 1.0, 4.0]
     """
     ids = checked_ids(ids)
-    keep = ids >= 0
-    kept: dict[str, Any] = {name: as_tensor(values, name) for name, values in fields.items()}
-    for name, values in kept.items():
-        if len(values) != len(ids):
+    keep, kept = ids >= 0, {}
+    for name, values in fields.items():
+        tensor = as_tensor(values, name)
+        if len(tensor) != len(ids):
             raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}: give "
+                f"field '{name}' has {len(tensor)} rows, but the partition has {len(ids)}: give "
                 f"one value per row"
             )
-    rows = sort_by_client(
-        ids[keep],
-        [str(k) for k in range(int(ids.max()) + 1)],
-        {name: values[keep] for name, values in kept.items()},
-    )
-    return ClientData(fields=rows.fields, offsets=rows.offsets, names=rows.names)
+        kept[name] = tensor[keep]
+    names = [str(k) for k in range(int(ids.max()) + 1)]
+    return ClientData(**sort_by_client(ids[keep], names, kept)._asdict())
 
 
 @spelled
@@ -84,11 +79,11 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
         ids: (n,) int64, the client of each row, as returned by a function of this module.
 
     Returns:
-        (N, L) int64: a row for each client, a column for each of the L classes in ascending order.
+        (N, L) int64: a row for each client, a column for each class in ascending order.
 
     Raises:
         TypeError: the ids are not integers, or the labels are floating.
-        ValueError: there are not as many labels as ids, an id is below -1, or no row has a client.
+        ValueError: an id is below -1, no row has a client, or there are not as many labels as ids.
 
     >>> label_table([0, 1, 1, 0], torch.tensor([0, 0, 1, -1])).tolist()
     [[1, 1], [0, 1]]
@@ -116,9 +111,7 @@ def pathological(
     seed: int,
     assignment: Literal["first-deterministic", "random", "deterministic"] = "first-deterministic",
 ) -> Tensor:
-    """Give each client rows of exactly `classes_per_client` classes.
-
-    The clients that have a class share its rows evenly.
+    """Give each client rows of exactly `classes_per_client` classes, shared evenly.
 
     Args:
         labels: (n,) integers, of L classes.
@@ -133,13 +126,11 @@ def pathological(
         (n,) int64, 0..N-1, or -1 for the rows of a class that no client has.
 
     Raises:
-        ValueError: `classes_per_client` is out of range, or a class has fewer rows than it has
-            clients.
+        ValueError: `classes_per_client` is out of range, or a class has fewer rows than clients.
         ImportError: flwr-datasets is not installed.
 
     Reference: Li et al. 2022, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079; after
-        McMahan et
-    al. 2017.
+        McMahan et al. 2017.
     """
     classes, codes = codes_of(labels)
     check_clients(len(codes), num_clients)
@@ -192,8 +183,8 @@ def dirichlet(
         ImportError: flwr-datasets is not installed.
 
     Reference: Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural
-        Networks",
-    arXiv:1905.12022.
+    Networks",
+        arXiv:1905.12022.
     """
     _, codes = codes_of(labels)
     check_clients(len(codes), num_clients, min_rows)
@@ -230,8 +221,7 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
         labels: (n,) integers, of L classes.
         num_clients: N.
         alpha: concentration of a class, > 0, the mean over classes; L alpha is the alpha of Hsu et
-            al. With a small alpha a client has one class or two; with a large alpha all clients
-            have the same mix.
+            al. With a small alpha a client has one class or two; with a large one all mixes agree.
         seed: seed of the draw.
 
     Returns:
@@ -241,8 +231,7 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
         ValueError: alpha is not positive and finite, or there are fewer rows than clients.
 
     Reference: Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for
-        Federated Visual
-    Classification", arXiv:1909.06335.
+        Federated Visual Classification", arXiv:1909.06335.
     """
     classes, codes = codes_of(labels)
     check_clients(len(codes), num_clients)

@@ -1,8 +1,7 @@
 """Standardization and filling of missing values, by statistics of each client's own rows.
 
 For each feature a client sends the number of its values, their mean and their sum of squares about
-that mean. These three numbers can be merged over the clients in any order (Chan, Golub and LeVeque
-1983). No row leaves a client.
+that mean, which merge in any order (Chan, Golub and LeVeque 1983). No row leaves a client.
 """
 
 from __future__ import annotations
@@ -40,13 +39,12 @@ def _shown(scaling: Scaling) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """The affine map `(x - mean) / sd` of each feature of a field.
+    """The affine map `(x - mean) / sd` of each feature of a field; sd is 1 for a constant feature.
 
     Args:
         field: name of the field.
         mean: (...) of the shape of a row.
-        sd: (...) of the shape of a row, > 0; 1 for a feature that is constant over the training
-            rows.
+        sd: (...) of the shape of a row, > 0.
     """
 
     field: str
@@ -123,11 +121,8 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
     """Return the scaling by each feature's mean and standard deviation over all rows of `train`.
 
     The standard deviation divides by the number of values, not by one less. A feature that is
-    constant up to rounding has sd 1. A feature without values has mean 0 and sd 1.
-
-    Raises:
-        KeyError: there is no such field.
-        ValueError: a value is infinite.
+    constant up to rounding, or has no values, has sd 1; without values its mean is 0. An infinite
+    value is a ValueError.
     """
     total = merged(client_moments(train, field))
     sd = (total.square / total.count.clamp(min=1.0)).sqrt()
@@ -155,9 +150,6 @@ def standardize(
         *others: further data to scale, such as test rows or new clients.
         fields: names of the fields to scale.
 
-    Returns:
-        `train` and `others`, scaled.
-
     Raises:
         KeyError: there is no such field.
         ValueError: a value of `train` is infinite, or rows of `others` have another shape.
@@ -176,13 +168,9 @@ def standardize(
 
 
 def missing_features(data: ClientData, field: str = "x") -> tuple[str, ...]:
-    """Return the names of the columns of a field (n, F) that have any NaN.
+    """Return the names of the columns of a floating field (n, F) that have any NaN.
 
     `fill_missing` takes them as `indicators`, to give other data the same columns.
-
-    Raises:
-        KeyError: there is no such field.
-        ValueError: the field is not floating, or not (n, F).
     """
     values = _columns(data, field)
     absent = values.isnan().any(0).tolist()
@@ -200,19 +188,15 @@ def fill_missing(
     """Replace NaN, and add a 0/1 column `<feature>_missing` for each column that has any.
 
     Standardize first, so that the value 0 is the mean. To give training and test rows the same
-    columns, name
-    them: `columns = missing_features(train)`, then `fill_missing(test, indicators=columns)`.
+    columns, name them: `columns = missing_features(train)`, then `fill_missing(test,
+    indicators=columns)`.
 
     Args:
-        data: clients with a field (n, F). Columns without names are called `<field>0`, `<field>1`,
-            ...
+        data: clients with a field (n, F). Columns without names are called `<field>0`, ...
         field: name of the field.
         value: replaces NaN.
         indicators: True for an indicator of each column with any NaN, False for none, or the names
             of the columns that get one.
-
-    Returns:
-        The same clients, with the field (n, F + number of indicators) and its feature names.
 
     Raises:
         KeyError: there is no such field, or no column of a name in `indicators`.

@@ -17,17 +17,8 @@ from hierfl.datasets.files import Arrays, Source, load, read_from
 
 _DIGITS = tuple("0123456789")
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+_CLOTHES = tuple(
+    "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")
 )
 
 
@@ -59,43 +50,36 @@ class Labeled:
         return len(self.y)
 
 
-def _layout(*parts: str, shape: str) -> dict[str, str]:
+def _layout(*parts: str, shape: str = "28, 28") -> dict[str, str]:
     """Return descriptions of the arrays x_<part> and y_<part>."""
-    return {
-        name: what
-        for p in parts
-        for name, what in ((f"x_{p}", f"uint8 (n, {shape})"), (f"y_{p}", "labels (n,)"))
-    }
+    found: dict[str, str] = {}
+    for part in parts:
+        found |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}
+    return found
 
 
-_MNIST = Source(
-    "mnist.npz",
-    "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)",
-    _layout("train", "test", shape="28, 28"),
-)
-_FASHION = Source(
-    "fashion_mnist.npz",
-    "Fashion-MNIST (Zalando Research, MIT license)",
-    _layout("train", "test", shape="28, 28"),
-)
+_BOTH = _layout("train", "test")
+
+
+_MNIST = Source("mnist.npz", "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)", _BOTH)
+_FASHION = Source("fashion_mnist.npz", "Fashion-MNIST (Zalando Research, MIT license)", _BOTH)
 _USPS = Source(
     "usps.npz", "USPS handwritten digits (Hull 1994)", _layout("train", "test", shape="16, 16")
 )
-_NOTMNIST = Source(
-    "notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test", shape="28, 28")
-)
+_NOTMNIST = Source("notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test"))
 _EMNIST = Source(
     "emnist_byclass_test.npz",
     "EMNIST ByClass, test split (NIST; Cohen et al. 2017)",
-    {**_layout("test", shape="28, 28"), "mapping": "characters (62,)"},
+    {**_layout("test"), "mapping": "characters (62,)"},
 )
+_WRITER = "position of the writer in `writers` (n,)"
 _FEMNIST = Source(
     "femnist.npz",
     "FEMNIST with its writers, from LEAF (Caldas et al. 2018)",
     {
-        **_layout("train", "test", "extra", shape="28, 28"),
-        "client_train": "position of the writer in `writers` (n,)",
-        "client_test": "position of the writer in `writers` (n,)",
+        **_layout("train", "test", "extra"),
+        "client_train": _WRITER,
+        "client_test": _WRITER,
         "client_extra": "position of the writer in `writers_extra` (n,)",
         "writers": "names (N,)",
         "writers_extra": "names of writers with no training rows",
@@ -181,18 +165,13 @@ def femnist() -> tuple[ClientData, ClientData, ClientData]:
     holds 79 others, whose mix of labels differs.
     """
     arrays = load(_FEMNIST)
-    return (
-        _writers(arrays, "train", "writers"),
-        _writers(arrays, "test", "writers"),
-        _writers(arrays, "extra", "writers_extra"),
-    )
 
+    def writers(part: str, names: str) -> ClientData:
+        images, own = _part(arrays, part, _CHARACTERS), arrays[names].tolist()
+        return ClientData.from_arrays(arrays[f"client_{part}"], names=own, x=images.x, y=images.y)
 
-def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
-    images = _part(arrays, part, _CHARACTERS)
-    return ClientData.from_arrays(
-        arrays[f"client_{part}"], names=arrays[names].tolist(), x=images.x, y=images.y
-    )
+    extra = writers("extra", "writers_extra")
+    return writers("train", "writers"), writers("test", "writers"), extra
 
 
 @read_from(_CIFAR10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +34,7 @@ _RADON = {
     "a": "COUNTY_EFFECT",
 }
 
-
 _SCHOOLS = {"mu": "AVG_EFFECT", "log_tau": "LOG_STDDEV", "theta": "SCHOOL_EFFECTS"}
-
 
 _GYM = {
     "radon": ("radon_contextual_effects_minnesota_halfnormal.npz", _RADON),
@@ -45,34 +42,27 @@ _GYM = {
     "eight_schools": ("eight_schools_reference.npz", _SCHOOLS),
 }
 
-
-_HOSPITALS = Source(
-    "reference/hospitals_nuts.npz",
-    "the means and sds of pooled NUTS on the logistic hierarchy of heart_disease",
-    {
-        f"{site}_{what}": f"{what} of {site}"
-        for site in ("mu", "log_tau", "w")
-        for what in ("mean", "sd")
-    },
-)
+Shapes = dict[str, tuple[int, ...]]
 
 
-_DEMO_SHAPES = {
-    "alpha": (),
-    "beta": (27,),
-    "s": (),
-    "t": (27,),
-    "intercept": (4,),
-    "slope": (4, 27),
+def _nuts(file: str, program: str, shapes: Shapes) -> tuple[Source, Shapes]:
+    """Return where the means and sds of a NUTS run are, and the shapes of its sites."""
+    held = {f"{site}_{what}": f"{what} of {site}" for site in shapes for what in ("mean", "sd")}
+    return Source(file, f"the means and sds of pooled NUTS on {program}", held), shapes
+
+
+_NUTS = {
+    "hospitals": _nuts(
+        "reference/hospitals_nuts.npz",
+        "the logistic hierarchy of heart_disease",
+        {"mu": (9,), "log_tau": (9,), "w": (4, 9)},
+    ),
+    "demo_hierarchy": _nuts(
+        "reference/demo_hierarchy_nuts.npz",
+        "the demo's hierarchy",
+        {"alpha": (), "beta": (27,), "s": (), "t": (27,), "intercept": (4,), "slope": (4, 27)},
+    ),
 }
-
-
-_DEMO = Source(
-    "reference/demo_hierarchy_nuts.npz",
-    "the means and sds of pooled NUTS on the demo's hierarchy",
-    {f"{site}_{what}": f"{what} of {site}" for site in _DEMO_SHAPES for what in ("mean", "sd")},
-)
-
 
 _HALF_CAUCHY = Source(
     "draws_eight_schools-eight_schools_noncentered.npz",
@@ -117,30 +107,21 @@ def reference(name: str) -> dict[str, Summary]:
         file, sites = _GYM[name]
         arrays = shipped(file)
         return {site: _gym_summary(arrays, f"IDENTITY_{theirs}") for site, theirs in sites.items()}
-    if name == "hospitals":
-        with reading(located(_HOSPITALS)):
-            return _of_moments(load(_HOSPITALS), {"mu": (9,), "log_tau": (9,), "w": (4, 9)})
-    if name == "demo_hierarchy":
-        with reading(located(_DEMO)):
-            return _of_moments(load(_DEMO), _DEMO_SHAPES)
+    if name in _NUTS:
+        source, shapes = _NUTS[name]
+        with reading(located(source)):
+            arrays, found = load(source), {}
+            for site, shape in shapes.items():
+                mean, sd = arrays[f"{site}_mean"], arrays[f"{site}_sd"]
+                found[site] = Summary(mean.reshape(shape), sd.reshape(shape), None)
+            return found
     if name == "eight_schools_half_cauchy":
         with reading(located(_HALF_CAUCHY)):
-            return _of_schools(load(_HALF_CAUCHY))
-    known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals", "demo_hierarchy"])
+            draws = dict(load(_HALF_CAUCHY))
+            draws["theta"] = np.stack([draws.pop(f"theta_{j}") for j in range(1, 9)])
+            return {site: _of_draws(values) for site, values in draws.items()}
+    known = ", ".join([*_GYM, "eight_schools_half_cauchy", *_NUTS])
     raise KeyError(f"there is no reference posterior '{name}': the names are {known}")
-
-
-def _of_moments(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Summary]:
-    return {
-        s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None)
-        for s, n in shapes.items()
-    }
-
-
-def _of_schools(arrays: Arrays) -> dict[str, Summary]:
-    theta = np.stack([arrays[f"theta_{j}"] for j in range(1, 9)])
-    draws = {"mu": arrays["mu"], "tau": arrays["tau"], "theta": theta}
-    return {site: _of_draws(values) for site, values in draws.items()}
 
 
 def _gym_summary(arrays: Arrays, theirs: str) -> Summary:

@@ -83,36 +83,28 @@ class Reads(NamedTuple):
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A model and its guide, read and checked (`hierfl.program.read.read`).
+    """A model and its guide, read and checked (`hierfl.read`).
 
     Args:
         model: the generative program.
         guide: the posterior family, covering every latent site of the model.
         latents: the model's latent sites.
         params: every param of model and guide.
-        closed: sites whose KL may be taken in closed form: model and guide draw them in the same
-            order.
-        derived: `pyro.deterministic` site -> number of its plates left of the clients; None for a
-            global site.
-        labels: observed site -> the field of the data that it observes, as it is or transformed.
-        factors: `pyro.factor` that is a term of the likelihood -> whether it has one value a row;
-            else it has one a client.
+        closed: sites whose KL may be taken in closed form.
+        derived: `pyro.deterministic` site -> plates left of the clients; None for a global site.
+        labels: observed site -> the field that it observes, as it is or transformed.
+        factors: `pyro.factor` of the likelihood -> whether it has a value a row, else a client.
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
         num_clients: N.
-        seed: of the run, for what a method draws: of two runs with different seeds, nothing random
-            is equal.
         client_keys: (N, 2) int32, a noise key of each client, by its name.
         prototype: a few rows of one client, used wherever a value does not depend on rows.
-        keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at
-            a time.
-        mapped: model and guide can be computed under `torch.vmap`; otherwise clients run one at a
-            time.
-        codes: field of integers, one or a few a row -> its least and its largest value over all
-            rows.
+        seed: of the run, for what a method draws.
+        keyed: every draw is a function of its key under `torch.vmap`.
+        mapped: model and guide can be computed under `torch.vmap`.
+        codes: field of integers, one or a few a row -> its least and its largest value.
         reads_all_rows: the guide needs every row of a client at each step.
-        joint: observed sites with one density for all rows of a client -> whether their event is
-            the rows (`hierfl.program.joint_sites`).
+        joint: observed site with one density for all rows -> whether its event is the rows.
     """
 
     model: Model
@@ -158,11 +150,7 @@ class Program:
     ) -> Terms:
         """Estimate the parts of the negative ELBO at one draw, a function of the batch's keys.
 
-        Args:
-            params: unconstrained, of model and guide.
-            batch: the rows that the model scores.
-            support: other rows of the same clients, which the guide reads; None: the rows of
-                `batch`.
+        The guide reads other rows of the same clients where `support` is given.
         """
         support = batch if support is None else support
         guided, modeled = traces_of(self.model, self.guide, params, batch, support)
@@ -175,12 +163,7 @@ class Program:
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site once, with the terms at that draw.
 
-        Minus the sum of the terms is log p(draw, rows) - log q(draw), the draw's log importance
-        weight.
-
-        Args:
-            params: unconstrained, of model and guide.
-            batch: the rows that guide and model read.
+        Minus the sum of the terms is log p(draw, rows) - log q(draw), its log importance weight.
         """
         # a likelihood averaged over q would not be the density at the draw: the model does not receive q
         guided, modeled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
@@ -189,13 +172,7 @@ class Program:
         return values, elbo_terms(guided, modeled, batch, closed=(), factors=self.factors)
 
     def mean_loss(self, params: Params, batch: ClientBatch, *, weight: float = 0.0) -> Tensor:
-        """Return the loss sum_k (nll_k / N_k + weight * local_kl_k) over the batch's clients, ().
-
-        Args:
-            params: unconstrained, of model and guide.
-            batch: the rows.
-            weight: of the KL of the local sites; the default leaves it out.
-        """
+        """Return sum_k (nll_k / N_k + weight * local_kl_k) over the batch's clients, ()."""
         terms = self.terms(params, batch)
         nll = terms.nll / batch.counts
         # 0.0 * x is not dropped by a compiler: leave the term out
@@ -206,14 +183,8 @@ class Program:
     ) -> dict[str, Any]:
         """Return the prior of each local site, at given params and values of the global sites.
 
-        Args:
-            params: unconstrained, of the model.
-            given: values of global sites; any other is at the center of its prior.
-            batch: rows of the clients, where a prior depends on their fields; None: a few rows of
-                one client.
-
-        Returns:
-            Site -> distribution.
+        A global site that is not `given` is at the center of its prior. Without a batch, a prior
+        that depends on fields is that of the prototype.
         """
         batch = self.prototype if batch is None else batch
         by_mean = Center({site.name: site.has_mean for site in self.latents.sites})
@@ -240,10 +211,7 @@ class Program:
     ) -> dict[str, tuple[Any, Tensor]]:
         """Return each observed site's distribution given the latent sites, and its value.
 
-        Args:
-            values: of latent sites; a latent site that is not among them is drawn from its prior.
-            batch: the rows.
-            params: unconstrained, of the model.
+        A latent site that has no value is drawn from its prior.
         """
         nodes = self._conditioned(values, params, batch)
         return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
@@ -284,13 +252,7 @@ class Program:
         return (*self.sites_of_rows, *(name for name, of_rows in self.factors.items() if of_rows))
 
     def observed_site(self, name: str | None) -> str:
-        """Return the name of an observed site; None stands for the only one.
-
-        Raises:
-            KeyError: the model observes no site of that name.
-            ValueError: `name` is None, and the model does not observe exactly one site a row; or it
-                is that of a factor.
-        """
+        """Return the name of an observed site with a value a row; None stands for the only one."""
         if name is not None and not isinstance(name, str):
             raise TypeError(f"site is {shown(name)}: it must be the name of an observed site")
         of_rows = self.sites_of_rows

@@ -112,20 +112,19 @@ class Fit:
         """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
 
         Local sites have a dimension `client` with the clients' names, and features have theirs. A
-        network of more than `expand` numbers is summarized by layer, as `<network>_mean`, `_sd`,
+        network of more than `expand` scalars is summarized by layer, as `<network>_mean`, `_sd`,
         `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run.
 
         Args:
             draws: S.
             seed: of the draws.
             var_names: return only these sites, written out however large they are.
-            expand: the largest network, in numbers of one client or of the global level, that is
+            expand: the largest network, in scalars of one client or of the global level, that is
                 still written out.
-            correct: "psis": weigh the guide's draws and resample them until they are the
+            correct: "psis": weight the guide's draws and resample them until they are the
                 posterior's, in one to three more rounds in which each client returns one number a
                 draw (`hierfl.diagnostics.corrected`); None: the guide's own draws. "auto": "psis"
-                where `hierfl.fit(model, data)` chose the method and found that its weights can be
-                trusted, else None.
+                where `hierfl.fit(model, data)` chose the method and found its weights trustworthy.
             log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which
                 az.loo and az.waic need.
 
@@ -215,16 +214,7 @@ class Fit:
         """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
         The labels of one draw share its latent sites, so they are dependent as those of one
-        client's rows are.
-
-        Args:
-            rows: of clients that were fitted, matched by name.
-            site: as in `predict`.
-            draws: S; one label of each row for each.
-            seed: of the draws.
-
-        Raises:
-            KeyError, ValueError: as `predict`.
+        client's rows are. Arguments and errors are those of `predict`; `draws` is S.
         """
         return replicate(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
@@ -235,10 +225,10 @@ class Fit:
 
         Args:
             data: the new clients' rows; unlabeled where the guide needs no labels.
-            rounds: rounds of the clients' own steps; none are taken where the method keeps no
-                client state, and one by two_stage, which needs no more.
-            from_scratch: all start as new clients; False: all are clients of this fit, and go on from their
-                states, as for `methods.fine_tuned`.
+            rounds: rounds of the clients' own steps; none where the method keeps no client state,
+                and one by two_stage, which needs no more.
+            from_scratch: all start as new clients; False: all are clients of this fit, and go on
+                from their states, as for `methods.fine_tuned`.
 
         Raises:
             ValueError: a field is missing or holds NaN, or labels that the guide reads are missing;
