@@ -92,7 +92,7 @@ def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
 
 
 def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
-    """Apply a dense layer, (..., F) -> (..., width), of global params `<name>.weight` and `<name>.bias`.
+    """Apply a dense layer, (..., F) -> (..., width), of global params `<name>.weight`, `<name>.bias`.
 
     The initial weights are those of He et al. 2015 for a layer before a rectifier, times `gain`.
     """

@@ -145,7 +145,7 @@ def candidate(
     e: Tensor,
     side: Tensor,
 ) -> Candidate:
-    """Return the candidate of standard normals e (C, M + Dn); `side` () is 1 for the prior alone."""
+    """Return the candidate of normals e (C, M + Dn); `side` () is 1 for the prior alone."""
     row = first_row(batch)
     proposals = None
     if hierarchy.mixing is not None:

@@ -78,7 +78,7 @@ class Reports(NamedTuple):
 
 
 class Surprise(NamedTuple):
-    """How each of N clients' updates compares with what the others' predict of it; NaN: not judged."""
+    """How N clients' updates compare with what the others' predict of them; NaN: not judged."""
 
     p: Tensor  # (N,) probability of an update as far out, if the client is like the others
     away: Tensor  # (N,) how far out it is, 1 as far as updates lie on average
@@ -323,7 +323,7 @@ class Method:
 
 # ---------------------------------------------------------------------------------------- functions
 def step_sizes(method: Method) -> tuple[str, ...]:
-    """Return the options of a method that set step sizes, a wrapper's own before those inside it."""
+    """Return the options of a method that set step sizes, a wrapper's own first."""
     recipe = recipe_of(method)
     options = {} if recipe is None else recipe.options
     own = [
@@ -352,7 +352,7 @@ def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) ->
 def over_draws(
     loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int, *, keyed: bool = True
 ) -> Tensor:
-    """Return the mean of a loss over draws of its noise: one vmapped dimension where noise is `keyed`."""
+    """Return the mean of a loss over draws of its noise, vmapped where noise is `keyed`."""
     if draws == 1:
         return loss(batch)
     if not keyed:

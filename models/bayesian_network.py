@@ -180,7 +180,7 @@ class WeightPriors:
             check_scale("prior_scale", self.scale)
 
     def above(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Declare the global params and sites, outside the plates: theta of each tensor, and s of local ones."""
+        """Declare the global params and sites: theta of each tensor, and s of local ones."""
         return {name: self._theta(name) for name in self.tensors}, {
             name: self._scale(name) for name in self.tensors if name in self.own
         }

@@ -73,7 +73,7 @@ class BregmanPrior:
         return grad(total)(natural)
 
     def natural_of(self, mean: Tensor) -> Tensor:
-        """Return the natural parameter s = grad g*(mu) of means; its derivative is exact by Newton too."""
+        """Return the natural parameter s = grad g*(mu) of means, with exact derivatives."""
         if self.inverse is not None:
             return self.inverse(mean)
         at = transform_to(self.natural)(torch.zeros_like(mean))
@@ -121,7 +121,7 @@ class BregmanPrior:
         return product - self.g(s) if self.separable(s) else product.sum() - self.g(s)
 
     def divergence(self, x: Tensor, mean: Tensor) -> Tensor:
-        """Return D_{g*}(x, mu) = g*(x) - g*(mu) - <grad g*(mu), x - mu> >= 0, summed over x to ()."""
+        """Return g*(x) - g*(mu) - <grad g*(mu), x - mu> >= 0, summed over x to ()."""
         return self.terms(x, mean).sum()
 
     def terms(self, x: Tensor, mean: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def exponential() -> BregmanPrior:
 
 
 def keep_inside(domain: Constraint, value: Tensor, before: Tensor) -> Tensor:
-    """Return values after a step; those outside of a one-sided domain move halfway back to the bound."""
+    """Return values after a step; those outside a domain go halfway back to its bound."""
     while isinstance(domain, constraints.independent):
         domain = domain.base_constraint
     bound = getattr(domain, "upper_bound", getattr(domain, "lower_bound", None))

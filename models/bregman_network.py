@@ -43,7 +43,7 @@ class Means(Constraint):
 
 
 class ToMean(Transform):
-    """The transform from natural parameters to means, mu = grad g(s); `event_dim` as for `Means`."""
+    """The transform from natural parameters to means, grad g; `event_dim` as for `Means`."""
 
     bijective = True
 
@@ -79,7 +79,7 @@ class ToMean(Transform):
         return torch.vmap(function)(values.reshape(-1, *event)).reshape(values.shape)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the log curvature of a separable g, else NaN: then only point estimates are fitted."""
+        """Return the log curvature of a separable g; else NaN, as only points are fitted."""
         if self.together:
             return x.new_full(x.shape[: x.dim() - self.together], torch.nan)
         return (
@@ -98,7 +98,7 @@ for _registry in (biject_to, transform_to):
 
 
 class BregmanKernel(TorchDistribution):
-    """A kernel with log density -lam D_{g*}(x, mu), up to a constant, of a tensor x; `loc` is mu."""
+    """A kernel with log density -lam D_{g*}(x, loc), up to a constant, of a tensor x."""
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012 (torch's name and kind)
 

@@ -72,7 +72,7 @@ class ClientNorm(nn.Module):
         self.count: Tensor | None = None  # of values a feature that `seen` is of, ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize each feature of rows (B, F, ...); padded rows do not count in the statistics."""
+        """Normalize each feature of rows (B, F, ...), by statistics without padded rows."""
         if self.seen is not None:
             raise ProgramError(
                 "the network runs one layer of batch norm twice, and its statistics are of one "
@@ -149,7 +149,7 @@ class Looked(Messenger):
 
 
 def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors that batch norm needs of each client, (C, 1, ...) each, for inputs x (C, B, ...)."""
+    """Return the tensors that batch norm needs of each client, (C, 1, ...) each."""
     layers, by, count = norms_of(module), _BY.get(), len(x)
     if not layers:
         return {}

@@ -95,7 +95,7 @@ class Predictor:
                 check_scale(argument, prior)
 
     def __call__(self, batch: ClientBatch) -> Callable[[], Tensor]:
-        """Sample the global sites; return a function that samples local ones and gives the predictor."""
+        """Sample the global sites; return a function that samples local ones and predicts."""
         x = None if self.x is None else features(batch, self.x)
         slope = None if x is None else self._coefficient("slope", (x.shape[-1], *self.outputs))
         has = self.whose["intercept"] is not None
@@ -129,7 +129,7 @@ def _check_choice(name: str, value: str | None, allowed: tuple[str | None, ...])
 
 
 def features(batch: ClientBatch, name: str) -> Tensor:
-    """Return a field as rows of features, (C, B, F), in the model's dtype; one number is one feature."""
+    """Return a field as rows of features, (C, B, F), in the model's dtype."""
     x = field(batch, name)
     if x.dim() not in (2, 3):
         raise ValueError(

@@ -63,13 +63,13 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors to infer, by name: the parameters that require a gradient, tied ones once."""
+    """Return the tensors to infer, by name: parameters with a gradient, tied ones once."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The Normals of local tensors, for layers that sample their outputs instead of their weights."""
+    """The Normals of local tensors, for layers that sample outputs instead of weights."""
 
     loc: Mapping[str, Tensor]  # name -> (C, 1, *shape)
     scale: Mapping[str, Tensor]  # name -> (C, 1, *shape), > 0
@@ -168,7 +168,7 @@ def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
 def inputs_of(
     module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: Tensor, *, mask: Tensor | None
 ) -> Tensor:
-    """Return what a layer takes of each row, flat: (C, B, D); `tensors` are global, the rest as `apply`."""
+    """Return what a layer takes of each row, flat: (C, B, D); `tensors` are global."""
 
     def of_rows(own: Mapping[str, Tensor], _: Any, rows: Tensor) -> Tensor:
         with inputs_seen(module, layer) as seen:
@@ -185,7 +185,7 @@ def inputs_of(
 
 @contextmanager
 def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """Collect what a layer takes, one tensor for each run of the module while the context is open."""
+    """Collect what a layer takes, one tensor for each run of the module in the context."""
     seen: list[Tensor] = []
     hook = module.get_submodule(layer).register_forward_pre_hook(
         lambda _, given: seen.append(given[0])
@@ -197,7 +197,7 @@ def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
 
 
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
-    """Return those of the guide's distributions of sites `site` + name that are Normal; None if none is."""
+    """Return the guide's Normals of the sites `site` + name; None without any."""
     found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
     normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
     loc, scale = ({n: getattr(fn, of) for n, fn in normal.items()} for of in ("loc", "scale"))

@@ -42,7 +42,7 @@ class LearnedPrior(Protocol):
     """A prior of the clients' local tensors, with global params that are learned."""
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Declare the global params of a tensor, theta and others, from the module's own values `start`."""
+        """Declare theta and other global params of a tensor that starts at `start`."""
 
     def given(self, above: Above) -> Any:
         """Return the prior of a local tensor, of event shape `theta.shape` and mean theta."""
@@ -194,7 +194,7 @@ class LearnedNormal:
         return 0.5 * self.strength * (log_v + self.typical**2 * (-log_v).exp()).sum()
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
-        """Return the best theta = mean, and log v of v = (V + strength typical^2) / (1 + strength)."""
+        """Return theta = mean, and log v, v = (V + strength typical^2) / (1 + strength)."""
         return {
             "theta": mean,
             "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log(),

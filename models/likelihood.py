@@ -1,4 +1,4 @@
-"""Likelihoods for networks: functions `(output (C, B, outputs)) -> distribution`; observed fields."""
+"""Likelihoods for networks, `(output (C, B, outputs)) -> distribution`; observed fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def field(batch: ClientBatch, name: str) -> Tensor:
 
 
 def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
-    """Observe a field at a site of its name, inside both plates; refuse rows that would broadcast."""
+    """Observe a field at a site of its name; refuse rows that would broadcast."""
     y = field(batch, name)
     if y.dim() != 2 + len(fn.event_shape):
         found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)

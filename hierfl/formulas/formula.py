@@ -221,7 +221,7 @@ def formula(
     if not isinstance(chosen, ResponseFamily):
         raise TypeError(
             f"family is {family!r}: give a name such as 'bernoulli', or "
-            "hierfl.models.families.successes()"
+            "hierfl.models.families.bernoulli()"
         )
     if not isinstance(clients, str):
         raise TypeError(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.derivatives import times
+from hierfl.laplace.links import times
 from hierfl.laplace.trials import (
     FAILS,
     SIZES,
@@ -135,7 +135,7 @@ def _terms(program: Program, names: frozenset[str], shared: Values, batch: Clien
 
 
 def seen_linear(program: Program) -> Linear:
-    """Find which observed sites have a linear predictor, on perturbed rows, and if the rest reads rows."""
+    """Find the sites with a linear predictor on perturbed rows, and whether other sites read rows."""
     own, names = program.latents.local_block, frozenset(program.labels)
     if not own.size:
         return UNKNOWN

@@ -109,7 +109,7 @@ class Marginal:
     def mode(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mode w^ (D,) of h(z, .), the precision A (D, D), and () whether no mode was found.
+        """Return the mode w^ (D,) of h(z, .), its precision (D, D), and () whether none was found.
 
         Newton steps start from the guess (D,), or from the prior's center if h is higher there.
         """
@@ -203,7 +203,7 @@ def _expanded(function: Callable[[Tensor], Tensor], z: Tensor) -> Expansion:
 
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
-    """Refuse a program that is too large for Laplace's method, or whose sites it cannot integrate out."""
+    """Refuse a program that Laplace's method cannot integrate, or that is too large for it."""
     shared, own = program.latents.global_block, program.latents.local_block
     named = [site.name for site in shared.sites]
     learned = [spec.name for spec in program.params if not spec.name.startswith("_shared.")]

@@ -52,7 +52,7 @@ def climbing(start: Tensor, radius: float) -> Tree:
 
 
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """Take one trust-region Newton step, given the expansion at `loc`; from the best point if it is worse.
+    """Take a trust-region Newton step, given the expansion at `loc`; from the best point if worse.
 
     The radius is in units of the prior; it doubles after an accepted step, and is divided by 4
     after a rejected one. `moved` is the length of the full Newton step in sds: below 1 the mode is
@@ -101,7 +101,7 @@ def settling(state: Tree) -> Tree:
 
 
 def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """Take one natural-gradient step of q = Normal(m, P^-1); `found` is averaged over the points of q.
+    """Take a natural-gradient step of q = Normal(m, P^-1); `found` is averaged over points of q.
 
         P <- (1 - r) P + r (-E_q[Hessian]),    m <- m + r P^-1 E_q[gradient]
 

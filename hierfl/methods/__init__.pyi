@@ -1,8 +1,10 @@
 from .apfl import apfl as apfl
-from .averaging_some import averaging_some as averaging_some
+from .averages import averaging_some as averaging_some
+from .averages import by_rows as by_rows
+from .averages import over_relaxed as over_relaxed
+from .averages import server_optimized as server_optimized
 from .batch_normed import batch_normed as batch_normed
 from .bfi import bfi as bfi
-from .by_rows import by_rows as by_rows
 from .clustered_fl import clustered_fl as clustered_fl
 from .differentially_private import differentially_private as differentially_private
 from .ditto import ditto as ditto
@@ -28,7 +30,6 @@ from .fedvi import fedvi as fedvi
 from .fine_tuned import fine_tuned as fine_tuned
 from .ifca import ifca as ifca
 from .knn_per import knn_per as knn_per
-from .over_relaxed import over_relaxed as over_relaxed
 from .per_fedavg import per_fedavg as per_fedavg
 from .pfedbayes import pfedbayes as pfedbayes
 from .pfedbred import pfedbred as pfedbred
@@ -38,7 +39,6 @@ from .pvi import pvi as pvi
 from .quantized import quantized as quantized
 from .robust import robust as robust
 from .scaffold import scaffold as scaffold
-from .server_optimized import server_optimized as server_optimized
 from .two_stage import two_stage as two_stage
 
 __all__: list[str]

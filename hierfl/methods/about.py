@@ -88,7 +88,7 @@ def _described(builder: Callable[P, Method], about: About | Wrapper) -> Callable
 
 
 def described(kind: type[Said]) -> dict[str, Said]:
-    """Return what exported methods (`About`) or wrappers (`Wrapper`) say; those with posteriors first."""
+    """Return what methods (`About`) or wrappers (`Wrapper`) say, those with posteriors first."""
     from hierfl import methods
 
     said: dict[str, Any] = {n: getattr(methods, n).__about__ for n in methods.__all__}

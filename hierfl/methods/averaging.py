@@ -1,4 +1,4 @@
-"""What methods that average consist of: steps down a loss at clients, the mean of copies at a server."""
+"""Parts of methods that average: steps down a loss at clients, servers that take their means."""
 
 from __future__ import annotations
 

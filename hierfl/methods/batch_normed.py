@@ -141,7 +141,7 @@ def _guide(guide: Guide | Family) -> Guide | Family:
 
 
 def _keeping(plain: Client, program: Program, start: Params) -> Client:
-    """Return the client that keeps statistics, which start as `start`, beside the method's state."""
+    """Return the client that keeps statistics, first `start`, beside the method's state."""
     none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
 
     whole = beside(plain, {"statistics": none})

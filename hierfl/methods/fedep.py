@@ -148,7 +148,7 @@ class Points(NamedTuple):
 
 
 def wide_points(count: int, size: int, seed: int) -> Points:
-    """Return quasi-random points, 4 K or more, of a wider normal, weighted back to the standard one.
+    """Return 4 K or more quasi-random points of a wider normal, weighted to the standard one.
 
     A tilted posterior may have longer tails than the Gaussian of its own moments. The variance is 1
     + WIDER / sqrt(K), which leaves about half of the points effective, whatever K is.
@@ -162,7 +162,7 @@ def wide_points(count: int, size: int, seed: int) -> Points:
 
 
 class Moments:
-    """A client that fits a Gaussian, with correlations if `full`, to its tilted posterior's moments."""
+    """A client that fits a Gaussian to its tilted posterior's moments; `full`: with correlations."""
 
     def __init__(self, marginal: Marginal, standard: Points, *, steps: int, full: bool) -> None:
         self.marginal, self.standard, self.steps, self.full = marginal, standard, steps, full

@@ -151,7 +151,7 @@ def _client(program: Program, descent: Descent, validation: str | None, models: 
 
 
 def _moved(before: Params, tried: Params, gain: Tensor, known: Tensor) -> tuple[Params, Tensor]:
-    """Return params moved toward M others by their scores, Eqs. (3) and (4), and the scores (M,)."""
+    """Return params moved toward others by their scores, Eqs. (3) and (4), and the scores (M,)."""
     squares = tree_map(lambda v, w: (v - w).flatten(1).square().sum(1), tried, before)
     far = sum(tree_leaves(squares)) ** 0.5
     score = torch.where(known * (far > LEAST) > 0.0, gain / far.clamp(min=LEAST), 0.0)

@@ -1,4 +1,4 @@
-"""The server of FedLaplace: climb to the mode, settle q, weight its points, which clients know too."""
+"""The server of FedLaplace: climb to the mode, settle q, weight its points."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FEW = 10  # effective points per global unknown below which the proposal is not 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Standard points that the server and the clients both compute, so that no message holds them."""
+    """Standard points that server and clients both compute, so that no message holds them."""
 
     settling: Tensor  # (PARTS, M, K), standard normal
     weighting: Tensor  # (S, K), standard normal, of one weighting round after another
@@ -79,7 +79,7 @@ class Points:
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
-        """Return q's center and points on both sides along `tril`, (1 + 2 K, K); (0, K) if none weigh."""
+        """Return q's center and points on both sides along `tril`, (1 + 2 K, K), if any weigh."""
         loc, size = message["loc"], self.weighting.shape[-1]
         if not self.sizes:
             return torch.zeros(0, size, dtype=loc.dtype)
@@ -88,7 +88,7 @@ class Points:
 
 
 def standard_points(size: int, *, settle: int, weigh: int, rounds: int, seed: int) -> Points:
-    """Return points in K = `size` dimensions; weighting rounds grow from `FIRST` points to `weigh`."""
+    """Return points in K = `size` dimensions; weighting rounds have `FIRST` to `weigh` points."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
     sizes = tuple(min(weigh, FIRST << a) for a in range(rounds))
     heavy = [
@@ -235,7 +235,7 @@ class Rounds:
         return {"right": right, "left": left}
 
     def weighted(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
-        """Return the state after a weighting round: all points so far over the mixture of proposals."""
+        """Return the state after all points so far were weighted over the mixture of proposals."""
         part, sizes = int(state["part"]), self.points.sizes
         now = split_of(self.down(state, Clock(0, 1)))
         proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()

@@ -260,7 +260,7 @@ def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
 
 
 def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
-    """Return params after a step of Newton's method with a dense Hessian, and the loss before it."""
+    """Return params after a Newton step with a dense Hessian, and the loss before it."""
 
     def at(vector: Tensor) -> Tensor:
         return loss(as_tree(vector, params))
@@ -315,7 +315,7 @@ def _server(how: Setting, optimizer: Optimizer, program: Program) -> Server:
 
 
 def _best(best: Best, gamma: Params, found: Tree) -> Params:
-    """Return global params after a prior's exact step; those of one tensor are `<part>.<tensor>`."""
+    """Return params after a prior's exact step; those of a tensor are `<part>.<tensor>`."""
     new: Params = {}
     for theta, away in found["away"].items():
         tensor = theta.removeprefix("theta.")

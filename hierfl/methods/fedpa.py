@@ -171,7 +171,7 @@ class Iterates:
 
 
 def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
-    """Return S^-1 (theta - mean x), (d,), of l draws; `sums` (l, d) is Y times `steps`, Y = x - theta.
+    """Return S^-1 (theta - mean x), (d,); `sums` (l, d) is Y times `steps`, Y = x - theta.
 
     With Y~ = Y less its mean, Woodbury's identity gives in O(l^2 d) time (rank-one updates in the
     paper)

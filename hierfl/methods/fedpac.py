@@ -223,7 +223,7 @@ class Training:
     def _body_loss(
         self, program: Program, work: Tree, message: Tree, batch: ClientBatch
     ) -> Callable[[Params], Tensor]:
-        """Return the loss of the body: nll, and the pull of features to the means of their classes."""
+        """Return the loss of the body: nll, and the pull of features to their classes' means."""
         head, known = work["head"].params, message["known"][:, None] > 0.0
         labels = batch.fields[self.model.y][0].long()
         center = torch.where(known, message["mu"], work["means"])[labels]
@@ -297,7 +297,7 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
 
 
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Return the weights of the heads for each client, (N, N), rows on the simplex, from h (N, P), v (N,).
+    """Return each client's weights of the heads, (N, N), rows on the simplex; h (N, P), v (N,).
 
     The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that
     plus (sum a - 1)^2: a non-negative least-squares problem. A client that was not seen keeps its

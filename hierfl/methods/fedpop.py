@@ -286,7 +286,7 @@ def _globals(program: Program, theta: Params) -> Values:
 
 
 def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
-    """Return draws of the local sites' prior given theta, (S, D), unconstrained, one for each number.
+    """Return unconstrained draws (S, D) of the local sites' prior, one for each number.
 
     If the prior depends on client fields, it is that of one client, a place where a chain may
     start.

@@ -28,8 +28,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Rows, Server, Up
 from hierfl.methods.about import About
+from hierfl.methods.averages import with_optimizer
 from hierfl.methods.body_and_head import Optimizers, body_and_head, check_has_body, moving
-from hierfl.methods.server_optimized import with_optimizer
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

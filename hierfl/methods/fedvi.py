@@ -138,7 +138,7 @@ def fedvi(
 
 
 def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
-    """Return every other row, a support set, and the remaining ones, a query set; neither is scaled up."""
+    """Return a support set of every other row, and a query set of the others, not scaled up."""
     parts = []
     for first in (0, 1):
         alone = first and batch.num_rows == 1  # no row is left to score: take a padded one

@@ -20,7 +20,7 @@ class Hypernetwork(Protocol):
     """Two functions: the first weights, and a client's params at weights and an embedding."""
 
     def start(self, like: Params, size: int, key: Tensor) -> Tree:
-        """Return the first weights, for params like `like` and embeddings of a size, by a noise key."""
+        """Return the first weights, for params like `like` and embeddings (size,)."""
 
     def params(self, weights: Tree, embedding: Tensor, like: Params) -> Params:
         """Return the params at an embedding (D,)."""

@@ -57,7 +57,7 @@ def guess(near: Tree, z: Tensor) -> Tensor:
 
 
 def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, Tree]:
-    """Return what a client sends after a visit, the damped change of its factor, and what it keeps."""
+    """Return what a client sends after a visit, its factor's damped change, and what it keeps."""
     change = {name: damping * (work["q"][name] - message[name]) for name in PARTS}
     up: Up = {
         **{name: Share(value) for name, value in change.items()},
@@ -70,7 +70,7 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
 def newton_step(
     q: Tree, loc: Tensor, gradient: Tensor, hessian: Tensor, cavity: Tree
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return precision and mean of q after a Newton step on the tilted log density, and if it is proper.
+    """Return precision and mean after a Newton step on the tilted log density, and if proper.
 
     `loc` is the mean before; `gradient` and `hessian` are of the client's log marginal likelihood,
     and `cavity` is q without the client's factor. The step is bounded in standard deviations of q.
@@ -156,7 +156,7 @@ def shaped(precision: Tensor, full: bool) -> Tensor:
 
 
 def proper(q: Tree) -> tuple[Tensor, Tensor]:
-    """Return mean (K,) and covariance's Cholesky factor (K, K) of q, or refuse it if it is improper."""
+    """Return mean (K,) and covariance's Cholesky factor (K, K); refuse an improper q."""
     smallest = float(torch.linalg.eigvalsh(q["precision"])[0])
     if not smallest > 0.0:
         raise ValueError(

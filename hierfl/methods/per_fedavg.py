@@ -132,7 +132,7 @@ def _meta_gradient(
     meta: Meta,
     difference: float,
 ) -> tuple[Tree, Tensor]:
-    """Return the gradient in w of f(w - a grad f(w; D); D'), and f there; `batches` are D, D' and D''."""
+    """Return the gradient in w of f(w - a grad f(w; D); D'), and f; `batches` are D, D', D''."""
 
     def gradient_at(at: Tree, batch: ClientBatch) -> Tree:
         return slope(lambda p: program.mean_loss(p, batch), at)[0]

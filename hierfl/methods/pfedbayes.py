@@ -20,8 +20,8 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.about import About
 from hierfl.methods.alternating import Alternating
+from hierfl.methods.averages import by_rows
 from hierfl.methods.averaging import plain_average
-from hierfl.methods.by_rows import by_rows
 from hierfl.methods.prior_params import at_prior
 from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.program import Params, Program

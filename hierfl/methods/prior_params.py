@@ -23,7 +23,7 @@ from hierfl.program.traces import Middle, has_mean
 
 
 def at_prior(program: Program, theta: Params) -> Params:
-    """Return local params of a `delta` or `mean_field` guide at which the posterior is the prior."""
+    """Return local params of `delta` or `mean_field` at which the posterior is the prior."""
     priors, wanted = program.priors(theta), program.start()[1]
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
     found: Params = {}
@@ -42,7 +42,7 @@ def at_prior(program: Program, theta: Params) -> Params:
 
 
 def mean_params(program: Program) -> dict[str, str]:
-    """Return, for each local site, the global param that is its prior's mean, or refuse the program."""
+    """Return, for each local site, the global param that is its prior's mean."""
     sites = [site.name for site in program.latents.local_block.sites]
     if not sites:
         raise ProgramError("this method needs local sites: give each client weights of its own")
@@ -59,7 +59,7 @@ def mean_params(program: Program) -> dict[str, str]:
 
 
 def scale_params(program: Program) -> dict[str, str]:
-    """Return, for each local site with a learned prior scale, the global param that it is elementwise."""
+    """Return, for each local site with a learned prior scale, the global param that it is."""
     marked = _marked(program)
     before, priors = program.priors(program.start()[0]), program.priors(marked)
     values, found = _constrained(program, marked), {}

@@ -83,7 +83,7 @@ def check_delta(delta: float | None, clients: int) -> float:
 
 @lru_cache(maxsize=64)
 def cost_of_round(noise: float, clients: int, cohort: int) -> Tensor:
-    """Return a round's Renyi divergences at dp-accounting's orders, (orders,) float64; noise in clips."""
+    """Return a round's Renyi divergences, (orders,) float64; `noise` is in units of the clip."""
     accounting, rdp = _library()
     event = accounting.GaussianDpEvent(noise / MOVED)
     if cohort < clients:

@@ -1,4 +1,4 @@
-"""Models stacked along a first dimension: components of IFCA and FedEM, and models of single clients."""
+"""Models stacked along a first dimension: of components, or of single clients."""
 
 from __future__ import annotations
 

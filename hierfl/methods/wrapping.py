@@ -14,7 +14,7 @@ from hierfl.program.program import Program, ProgramError
 
 
 def wrapped(method: Method, name: str, *, trait: Trait | None = None, **parts: Any) -> Method:
-    """Return a method with other parts, whose `most_rounds` is unknown: it may settle later, or never."""
+    """Return a method with other parts; it may never settle, so `most_rounds` is unknown."""
     traits = method.traits if trait is None else method.traits | {trait}
     return replace(method, name=name, most_rounds=None, traits=traits, **parts)
 
@@ -25,7 +25,7 @@ def is_logged(value: Tree) -> bool:
 
 
 def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
-    """Return phases on `entry` of a larger working state; `after` follows each step of the last phase."""
+    """Return phases on `entry` of a larger working state; `after` follows steps of the last."""
     last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
     return tuple(
         replace(phase, step=_inside(phase.step, entry, after if i == last else None))
@@ -71,7 +71,7 @@ def beside(plain: Client, extra: Tree) -> Client:
 def check_averages(
     wrapper: str, method: Method, program: Program, server: Server, fix: str
 ) -> None:
-    """Refuse a server whose state is anything but the program's global params; `fix` ends the message."""
+    """Refuse a server whose state is not the global params; `fix` ends the message."""
     expected = program.start()[0].keys()
     if isinstance(server.state, dict) and server.state.keys() == expected and expected:
         return

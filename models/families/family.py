@@ -1,4 +1,4 @@
-"""`ResponseFamily`: the likelihood of a response, its link, parameters, default priors and checks."""
+"""`ResponseFamily`: a response's likelihood, link, parameters, default priors and checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _whole(x: Numbers) -> NDArray[np.bool_]:
 
 
 def check_values(family: str, kind: str, values: ArrayLike) -> None:
-    """Refuse responses (N,) outside of what a kind of `ResponseFamily` allows, with the row and a fix."""
+    """Refuse responses (N,) outside of what a kind of `ResponseFamily` allows."""
     column = np.asarray(values)
     if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
         missing = [

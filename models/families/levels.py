@@ -1,4 +1,4 @@
-"""Levels, without or in order: categorical and cumulative responses, and the prior of thresholds."""
+"""Levels without order or in order: categorical and cumulative responses; ordered priors."""
 
 from __future__ import annotations
 

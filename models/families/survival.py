@@ -1,4 +1,4 @@
-"""Times by their hazards; `Censored`: times known to be after, before or between others; late entry."""
+"""Times by their hazards: exact, censored (after, before, between others), entered late."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Hazards(Protocol):
 
 
 def hazards(fn: Any) -> Hazards:
-    """Return the hazards of a distribution of times, or itself where it has the methods of `Hazards`."""
+    """Return the hazards of a distribution of times, which may have these methods itself."""
     if isinstance(fn, torch_dist.Exponential):
         return ExponentialHazards(fn.rate)
     if isinstance(fn, torch_dist.Weibull):

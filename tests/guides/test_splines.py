@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hierfl.core import noise
-from hierfl.guides.splines import SplineFlow, spline
+from hierfl.guides.global_sites import SplineFlow, spline
 
 GRID = 400
 

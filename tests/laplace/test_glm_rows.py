@@ -15,8 +15,8 @@ import hierfl
 from hierfl import datasets, guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.laplace.derivatives import softplus, times
 from hierfl.laplace.glm_rows import Linear, seen_linear
+from hierfl.laplace.links import softplus, times
 from hierfl.laplace.marginal import Marginal
 from tests.methods.test_pvi import close
 from tests.programs import federation, logistic, means, regression, slopes

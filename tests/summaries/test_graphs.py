@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.laplace.derivatives import softplus
+from hierfl.laplace.links import softplus
 from hierfl.summaries.graphs import graph_of
 
 
