@@ -26,7 +26,7 @@ from hierfl.nodes.together import parts_of, size_of, sums_of
 from hierfl.optimizers import SGD
 from tests.flower.test_apps import Grid, identity, rows
 from tests.methods.cases import shared as _shared
-from tests.programs import fit, regression
+from tests.programs import fit, logistic, regression
 
 __all__ = ["identity"]  # a fixture
 
@@ -86,7 +86,7 @@ def ways() -> dict[str, Method]:
         "apfl": apfl(),
         "fedsvi": methods.fedsvi(regression),
         "scaffold": methods.scaffold(_shared(), optimizer=SGD(0.05)),
-        "pvi": methods.pvi(regression),
+        "pvi": methods.pvi(logistic, draws=2, steps=1),
     }
 
 

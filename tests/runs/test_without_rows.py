@@ -20,7 +20,7 @@ from hierfl.method import Method
 from hierfl.methods import fedlaplace, fedsvi, pfedme
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
-from tests.programs import FAMILIES, federation, fit, regression
+from tests.programs import FAMILIES, federation, fit, logistic, regression
 
 
 def personal() -> Method:
@@ -37,8 +37,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "conditional": lambda: fedsvi(regression, FAMILIES["conditional"]),
     "not centered": lambda: fedsvi(models.regression("poisson", y="visits")),
     "fedlaplace": lambda: fedlaplace(
-        models.regression("bernoulli", y="ill", intercept=None),
-        settle_draws=8,
+        logistic,
+        settle_draws=4,
         draws=64,
         target_ess=8,
         weighting_rounds=1,
