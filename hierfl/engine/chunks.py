@@ -69,7 +69,7 @@ def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
         "keys": batch.own_keys,
     }
     words = map(partial(torch.as_tensor, dtype=torch.int32), batch.words)
-    slots: Tree = tree_map(partial(torch.unsqueeze, dim=1), own)
+    slots: Tree = tree_map(lambda value: value[:, None], own)
     return slots, {"root": batch.root, "words": tuple(words)}
 
 

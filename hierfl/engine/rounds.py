@@ -193,7 +193,8 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
         sent += done.sent
         for name, up in done.sums.items():
             total[name] = added(total[name], up) if name in total else up
-            parts.setdefault(name, []).append(done.norms[name])
+        for name, norm in done.norms.items():  # masked updates have none
+            parts.setdefault(name, []).append(norm)
         if done.sums:
             ids.append(done.ids)
     for name, each in parts.items():
