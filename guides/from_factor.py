@@ -23,7 +23,7 @@ from hierfl.summaries.conditional import Proposal, own_shapes, point, sides_of
 from hierfl.summaries.hierarchy import Hierarchy
 
 AUXILIARY: Any = {"is_auxiliary": True}
-MORE = 4  # times as many candidates where some local numbers are not Normal
+MORE = 4  # times as many candidates where some local scalars are not Normal
 WIDER = 1.1  # scale of the candidates, in those of the prior times the factor
 OWN_PARAM = "_factor"  # first part of the names of the local params
 

@@ -2,7 +2,7 @@
 
 Each is a function `(block) -> (batch) -> Drawn`, to be used as the `shared=` of a guide family. The
 spline flow consists of pointwise operations alone, so that it runs under `torch.vmap` and compiles;
-Pyro's selects numbers by a boolean mask, which `torch.vmap` does not allow. Its networks are used.
+Pyro's selects entries by a boolean mask, which `torch.vmap` does not allow. Its networks are used.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _pieces(raw: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 class SplineFlow(nn.Module):
     """The flow f(e) with its log |det df/de|: a spline flow, followed by an affine flow.
 
-    The spline of each number depends on the numbers before it; its shift and scale then depend on
+    The spline of each entry depends on the entries before it; its shift and scale then depend on
     those after it. Two masked networks (Germain et al. 2015, arXiv:1502.03509) compute the
     parameters. The flow starts near the identity. A draw of a standard Normal lies outside the
     default bound once in 5e8 times.
@@ -151,7 +151,7 @@ def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
 
 
 def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
-    """Return a Normal posterior with all correlations, of K (K + 3) / 2 numbers.
+    """Return a Normal posterior with all correlations, of K (K + 3) / 2 params.
 
         q(z) = Normal(loc, (S U)(S U)'),    S = diag(scale),  U unit lower triangular
 
@@ -175,7 +175,7 @@ def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBat
 
 
 def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
-    """Return a Normal posterior without correlations, of 2 K numbers.
+    """Return a Normal posterior without correlations, of 2 K params.
 
         q(z) = Normal(loc, scale^2)
 
@@ -196,7 +196,7 @@ def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[Clien
 def low_rank_normal(
     block: Block, *, rank: int = 4, init_scale: float = 0.1
 ) -> Callable[[ClientBatch], Drawn]:
-    """Return a Normal posterior with the `rank` strongest correlations, of (2 + rank) K numbers.
+    """Return a Normal posterior with the `rank` strongest correlations, of (2 + rank) K params.
 
         q(z) = Normal(loc, S (F F' + I) S),    S = diag(scale),  F (K, rank)
 
@@ -294,7 +294,7 @@ def spline_flow(
 
 
 def _start_noise(name: str, *shape: int) -> Tensor:
-    """Return standard normal numbers that are a function of the name alone."""
+    """Return standard normal values that are a function of the name alone."""
     return noise.normals(noise.fold(noise.root_key(0), noise.word(name)), shape)
 
 

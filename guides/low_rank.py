@@ -21,7 +21,7 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
         q = Normal(loc, S (F F' + I) S),    S = diag(scale),  F with `rank` columns
 
     It has 2 + rank params for each unconstrained number. Pyro's AutoLowRankMultivariateNormal is a
-    single Normal over all sites of all clients, which no client could hold by itself.
+    single Normal over all sites of all clients, which no client could hold alone.
 
     Params:
 

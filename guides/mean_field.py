@@ -24,7 +24,7 @@ from hierfl.program.sites import (
 def mean_field(
     model: Model, latents: Latents, *, init_scale: float = 0.1, scale_link: ScaleLink = "softplus"
 ) -> Guide:
-    """Build a guide of independent Normals on the unconstrained numbers of all sites.
+    """Build a guide of independent Normals on the unconstrained entries of all sites.
 
         q = prod over sites of Normal(loc, scale^2)
 

@@ -168,7 +168,7 @@ class Client:
             the price of more chunks: for steps that go through the rows so often that padded rows
             cost more than another chunk.
         seen: own -> (), above 0 once the client has been through a round; None: the client state
-            does not tell.
+            does not say.
         new: message -> client state of a client that joins after the last round; None: `own`.
         settle: (last message, own, batch of all its rows) -> client state with what predictions
             need of the client's rows, and no later round does. Run for every client when the run
@@ -226,7 +226,7 @@ class Server:
         final: (state, clock) -> message for the posterior, for predictions and for new clients;
             None: `down`.
         finished: state -> whether to stop before the last round.
-        logged: state after a round -> numbers for its row of the history.
+        logged: state after a round -> scalars for its row of the history.
         relaxed: beta -> the same server with its step multiplied by beta; None:
             `methods.over_relaxed` multiplies it if the state is a dict of the global params, and
             refuses the method otherwise.
@@ -237,7 +237,7 @@ class Server:
         cohort_seed: clock -> the seed that the cohort of a round is drawn from, where nodes must
             not know who is in it; None: the run's seed.
         surprise: state after a round -> how surprising each client's update is given the others';
-            None: it is too early to say, or the method does not tell. The history and a warning
+            None: it is too early, or the method does not judge. The history and a warning
             name clients that conflict.
         wrong: (message, update of one client, its number of rows) -> what no honest client sends,
             or None; a client at a node is then left out of the round, by that reason.
@@ -292,7 +292,7 @@ class Method:
         traits: what a wrapper around it must know; wrappers add their own. "gradients": clients
             send gradients, not copies. "by rows": its posterior needs a likelihood that is a
             product over rows. "leaves out": clients are left out of means by a draw that nodes
-            know. "rounded": clients send rounded numbers. "own statistics": each client predicts
+            know. "rounded": clients send rounded values. "own statistics": each client predicts
             with its own statistics of batch norm.
 
     Raises:

@@ -42,7 +42,7 @@ class BregmanPrior:
 
     Args:
         g: maps natural parameters, in the shape of one tensor, to that same shape where g is
-            separable, and to a scalar () where the numbers interact.
+            separable, and to a scalar () where the entries interact.
         natural: domain of the natural parameters: all real numbers, or one side of a bound.
         mean: domain of the means, and so of the values x: the image of grad g.
         gradient: grad g in closed form. Default None: by autograd.
@@ -99,7 +99,7 @@ class BregmanPrior:
         return grad(lambda s: self.mean_of(s).sum())(natural)
 
     def hessian(self, natural: Tensor) -> Tensor:
-        """Return the Hessian of g, (d, d), over the d numbers of `natural`, flattened."""
+        """Return the Hessian of g, (d, d), over the d entries of `natural`, flattened."""
         shape = natural.shape
 
         def flat(s: Tensor) -> Tensor:
@@ -137,10 +137,10 @@ def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
 
         D = precision |x - mu|^2 / 2,    g(s) = s^2 / (2 precision)
 
-    For correlated numbers use `BregmanPrior(lambda s: 0.5 * s @ cov @ s)`.
+    For correlated entries use `BregmanPrior(lambda s: 0.5 * s @ cov @ s)`.
 
     Args:
-        precision: > 0, one for all numbers or one for each number of x.
+        precision: > 0, one for all entries or one for each entry of x.
 
     Raises:
         ValueError: `precision` is not > 0 everywhere.

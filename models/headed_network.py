@@ -1,4 +1,4 @@
-"""One network for all clients, whose features and last layer methods can tell apart."""
+"""One network for all clients, whose features and last layer methods can separate."""
 
 from __future__ import annotations
 

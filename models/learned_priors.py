@@ -133,7 +133,7 @@ class LearnedVariance:
         return Penalized(theta, lambda w: (precision * (w - theta).square()).sum() / 2.0)
 
     def hyper(self, above: Above) -> Tensor:
-        """Return the rest of R, which depends on the global params alone."""
+        """Return the part of R that depends on the global params alone."""
         return self.eps * (above["theta"].square().sum() + above["s"].square().sum())
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
@@ -157,7 +157,7 @@ class LearnedNormal:
 
         w_k ~ Normal(theta, v)
 
-    The joint mode in (w, v) is degenerate: v is 0 and all clients are alike. Therefore v has a
+    The joint mode in (w, v) is degenerate: v is 0 and all clients are equal. Therefore v has a
     scaled inverse chi-squared hyper-prior. It acts like additional clients at the distance
     `typical` from theta, with the total weight `strength`, where the weights of the actual clients
     sum to 1.

@@ -46,9 +46,9 @@ class Likelihood:
     `bayesian_network(net, likelihood=lambda out: dist.Laplace(out[..., 0], 1.0))`.
 
     Args:
-        of: `(output, **numbers) -> distribution`, with output (C, B, outputs) and batch shape (C,
+        of: `(output, **parameters) -> distribution`, with output (C, B, outputs) and batch shape (C,
             B). Dimensions within a row are declared by `.to_event`.
-        priors: name of a number -> its prior, which makes a global site of that name, or its known
+        priors: name of a parameter -> its prior, which makes a global site of that name, or its known
             value.
     """
 
@@ -56,13 +56,13 @@ class Likelihood:
     priors: Mapping[str, Prior] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> Callable[[Tensor], Distribution]:
-        """Sample the global numbers, outside the plates.
+        """Sample the global parameters, outside the plates.
 
         Returns:
             A function `(output) -> distribution`, to call inside both plates.
         """
-        numbers = {name: given(name, prior) for name, prior in self.priors.items()}
-        return lambda output: self.of(output, **numbers)
+        parameters = {name: given(name, prior) for name, prior in self.priors.items()}
+        return lambda output: self.of(output, **parameters)
 
 
 def as_likelihood(likelihood: Likelihood | Callable[[Tensor], Distribution] | None) -> Likelihood:

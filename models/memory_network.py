@@ -37,7 +37,7 @@ class MemoryNetwork:
         y_kn ~ Categorical((1 - weight) softmax f(x_kn; theta) + weight p_k(x_kn))
         p_k(x)_c ~ sum of exp(-|phi(x) - phi(x_j)|^2 / (D s)) over the nearest rows j with y_j = c
 
-    phi is what the layer `features` takes, with D numbers. A client without memory has weight 0.
+    phi is what the layer `features` takes, with D entries. A client without memory has weight 0.
 
     An instance is a model, to be called on a batch. Params:
 

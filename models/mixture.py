@@ -136,7 +136,7 @@ def mixture(model: Model, *, components: int = 3) -> Model:
     * `0.<name>`, `1.<name>`, ..., global: the params of each copy.
     * `mixture.logits` (C, 1, M), local: log pi_k up to a constant, under a flat prior.
 
-    All copies start alike: methods that fit them start them apart (`hierfl.methods.fedem`).
+    All copies start equal: methods that fit them start them apart (`hierfl.methods.fedem`).
 
     Args:
         model: of global params alone, with one observed site, such as `hierfl.models.network`.

@@ -79,7 +79,7 @@ def regression(
             or area, for families with a log link: eta_kn = log e_kn + a_k + x_kn . b_k. Default
             None: e = 1.
         trials: name of the field of numbers of trials; "binomial" and "beta_binomial" need it.
-        cens: name of the field that tells censored times: 0 exact, 1 right, -1 left, 2 interval.
+        cens: name of the field of censoring codes: 0 exact, 1 right, -1 left, 2 interval.
         upper: name of the field of upper ends of intervals.
         entry: name of the field of times from which on rows were observed.
         **coefficients: the keys of `Coefficients`.

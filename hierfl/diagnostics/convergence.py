@@ -36,7 +36,7 @@ from hierfl.diagnostics.weighted_moments import (
     without_weights,
 )
 from hierfl.laplace.mode import client_density
-from hierfl.laplace.trials import alike
+from hierfl.laplace.trials import nearly_equal
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
@@ -336,4 +336,4 @@ def is_quadratic(program: Program) -> bool:
         start = latents.local_block.start.double().expand(shape).flatten()
         points = [start + torch.randn(start.shape, generator=g) for _ in range(TRIES)]
         known = curvature(start)
-        return all(alike(known, curvature(w), exact=1e-6) for w in points)
+        return all(nearly_equal(known, curvature(w), exact=1e-6) for w in points)

@@ -1,4 +1,4 @@
-"""The parts of a client's log joint: rows with a linear predictor in the local sites, and the rest.
+"""The parts of a client's log joint: rows with a linear predictor in the local sites, and all else.
 
 Row i of a generalized linear model has the log likelihood l_i(eta_i), with the scalar linear
 predictor eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i''

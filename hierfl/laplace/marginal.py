@@ -12,7 +12,7 @@ With g = -log det(A) / 2, J = (I; S), and v = A^-1 g_w held constant,
 
 This differentiates the implicit function w^(z) twice, without differentiating the search for the
 mode. All derivatives are reverse mode over reverse mode, because nested forward mode gives wrong
-numbers through some of torch's losses (binary_cross_entropy_with_logits).
+values through some of torch's losses (binary_cross_entropy_with_logits).
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
         if size > most:
             site = max(sites, key=lambda s: s.size)
             raise ProgramError(
-                f"the {what} sites have {size} numbers ({site.size} of them in '{site.name}'), and "
+                f"the {what} sites have {size} parameters ({site.size} of them in '{site.name}'), and "
                 f"the limit is {most}, because second derivatives are taken in all of them: use "
                 "fedsvi with guides.structured"
             )

@@ -81,7 +81,7 @@ def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
     return {name: sites[name] for name in (*program.labels, *program.factors)}
 
 
-def alike(one: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:
+def nearly_equal(one: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:
     """Return whether two tensors are equal up to rounding, relative and absolute."""
     return bool(torch.allclose(one, other, rtol=exact, atol=exact))
 
@@ -112,7 +112,9 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     if not all_linked(there):
         return False
     read, known = predictors_of(terms, len(w)), log_likelihoods(there)
-    return bool(known.isfinite().all()) and alike(read.scores(read.base + read.design @ w), known)
+    return bool(known.isfinite().all()) and nearly_equal(
+        read.scores(read.base + read.design @ w), known
+    )
 
 
 @contextmanager

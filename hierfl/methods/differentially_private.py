@@ -109,7 +109,7 @@ def _check_takes_means(method: Method, program: Program) -> None:
         )
     if "rounded" in method.traits:
         raise ProgramError(
-            "differentially_private clips plain numbers, and clients of a quantized method send "
+            "differentially_private clips plain values, and clients of a quantized method send "
             "rounded ones: leave quantized out"
         )
     what, fix = "adds noise to a mean over clients", "wrap such a method, or fedsvi"

@@ -4,7 +4,7 @@
                u_i = sum_j xi_ij w_j, and client i gets u_i
     client i:  for every mini-batch:  w_i <- w_i - lr grad[ nll(w_i) + prox / (2 alpha) |w_i - u_i|^2 ]
 
-HeurFedAMP fixes xi_ii, and shares the rest by softmax_j(sigma cos(w_i, w_j)).
+HeurFedAMP fixes xi_ii, and shares what remains by softmax_j(sigma cos(w_i, w_j)).
 
 Source: Huang et al. 2021, arXiv:2007.03797, Algorithm 1. The weights as printed lack a factor 2:
 fixed points are stationary for sum_i f_i + (prox / 2) sum_{i<j} A(|w_i - w_j|^2), A(d) = 1 - exp(-d

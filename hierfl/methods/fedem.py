@@ -72,7 +72,7 @@ def fedem(
         personalize_steps: updates of the shares of a client that joins later, in each round of
             `personalize`.
         starts: M sets of the model's params to start from. Default None: those of the model, each
-            tensor's numbers in M orders, drawn from the run's seed.
+            tensor's entries in M orders, drawn from the run's seed.
 
     Raises:
         ValueError: `components` or `personalize_steps` is below 1. (At fit) the model has latent

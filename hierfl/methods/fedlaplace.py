@@ -13,7 +13,7 @@ through three stages; each round is one evaluation:
     settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short
              (0.05 sd; 0.2 sd if a weighting stage follows):
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
-    weigh    clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
+    weight   clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
              one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
              Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z
              | y). While too few points are effective, the stage is repeated with a t refitted to
@@ -52,7 +52,7 @@ from hierfl.program.sites import Guide, Latents, Model, family
 # for draws
 COLD, WARM, FOR_DRAWS = 25, 4, 6
 # Rounds by which `fit(..., rounds=None)` ends where q does not settle before. It takes 5 to 15 in
-# benchmarks/ROUNDS.md and in the tests; what is left then weighs the points as they are, and k-hat
+# benchmarks/ROUNDS.md and in the tests; the rounds that are left then weight the points as they are, and k-hat
 # says whether they may be trusted.
 MOST_ROUNDS = 100
 # K x D above which fedlaplace says that it is slow: at 56 x 28, with four clients and 644 rows, a
@@ -94,11 +94,11 @@ def fedlaplace(
 
     Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops by
     itself, after 100 rounds at the latest. Its history has the next stage (0 climb, 1 settle, 2
-    weigh, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
+    weight, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
     raised to the prior's (`raised`), the fraction of points at which clients found no mode
     (`lost`), k-hat and the number of effective points.
 
-    It is for few global numbers, or few local ones: where K times D, the number of local unknowns,
+    It is for few global parameters, or few local ones: where K times D, the number of local unknowns,
     is above 1,000, it warns at once that it takes minutes, and names `two_stage`.
 
     Args:
@@ -139,7 +139,7 @@ def fedlaplace(
         check_integrable(program, max_global_size, start or {})
         size = program.latents.global_block.size
         return standard_points(
-            size, settle=settle_draws, weigh=draws, rounds=weighting_rounds, seed=program.seed
+            size, settle=settle_draws, most=draws, rounds=weighting_rounds, seed=program.seed
         )
 
     def client(program: Program) -> Client:
@@ -178,9 +178,9 @@ def _warn_of_many(program: Program, points: int) -> None:
     size, inside = program.latents.global_block.size, program.latents.local_block.size
     if size * inside > SLOW:
         warnings.warn(
-            f"fedlaplace takes minutes here: clients differentiate {inside} local numbers twice "
+            f"fedlaplace takes minutes here: clients differentiate {inside} local parameters twice "
             f"in {size} global ones, at {points} points a round. Take two_stage(model), which "
-            "sends no Hessian of the global numbers",
+            "sends no Hessian of the global parameters",
             stacklevel=6,
         )
 

@@ -35,9 +35,9 @@ PARTS = 16  # settling rounds with different points; after them the points repea
 FIRST = 512
 FREEDOM = 15.0  # degrees of freedom of the Student t in the weighting stage
 FAR = 3.0  # sds of q at which its sides are measured; beyond, the tail of the t is wide enough
-CLIMB, SETTLE, WEIGH, DONE = range(4)
+CLIMB, SETTLE, WEIGHT, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighting", "done")
-# standard deviations that q may move when it has settled: as the answer, and as a proposal to weigh
+# standard deviations that q may move when it has settled: as the answer, and as a proposal to weight
 STILL, STILL_ENOUGH = 0.05, 0.2
 LOST = 0.01  # fraction of points without a mode above which the server warns
 RESERVED = 3  # rounds that are kept for weighting where the number of rounds is small, at most
@@ -79,7 +79,7 @@ class Points:
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
-        """Return q's center and points on both sides along `tril`, (1 + 2 K, K), if any weigh."""
+        """Return q's center and points on both sides along `tril`, (1 + 2 K, K), of weighting rounds."""
         loc, size = message["loc"], self.weighting.shape[-1]
         if not self.sizes:
             return torch.zeros(0, size, dtype=loc.dtype)
@@ -87,10 +87,10 @@ class Points:
         return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
 
 
-def standard_points(size: int, *, settle: int, weigh: int, rounds: int, seed: int) -> Points:
-    """Return points in K = `size` dimensions; weighting rounds have `FIRST` to `weigh` points."""
+def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> Points:
+    """Return points in K = `size` dimensions; weighting rounds have `FIRST` to `most` points."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
-    sizes = tuple(min(weigh, FIRST << a) for a in range(rounds))
+    sizes = tuple(min(most, FIRST << a) for a in range(rounds))
     heavy = [
         heavy_points(count, size, freedom=FREEDOM, seed=seed + 1 + a)
         for a, count in enumerate(sizes)
@@ -153,7 +153,7 @@ class Rounds:
         }
 
     def down(self, state: Tree, clock: Clock) -> Tree:
-        """Return the message: one point, or points about q. Clients tell which by its keys."""
+        """Return the message: one point, or points about q. Its keys say which."""
         stage = int(state["stage"])
         if stage == CLIMB:
             return {
@@ -161,7 +161,7 @@ class Rounds:
                 **({"first": torch.zeros(())} if _nothing_known(state) else {}),
             }
         message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
-        if stage != WEIGH:
+        if stage != WEIGHT:
             return message
         # only the shape of "points" counts, which is known where a step is traced: it has no
         # entries
@@ -173,7 +173,7 @@ class Rounds:
         left = clock.rounds - clock.round - 1
         _warn_of_lost(int(state["stage"]), float(means["lost"]))
         with torch.no_grad(), unchecked():
-            if int(state["stage"]) == WEIGH:
+            if int(state["stage"]) == WEIGHT:
                 state = self.weighted(state, means, left)
             else:
                 state = self.moved(state, means, left)
@@ -220,7 +220,7 @@ class Rounds:
     def weighting(self, left: int) -> Tree:
         """Return the stage and part at which weighting starts."""
         largest = self.points.sizes.index(max(self.points.sizes))
-        return _at(WEIGH, min(max(0, largest + 1 - left), largest))
+        return _at(WEIGHT, min(max(0, largest + 1 - left), largest))
 
     def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
         """Return q's widths on both sides, from the log posterior far out on its axes."""
@@ -266,7 +266,7 @@ class Rounds:
             now = now.refitted(mean, covariance)
         return {
             **state,
-            **_at(WEIGH if again else DONE, part + 1),
+            **_at(WEIGHT if again else DONE, part + 1),
             "proposals": proposals,
             "log_p": log_p,
             "draws": resampled(at, weights.log, self.count),

@@ -157,7 +157,7 @@ def _serving(
 ) -> Client:
     """Return the client that keeps tuned params beside its state, and predicts with them."""
     tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
-    flagged = not each_round or plain.seen is None  # else the wrapped client's state tells
+    flagged = not each_round or plain.seen is None  # else the wrapped client's state says so
 
     def kept(params: Params, begun: Tensor) -> Tree:
         return {tuned: params, flag: begun} if flagged else {tuned: params}

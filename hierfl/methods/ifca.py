@@ -75,7 +75,7 @@ def ifca(
         batch_size: rows of a mini-batch; None: all.
         weights: of the mean within a cluster: "uniform", or by "rows".
         starts: K sets of global params to start from. Default None: those of the model, each
-            tensor's numbers in K orders.
+            tensor's entries in K orders.
 
     Raises:
         ValueError: `clusters` is below 1.

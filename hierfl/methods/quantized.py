@@ -49,7 +49,7 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
     A client sends how far its steps moved what it would send, rounded, with one scale for each
     tensor. It keeps what rounding lost, and adds it to the next round's. Shares that are a single
     number stay as they are, and so does what the server sends. Each client keeps as many more
-    numbers as it sends.
+    scalars as it sends.
 
     Rounding is the same on every engine. Where the float noise of two engines puts a number on
     either side of a half, their updates differ by one step of the scale, which the next rounds make

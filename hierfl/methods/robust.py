@@ -142,7 +142,7 @@ def _median(values: Tensor) -> Tensor:
 
 
 def _flat(values: Tree) -> Tensor:
-    """Return all numbers of each client, (C, n)."""
+    """Return all entries of each client, (C, n)."""
     return torch.cat([v.reshape(len(v), -1).double() for v in tree_leaves(values)], 1)
 
 

@@ -130,7 +130,7 @@ def _client(
         moved = sub(work["w"], message["theta"])
         if option == "I":
             c = work["at_theta"]
-        else:  # a client that took no step has nothing to tell of its gradient
+        else:  # a client that took no step knows no mean gradient
             by = torch.where(work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0)
             mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
             c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])

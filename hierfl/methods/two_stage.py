@@ -140,7 +140,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             their entries and clients.
         draws: S, of the global sites.
         row_noise: differential privacy of each row: clients send factors from clipped rows with
-            noise, in a fixed number of rounds that need every client, and draws are not weighed.
+            noise, in a fixed number of rounds that need every client, and draws are not weighted.
             The posterior takes the noise for what it is, and is wider for it. Default None: no
             noise.
 
@@ -201,7 +201,7 @@ def _budget(row_noise: RowNoise) -> dict[str, float]:
 
 def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
     hierarchy, shared = seen.hierarchy, len(seen.hierarchy.reading.origin)
-    weighed = draws if row_noise is None else 0  # a log ratio has no noise
+    weighted = draws if row_noise is None else 0  # a log ratio has no noise
     with double_precision(), torch.no_grad(), unchecked():
         score, line = seen.score, seen.score.line
         nodes, weigher, tries = nodes_of(line), Weigher(hierarchy), points_of(hierarchy)
@@ -239,7 +239,7 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
             belief = message["loc"], message["covariance"]
             if row_noise is None:
                 own = factor_of(rows, belief, nodes, before, work["seen"] > 0.0)
-            else:  # a test of the rows would tell of them
+            else:  # a test of the rows would disclose them
                 own = private_factor(rows, belief, before, nodes, row_noise, batch.key)
                 wrong = torch.zeros(rows.clients)
             own = rounded(own)
@@ -310,7 +310,7 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
         adapt=phases,
         most_adapting=1,
         seen=lambda own: own["seen"],
-        refuses=lambda message, first: refused_message(message, first, weighed, shared),
+        refuses=lambda message, first: refused_message(message, first, weighted, shared),
         rests_on=rests_on,
         row_noise=row_noise,
     )

@@ -31,7 +31,7 @@ STILL, STILL_SD = 0.1, 0.05
 FITTING = 0.3
 # clients beyond which fewer draws are weighted, as each costs every client a pass over its rows;
 # and the fewest
-MANY, FEWEST_WEIGHED = 1000, 1000
+MANY, FEWEST_WEIGHTED = 1000, 1000
 FEW = 16  # draws of z by which clients locate their mixing variables
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
@@ -52,8 +52,8 @@ class Rounds:
         count, size = program.num_clients, reading.size
         kept = len(reading.origin) + self.surrogate.mixed
         exact = hierarchy.spread is not None
-        weighed = min(self.draws, max(FEWEST_WEIGHED, self.draws * MANY // max(MANY, count)))
-        weighed = self.draws if exact else weighed
+        weighted = min(self.draws, max(FEWEST_WEIGHTED, self.draws * MANY // max(MANY, count)))
+        weighted = self.draws if exact else weighted
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
             fields = {
@@ -72,7 +72,7 @@ class Rounds:
             )
             belief = {} if exact else self._of_any_client(prior, equal, none)
             return {
-                **_nothing(count, weighed, kept),
+                **_nothing(count, weighted, kept),
                 "factors": {
                     "precision": torch.zeros(count, size, size),
                     "shift": torch.zeros(count, size),
@@ -118,7 +118,7 @@ class Rounds:
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGHT:
                 state = with_error(state, reports, means.get("inner_variance"))
-                state = self.weighted(state, reports, clock)
+                state = self.after_weighting(state, reports, clock)
             else:
                 _check_read(means["misread"])
                 state = self.gathered(state, reports, clock)
@@ -142,7 +142,7 @@ class Rounds:
             state = self._reweighted(state, factors)
         if self.gathers is not None and clock.round + 1 >= self.gathers:
             ended = self._sampled(state, factors, "final", clock)
-            return {**ended, "stage": torch.tensor(DONE), "weighed": torch.ones_like(seen)}
+            return {**ended, "stage": torch.tensor(DONE), "weighted": torch.ones_like(seen)}
         still = bool(state["moved"] < STILL) and bool(state["changed"] < STILL_SD)
         if not still or self.gathers is not None:
             state = self._sampled(state, factors, "scouts", clock)
@@ -167,16 +167,16 @@ class Rounds:
         seen = state["seen"]
         ended = bool((seen | state["failed"]).all())
         stage = torch.tensor(DONE if ended else GATHER)
-        return {**state, "stage": stage, "weighed": seen.clone(), "effective": count}
+        return {**state, "stage": stage, "weighted": seen.clone(), "effective": count}
 
     def _to_weight(self, state: Tree, clock: Clock) -> Tree:
         """Return the state with draws from factors raised to `powers`, for clients to weight."""
         factors = raised(Factors(**state["factors"]), state["powers"])
-        none = torch.zeros_like(state["weighed"])
+        none = torch.zeros_like(state["weighted"])
         return {
             **self._sampled(state, factors, "final", clock),
             "stage": torch.tensor(WEIGHT),
-            **{name: none.clone() for name in ("weighed", "heavy", "failed")},
+            **{name: none.clone() for name in ("weighted", "heavy", "failed")},
             "ratios": torch.zeros_like(state["ratios"]),
             "inner_error": torch.tensor(torch.nan),
         }
@@ -224,20 +224,20 @@ class Rounds:
         log_z, marginals = self.surrogate.log_marginals(draws, factors)
         return log_z + marginals.sum(1)
 
-    def weighted(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
+    def after_weighting(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
         """Return the state after clients have sent log ratios of likelihoods and factors."""
         factors, final = Factors(**state["factors"]), state["final"]
         left = clock.rounds - clock.round - 1
-        new = ~state["weighed"][reports.ids]
+        new = ~state["weighted"][reports.ids]
         ids, each = reports.ids[new], reports.value[new].mT.double()  # (S, n)
         ratios = state["ratios"] + each.sum(1)
-        seen = state["weighed"].index_fill(0, ids, True)
+        seen = state["weighted"].index_fill(0, ids, True)
         k_hats = torch.tensor([smoothed(one).k_hat for one in each.unbind(1)])
         weights = smoothed(ratios + self._wider(final, factors, state["powers"]))
         state = {
             **state,
             "ratios": ratios,
-            "weighed": seen,
+            "weighted": seen,
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
             "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
             "k_hat": torch.tensor(weights.k_hat),
@@ -251,7 +251,7 @@ class Rounds:
             return state
         if bool((state["powers"] < 1.0).any()):
             # a client that failed once would count in a part of the draws
-            equal = bool((seen == state["narrow"]["weighed"]).all())
+            equal = bool((seen == state["narrow"]["weighted"]).all())
             state = self._together(state, factors) if equal else state
             return {**state, "stage": torch.tensor(DONE)}
         if bool(state["heavy"].any()) and left > 0:
@@ -276,7 +276,7 @@ class Rounds:
             lambda powers: self._log_p(final["draws"], raised(factors, powers)),
         )
         log_target = state["ratios"] + final["log_p"]
-        narrow = {"draws": final["draws"], "log_target": log_target, "weighed": state["weighed"]}
+        narrow = {"draws": final["draws"], "log_target": log_target, "weighted": state["weighted"]}
         return self._to_weight({**state, "powers": powers, "narrow": narrow}, clock)
 
     def _together(self, state: Tree, factors: Factors) -> Tree:
@@ -329,18 +329,18 @@ class Rounds:
         return {"_shared.points": points.to(torch.get_default_dtype())}
 
 
-def _nothing(count: int, weighed: int, kept: int) -> Tree:
+def _nothing(count: int, weighted: int, kept: int) -> Tree:
     """Return what the server has of N clients, and of the draws to weight (S, K), at first."""
     none = torch.zeros(count, dtype=torch.bool)
     return {
-        **{name: none.clone() for name in ("seen", "weighed", "heavy", "failed")},
-        "final": unweighted(weighed, kept),
-        "ratios": torch.zeros(weighed),
+        **{name: none.clone() for name in ("seen", "weighted", "heavy", "failed")},
+        "final": unweighted(weighted, kept),
+        "ratios": torch.zeros(weighted),
         "powers": torch.ones(count),
         "narrow": {
-            "draws": torch.zeros(weighed, kept),
-            "log_target": torch.zeros(weighed),
-            "weighed": none.clone(),
+            "draws": torch.zeros(weighted, kept),
+            "log_target": torch.zeros(weighted),
+            "weighted": none.clone(),
         },
     }
 

@@ -47,16 +47,16 @@ def warn(state: Tree, left: int) -> None:
             "guides.structured",
             stacklevel=4,
         )
-    lost, unweighed = (int((~state[name]).sum()) for name in ("seen", "weighed"))
-    if stage == DONE and unweighed:
+    lost, unweighted_clients = (int((~state[name]).sum()) for name in ("seen", "weighted"))
+    if stage == DONE and unweighted_clients:
         warnings.warn(
-            f"{unweighed} clients failed when the draws were weighted (history['left_out'] names "
-            f"them): the rows of {lost} do not count, and those of {unweighed - lost} only as "
+            f"{unweighted_clients} clients failed when the draws were weighted (history['left_out'] names "
+            f"them): the rows of {lost} do not count, and those of {unweighted_clients - lost} only as "
             "their Gaussian factors say; fix their rows and fit again",
             stacklevel=4,
         )
     if stage != DONE and left == 0:
-        missing = int((~state["weighed" if stage == WEIGHT else "seen"]).sum())
+        missing = int((~state["weighted" if stage == WEIGHT else "seen"]).sum())
         warnings.warn(
             f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): "
             "the posterior is not final; allow more rounds",

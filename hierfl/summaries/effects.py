@@ -22,9 +22,9 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, predictors, scores
 from hierfl.laplace.trials import (
     FAILS,
-    alike,
     is_linear,
     moved_rows,
+    nearly_equal,
     predictors_of,
     terms_at,
     trial,
@@ -152,7 +152,7 @@ def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bo
     if not is_linear(terms, e):
         return False
     base, design = predicted(program, z, batch)
-    return alike(base + design @ e, predictors(terms(e)))
+    return nearly_equal(base + design @ e, predictors(terms(e)))
 
 
 def _stepped(z: Tensor, j: int) -> Tensor:
@@ -164,7 +164,7 @@ def _stepped(z: Tensor, j: int) -> Tensor:
 def _moves_design(program: Program, z: Tensor, j: int, batch: ClientBatch) -> bool:
     """Return whether entry j of z changes the design."""
     one, other = (predicted(program, at, batch)[1] for at in (z, _stepped(z, j)))
-    return not alike(one, other)
+    return not nearly_equal(one, other)
 
 
 def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across: Tensor) -> bool:
@@ -173,11 +173,13 @@ def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across
     (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
     # what moves nothing is not absorbed: no made-up row has its code
-    if alike(moved, torch.zeros_like(moved)) or not alike(across @ moved, 0.0 * moved):
+    if nearly_equal(moved, torch.zeros_like(moved)) or not nearly_equal(
+        across @ moved, 0.0 * moved
+    ):
         return False
     e = torch.zeros(design.shape[1])
     one, two = (scores(_terms(program, at, e, batch), base).sum() for at in (z, other))
-    return alike(one, two)
+    return nearly_equal(one, two)
 
 
 def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
@@ -187,7 +189,7 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
     there = z.clone()
     there[found.inside] = found.origin[found.inside]
     terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
-    return alike(*(scores(of, predictors(of)).sum() for of in terms))
+    return nearly_equal(*(scores(of, predictors(of)).sum() for of in terms))
 
 
 def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
@@ -212,7 +214,7 @@ def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
             predictors(_terms(program, at, away, batch)) - predictors(_terms(program, at, e, batch))
             for at in (z, _stepped(z, j))
         )
-        if not alike(one, other):
+        if not nearly_equal(one, other):
             raise _not_recognized(program, j)
 
 

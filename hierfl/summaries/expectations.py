@@ -24,9 +24,9 @@ from hierfl.laplace.links import all_linked, predictors, scores
 from hierfl.laplace.trials import (
     FAILS,
     SIZES,
-    alike,
     is_linear,
     moved_rows,
+    nearly_equal,
     trial,
 )
 from hierfl.program.traces import Site
@@ -150,7 +150,9 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         for j in constant.nonzero()[:, 0].tolist():
             other = v.clone()
             other[j] += 0.7
-            constant[j] &= alike(*(scores(reading.terms(at, batch), eta) for at in (v, other)))
+            constant[j] &= nearly_equal(
+                *(scores(reading.terms(at, batch), eta) for at in (v, other))
+            )
     line = Line(reading, constant.nonzero()[:, 0])
     straight = not len(line.inside) or all(
         is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside])

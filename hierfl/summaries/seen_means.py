@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import alike
+from hierfl.laplace.trials import nearly_equal
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.normal_sites import NotNormal, means_of, normal_of, precision_of
 from hierfl.summaries.reading import Reading
@@ -51,7 +51,7 @@ def point_of(reading: Reading, g: torch.Generator) -> Point:
 
 def alike_here(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal up to the rounding of a prior."""
-    return alike(one, other, exact=EXACT)
+    return nearly_equal(one, other, exact=EXACT)
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:

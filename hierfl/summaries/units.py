@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import predictors, scores
-from hierfl.laplace.trials import FAILS, alike, moved_rows
+from hierfl.laplace.trials import FAILS, moved_rows, nearly_equal
 from hierfl.program.few_rows import in_double
 from hierfl.summaries.expectations import Line
 from hierfl.summaries.graphs import graph_of
@@ -141,7 +141,7 @@ class UnitScore:
         for i in torch.linspace(0, last, min(COMPARED, last + 1)).long().tolist():
             own = [v[i] for v in units.tensors]
             at = torch.randn(count, generator=g), rest + AWAY * torch.randn(len(rest), generator=g)
-            if not alike(graph(*at, *own), program(*at, *own)):
+            if not nearly_equal(graph(*at, *own), program(*at, *own)):
                 return False
         return True
 
@@ -159,7 +159,7 @@ class UnitScore:
                 self.reading.log_likelihood(v, units.batch(tuple(t[i] for t in units.tensors)))
                 for i in range(len(units.client))
             ]
-            return alike(torch.stack(each).sum(), self.reading.log_likelihood(v, batch))
+            return nearly_equal(torch.stack(each).sum(), self.reading.log_likelihood(v, batch))
         except FAILS:
             return False
 

@@ -67,6 +67,6 @@ def with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
     """Return the state with the sd of the log weights' error; clients' errors are independent."""
     if variance is None:
         return state
-    new = int((~state["weighed"][reports.ids]).sum())
+    new = int((~state["weighted"][reports.ids]).sum())
     total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
     return {**state, "inner_error": total.sqrt()}

@@ -71,7 +71,7 @@ def _given(fn: Any) -> dict[str, Any]:
 
 
 def _expansion(fn: Any) -> torch.Size:
-    """Return the batch shape that a distribution of equal numbers is to be expanded to; else ()."""
+    """Return the batch shape that a distribution of equal entries is to be expanded to; else ()."""
     return fn.batch_shape if _is_constant(fn) else torch.Size()
 
 

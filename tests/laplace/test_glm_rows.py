@@ -101,7 +101,7 @@ def read(model: Any) -> hierfl.Program:
 
 
 @pytest.mark.parametrize("name", ALL_LINEAR)
-def test_numbers_agree_with_the_general_method(name: str) -> None:
+def test_rows_and_the_general_method_agree(name: str) -> None:
     model, site, fixed = ALL_LINEAR[name]
     program = read(model)
     assert seen_linear(program) == Linear(frozenset([site]), fixed=fixed, prior_alone=True)

@@ -391,7 +391,7 @@ def test_every_engine(name: str) -> None:
 @pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="compiles: about two minutes")
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedem", "pfedme"])
-def test_compiled_steps_give_the_numbers_of_eager_ones(name: str, kind: str) -> None:
+def test_compiled_steps_equal_eager_ones(name: str, kind: str) -> None:
     make, shape = NETS[kind]
     method = batch_normed(METHODS[name](make()))
     eager, compiled = (

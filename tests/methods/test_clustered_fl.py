@@ -26,7 +26,7 @@ def largest_across(updates: torch.Tensor, half: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
-def test_two_opposite_pairs_are_told_apart(linkage: str) -> None:
+def test_two_opposite_pairs_are_separated(linkage: str) -> None:
     half = halved(UPDATES, linkage)
     assert half.tolist() == [False, False, True, True]
     assert largest_across(UPDATES, half) == pytest.approx(-0.976187, abs=1e-6)

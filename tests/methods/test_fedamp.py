@@ -67,7 +67,7 @@ def test_heuristic_weights_are_a_softmax_of_cosines() -> None:
 
 
 @pytest.mark.parametrize("make", [fedamp, heur_fedamp])
-def test_alike_clients_attend_to_each_other(make: Any) -> None:
+def test_similar_clients_attend_to_each_other(make: Any) -> None:
     """Of six clients in two kinds, each is pulled toward its own kind more than to the other."""
     g = torch.Generator().manual_seed(0)
     truth = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])

@@ -86,7 +86,7 @@ def test_one_component_is_fedavg() -> None:
         assert torch.allclose(one.message[f"0.{name}"], value, rtol=0.0, atol=1e-10)
 
 
-def test_components_that_start_alike_are_refused() -> None:
+def test_components_that_start_equal_are_refused() -> None:
     with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
         fit(fedem(center, components=2), planted(), rounds=1)
 

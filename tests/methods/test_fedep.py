@@ -169,5 +169,5 @@ def test_refused() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             fedep(line, **wrong)
-    with pytest.raises(hierfl.ProgramError, match="the global sites have 4 numbers"):
+    with pytest.raises(hierfl.ProgramError, match="the global sites have 4 parameters"):
         fit(fedep(regression, max_global_size=3), federation(), rounds=1)

@@ -31,7 +31,7 @@ from tests.programs import federation, fit, regression, three
 MANY = 4000
 
 
-def alike(count: int = MANY, y: float = 1.5) -> ClientData:
+def similar_clients(count: int = MANY, y: float = 1.5) -> ClientData:
     """Return many clients with the same single row."""
     return ClientData.from_arrays(torch.arange(count), y=torch.full((count,), y))
 
@@ -56,7 +56,7 @@ def test_the_chain_has_the_variance_of_an_uncorrected_one(
 ) -> None:
     assert variance == pytest.approx(1.0 / (4.0 * (1.0 - lr * 2.0)), abs=1e-4)
     method = fedpop(mean_known(4.0), step_size=lr, steps=steps, burn_in=steps - 1, kept_draws=1)
-    z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(), rounds=1).progress.table["z"][:, 0]
     assert float(z.var()) == pytest.approx(variance, rel=4.0 * (2.0 / MANY) ** 0.5)
     assert float(z.mean()) == pytest.approx(1.5 * 0.75, abs=4.0 * (variance / MANY) ** 0.5)
 
@@ -79,7 +79,7 @@ def test_a_corrected_chain_has_the_variance_of_the_posterior(
         temperature=temperature,
         metropolis=True,
     )
-    z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(), rounds=1).progress.table["z"][:, 0]
     assert float(z.var()) == pytest.approx(variance, rel=4.0 * (2.0 / MANY) ** 0.5)
     assert float(z.mean()) == pytest.approx(1.5 * 0.75, abs=4.0 * (variance / MANY) ** 0.5)
 
@@ -101,7 +101,7 @@ def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
     mean = (weight * grid).sum()
     variance = (weight * (grid - mean).square()).sum()
     method = fedpop(counted, step_size=0.25, steps=40, burn_in=39, kept_draws=1, metropolis=True)
-    z = fit(method, alike(y=3.0), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(y=3.0), rounds=1).progress.table["z"][:, 0]
     assert float(z.mean()) == pytest.approx(float(mean), abs=4.0 * float(variance / MANY) ** 0.5)
     assert float(z.var()) == pytest.approx(float(variance), rel=6.0 * (2.0 / MANY) ** 0.5)
     skew = float((weight * (grid - mean).pow(3)).sum() / variance**1.5)
@@ -123,7 +123,7 @@ def test_the_history_of_a_corrected_chain() -> None:
 
 def test_a_new_chain_starts_at_a_draw_of_the_prior() -> None:
     method = fedpop(mean_known(1.0 + 1e-12), step_size=1e-9, steps=1, burn_in=0, kept_draws=500)
-    z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(), rounds=1).progress.table["z"][:, 0]
     assert float(z.mean()) == pytest.approx(0.0, abs=0.15)
     assert float(z.std()) == pytest.approx(1.0, abs=0.15)
     assert len(z.unique()) > 400
@@ -151,7 +151,9 @@ def test_fishers_identity_of_a_corrected_chain() -> None:
     """
     options: dict[str, Any] = {"steps": 80, "burn_in": 40, "server_optimizer": SGD(1.0 / MANY)}
     method = fedpop(learned_spread, step_size=0.3, **options, metropolis=True)
-    assert float(fit(method, alike(), rounds=1).message["log_sd"]) == pytest.approx(1 / 3, abs=0.02)
+    assert float(fit(method, similar_clients(), rounds=1).message["log_sd"]) == pytest.approx(
+        1 / 3, abs=0.02
+    )
 
 
 def test_fishers_identity() -> None:
@@ -161,7 +163,7 @@ def test_fishers_identity() -> None:
     method = fedpop(
         learned_mean, step_size=0.05, steps=80, burn_in=40, server_optimizer=SGD(1.0 / MANY)
     )
-    moved = float(fit(method, alike(), rounds=1).message["m"]) - 0.2
+    moved = float(fit(method, similar_clients(), rounds=1).message["m"]) - 0.2
     assert moved == pytest.approx(1.0833333, abs=0.02)
 
 

@@ -84,7 +84,7 @@ def test_the_nearest_row_of_its_own_is_itself() -> None:
     assert (found.scores()["accuracy"] == 1.0).all()
 
 
-def test_clients_that_contradict_each_other_are_told_apart_and_new_ones_too() -> None:
+def test_clients_that_contradict_each_other_differ_and_new_ones_too() -> None:
     """One network cannot fit both kinds; memories can, of clients that join too, on rows
     not seen.
     """

@@ -53,7 +53,7 @@ def learned(fitted: hierfl.Fit) -> dict[str, Tensor]:
     return {**fitted.message, **{f"own {k}": v for k, v in fitted.draws(1).own.items()}}
 
 
-def assert_alike(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1e-10) -> None:
+def assert_close(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1e-10) -> None:
     for name, value in one.items():
         assert torch.allclose(value, two[name], atol=atol, rtol=0.0), (
             name,
@@ -82,7 +82,7 @@ def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any, way
         inner_start="global",
         **common,
     )
-    assert_alike(learned(fit(ours, data, **run, **WAYS[way])), learned(theirs))
+    assert_close(learned(fit(ours, data, **run, **WAYS[way])), learned(theirs))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -175,7 +175,7 @@ def test_r5_a_gaussian_bregman_prior_equals_the_squared_distance(strategy: Any, 
     model = models.bregman_network(
         net(), bregman.gaussian(), likelihood=models.likelihood.normal(1.0)
     )
-    assert_alike(learned(fit(pfedbred(model, strategy, **common), data, **run, **WAYS[way])), plain)
+    assert_close(learned(fit(pfedbred(model, strategy, **common), data, **run, **WAYS[way])), plain)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -462,7 +462,7 @@ def test_fine_tuning_changes_only_the_served_model() -> None:
     method = pfedbred(gaussian_net(), **common)
     last = fine_tuned(method, unit="step", batch_size=2, when="every round", mirror=True)
     plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, last))
-    assert_alike(plain.message, tuned.message, atol=0.0)
+    assert_close(plain.message, tuned.message, atol=0.0)
     served = tuned.draws(1).own["w.0.weight"]
     table = tuned.progress.table
     assert torch.equal(table["v"]["w.0.weight.at"], plain.progress.table["v"]["w.0.weight.at"])
@@ -485,7 +485,7 @@ def test_all_train_and_some_are_averaged() -> None:
     method = pfedbred(gaussian_net(), "none", **common)
     whole = fit(method, data, rounds=1, seed=5)
     some = fit(averaging_some(method, share=0.5), data, rounds=1, seed=5)
-    assert_alike(whole.progress.table["v"], some.progress.table["v"], atol=0.0)
+    assert_close(whole.progress.table["v"], some.progress.table["v"], atol=0.0)
     copies = []
     for name in data.names:
         copies.append(
@@ -504,7 +504,7 @@ def test_all_train_and_some_are_averaged() -> None:
         "the average is over exactly one subset of the clients"
     )
     tiny = fit(averaging_some(method, share=1e-9), data, rounds=1, seed=5)
-    assert_alike(tiny.message, whole.message)  # where no client is drawn, all are averaged
+    assert_close(tiny.message, whole.message)  # where no client is drawn, all are averaged
 
 
 def test_a_client_not_yet_trained_gets_the_global_model_and_adapts() -> None:

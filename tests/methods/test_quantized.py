@@ -145,7 +145,7 @@ def test_a_new_client_starts_with_nothing_unsent() -> None:
 
 
 # ---------------------------------------------------------------- over nodes
-def test_whole_numbers_cross_and_the_error_stays(tmp_path: Path) -> None:
+def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
     method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))
     around = machines(method, data, tmp_path)
     over = fit_nodes(method, around.agreement, around.ask, rounds=3)

@@ -93,7 +93,7 @@ def test_before_all_have_joined_the_others_count_as_zero() -> None:
 
 
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_one_step_on_all_rows_makes_the_options_alike(cohort: int | None) -> None:
+def test_the_options_are_equal_after_one_step_on_all_rows(cohort: int | None) -> None:
     one, two = (run(6, option=o, steps=1, cohort=cohort) for o in ("I", "II"))
     assert torch.allclose(theta(one), theta(two), atol=1e-13)
     if cohort is None:  # and then it is gradient descent on the mean loss

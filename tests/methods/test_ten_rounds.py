@@ -201,7 +201,7 @@ def weighting_rounds(fitted: hierfl.Fit) -> list[int]:
     ],
 )
 def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) -> None:
-    """All points of all rounds count, and there are always `weighed` draws."""
+    """All points of all rounds count, and there are always `weighted` draws."""
     fitted = fit(fedlaplace(means, settle_draws=4, **options), three())
     assert weighting_rounds(fitted) == sizes
     state = fitted.progress.server
@@ -281,14 +281,14 @@ def test_unsupported_programs_are_refused(model: Any, options: dict[str, Any], w
         fit(fedlaplace(model, **options), federation() if model is not means else three(), rounds=2)
 
 
-def test_many_numbers_are_said_to_be_slow_before_the_first_round() -> None:
+def test_many_unknowns_are_said_to_be_slow_before_the_first_round() -> None:
     """Of the demo's hierarchy, 56 x 28, and not of one with few local numbers, 4 x 2."""
     x, ill = torch.zeros(6, 27), torch.tensor([0.0, 1.0] * 3)
     data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
     model = hierfl.models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
     program = hierfl.read(model, guides.conditional, data)
     with pytest.warns(
-        UserWarning, match=r"28 local numbers twice in 56 .* Take two_stage\(model\)"
+        UserWarning, match=r"28 local parameters twice in 56 .* Take two_stage\(model\)"
     ):
         fedlaplace(model).server(program)
     with warnings.catch_warnings():

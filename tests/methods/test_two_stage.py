@@ -172,10 +172,10 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cohort_of_half_the_clients_arrives_where_all_do() -> None:
-    """Old factors stand until a client answers again; all are weighed in the end."""
+    """Old factors stand until a client answers again; all are weighted in the end."""
     found = fit(two_stage(programs.binary, draws=1000), people(EIGHT), cohort=0.5)
     state = found.progress.server
-    assert int(state["stage"]) == 2 and bool(state["weighed"].all()) and bool(state["seen"].all())
+    assert int(state["stage"]) == 2 and bool(state["weighted"].all()) and bool(state["seen"].all())
     one, other = (f.draws(1000).shared for f in (found, fitted("binary")))
     for site, drawn in one.items():
         assert abs(drawn.mean() - other[site].mean()) < 0.15 * drawn.std()

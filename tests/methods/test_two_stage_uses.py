@@ -84,7 +84,7 @@ def test_skipping_changes_nothing_where_no_client_fails() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
-def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
+def test_a_client_that_fails_when_draws_are_weighted_is_not_waited_for() -> None:
     found = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=2)
     run, state = found.federation, found.progress.server
     message, ids = run.server.down(state, Clock(2, 60)), torch.tensor([0, 2])
@@ -104,7 +104,7 @@ def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
 
 
 def test_a_run_that_ends_while_weighing_is_not_done() -> None:
-    """Draws that only some clients have weighed are no posterior, and are said to be none."""
+    """Draws that only some clients have weighted are no posterior, and are said to be none."""
     method, data = two_stage(programs.binary, draws=200), people((5, 3, 7))
     rounds = len(fit(method, data, cohort=2, seed=1).history)
     with pytest.warns(UserWarning, match=r"ended while weighting \(1 clients have not"):
@@ -124,7 +124,7 @@ def test_the_history_has_the_error_of_points_that_are_samples() -> None:
 def test_weights_that_are_unsure_are_said() -> None:
     state = {
         **{name: torch.tensor(0.1) for name in ("k_hat", "effective", "k_hat_client")},
-        **{name: torch.ones(4, dtype=torch.bool) for name in ("seen", "weighed")},
+        **{name: torch.ones(4, dtype=torch.bool) for name in ("seen", "weighted")},
         "stage": torch.tensor(DONE),
         "inner_error": torch.tensor(2.0),
     }
@@ -166,7 +166,7 @@ def test_weights_are_not_taken_twice() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
-def test_a_run_that_has_not_weighed_is_refused() -> None:
+def test_a_run_without_weights_is_refused() -> None:
     cut = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=1)
     with pytest.raises(
         ValueError, match="the rounds ended before two_stage had weighted its draws"

@@ -71,7 +71,7 @@ def test_plain_function_as_likelihood(data: ClientData) -> None:
     )
 
 
-def test_user_likelihood_with_global_numbers(data: ClientData) -> None:
+def test_user_likelihood_with_global_parameters(data: ClientData) -> None:
     def student(output: Tensor, df: Tensor, width: Tensor) -> TorchDistributionMixin:
         fn: TorchDistributionMixin = dist.StudentT(df, output[..., 0], width)
         return fn
