@@ -1,8 +1,7 @@
 """Optimizers as pure functions of trees, for the clients' steps and for the server.
 
-They run under `torch.vmap` and inside a graph. The transformations of `torchopt` have the same two
-functions and can be used wherever an optimizer is expected. SGD and Adam are provided here because
-torchopt's update in place (`addcmul_`), which vmap can only run one client at a time.
+The transformations of `torchopt` have the same two functions and serve wherever an optimizer is
+expected. SGD and Adam are here because torchopt's update in place (`addcmul_`) is not for vmap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The command line `hierfl`, a module for each group of commands.
-
-Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at
-once.
-"""
+"""The command line `hierfl`; commands import torch and the rooms, so that --help is quick."""
 
 from __future__ import annotations
 

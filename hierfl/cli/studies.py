@@ -121,7 +121,6 @@ def _variants_compared(
 
 
 def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:
-    """Run one study, print its table, figures and what to see in them; return what failed."""
     from rich.console import Console
 
     from hierfl.comparisons.compare import compare as compared
@@ -138,7 +137,6 @@ def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:
 
 
 def _list_studies() -> None:
-    """Print a paragraph for each study that ships."""
     from hierfl.comparisons.read_study import listed
 
     typer.echo("Times are CPU time of one core, measured on two cores of a shared x86 server.\n")

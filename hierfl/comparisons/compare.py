@@ -1,21 +1,18 @@
 """Runs a study: chooses every method's options, then computes all cells, in processes of their own.
 
-Everything is kept as soon as it is computed, each in a file that is written whole or not at all. A
-study that was killed goes on where it was, and its results are the same, bit for bit: cells do not
-depend on each other.
+Each result is kept as soon as it is there. A study that was killed goes on where it was, with the
+same results, bit for bit: cells do not depend on each other.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.comparisons.tuning import chosen
 from hierfl.core.disk import claim, replace_text
+from hierfl.demo.workers import set_up_worker
 from hierfl.runs.run_folder import held
 
 Say = Callable[[str], None]
@@ -91,20 +89,6 @@ def check_methods(study: Study) -> None:
 
 
 # ------------------------------------------------------------------------------------ the processes
-def begin_process() -> None:
-    """Set up a worker process: one thread, single precision, and an end with its parent."""
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float32)
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
 @dataclass(frozen=True)
 class Job:
     """Something to be computed in a process: its name, and what computes it, or finds it kept."""
@@ -119,8 +103,8 @@ class Pool:
     """Processes that compute jobs; `say` is called with a line for each."""
 
     def __init__(self, processes: int, say: Say) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.executor = ProcessPoolExecutor(processes, context, initializer=begin_process)
+        started = {"initializer": set_up_worker, "initargs": (torch.float32,)}
+        self.executor = ProcessPoolExecutor(processes, get_context("spawn"), **started)
         self.processes, self.say = processes, say
         self.failed: list[Failed] = []
 

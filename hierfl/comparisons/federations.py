@@ -103,7 +103,6 @@ def foreign_rows(name: str, test: ClientData, data: Data, seed: int) -> ClientDa
 
 
 def _flat(rows: ClientData) -> ClientData:
-    """Return rows with x (n, columns)."""
     return rows.with_fields(x=rows.fields["x"].flatten(1).to(torch.get_default_dtype()))
 
 

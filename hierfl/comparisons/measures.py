@@ -1,9 +1,8 @@
 """What is measured of a fit: P and G, of participating and new clients, on own rows and on all.
 
-P scores what a client is served: by what its last round left, or after one round of `personalize`
-on its training rows where the method tunes for a prediction. G scores what a client is served that
-has taken no step: the same rows under a name that the server has never seen. Test rows are used
-here, and nowhere else.
+P scores what a client is served: what its last round left, or one round of `personalize` on its
+training rows where the method tunes for a prediction. G scores what a client is served that has
+taken no step: the same rows under a name that the server has never seen.
 """
 
 from __future__ import annotations
@@ -287,7 +286,6 @@ def with_everyone(fit: Fit) -> Fit:
 
 
 def _owners(rows: ClientData) -> list[str]:
-    """Return the name of each row's client."""
     return [rows.names[k] for k in rows.row_client.tolist()]
 
 

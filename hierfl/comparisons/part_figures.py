@@ -115,7 +115,6 @@ def _labels(study: Study) -> list[str]:
 
 
 def _panels(count: int, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure and so many axes in rows of at most four."""
     across = min(count, ACROSS)
     down = -(-count // across)
     figure = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.5), layout="constrained")

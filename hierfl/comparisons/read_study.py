@@ -87,7 +87,6 @@ def changed(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _tables(file: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -105,7 +104,6 @@ def _table(file: Path, given: dict[str, Any], key: str, above: str = "") -> dict
 
 
 def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line for each thing that is wrong in these tables."""
     left_out, methods = given.get("leave_out", ()), given.get("methods", {})
     tables = isinstance(methods, Mapping) and isinstance(left_out, list | tuple)
     labels = [label for label in methods if label not in left_out] if tables else []

@@ -1,8 +1,7 @@
 """The table of a study's results, with published numbers beside ours.
 
-Means ± sds (ddof 1) over seeds. The best mean of a column is bold, and so is each that a paired
-t-test over seeds does not tell from it (two-sided, 5 %); with one or two seeds, where that test
-tells hardly anything, the best alone.
+Means ± sds (ddof 1) over seeds. Bold: the best mean of a column, and with three seeds or more each
+that a paired t-test over seeds does not tell from it (two-sided, 5 %).
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def _put_published(shown: pd.DataFrame, study: Study, column: Column, values: pd
 
 
 def _with_costs(shown: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
-    """Add the mean costs over seeds that did not diverge."""
     means = costs[~costs["diverged"]].groupby("method").mean(numeric_only=True)
     for name, (heading, form) in SHOWN_COSTS.items():
         if name in means and means[name].notna().any():

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Source = Literal[
-    "digits",
-    "mnist",
-    "fashion_mnist",
-    "emnist",
-    "cifar10",
-    "femnist",
-    "heart_disease",
-    "wisdm",
-    "election88",
-    "trauma",
-    "lung_cancer",
-    "office_caltech10",
-    "radon",
-    "school_ilea",
-    "fedmap_feature",
-    "fedmap_quantity",
-    "fedmap_label",
-    "fedabml_lines",
-    "fedmap_lines",
+Images = Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10"]
+Clients = Literal["femnist", "heart_disease", "wisdm", "election88", "trauma", "lung_cancer"]
+MoreClients = Literal["office_caltech10", "radon", "school_ilea"]
+Drawn = Literal[
+    "fedmap_feature", "fedmap_quantity", "fedmap_label", "fedabml_lines", "fedmap_lines"
 ]
+Source = Literal[Images, Clients, MoreClients, Drawn]
+TO_PARTITION, DRAWN = get_args(Images), get_args(Drawn)  # all others have clients of their own
 LINES = ("fedabml_lines", "fedmap_lines")  # drawn about lines, of real labels in their own units
-DRAWN = (*LINES, "fedmap_feature", "fedmap_quantity", "fedmap_label")
 SHIPPED = (*DRAWN, "digits", "heart_disease", "radon")  # all others are read from HIERFL_DATA
 REGRESSION = ("radon", "school_ilea", *LINES)  # real labels; all others have classes
-TO_PARTITION = (
-    "digits",
-    "mnist",
-    "fashion_mnist",
-    "emnist",
-    "cifar10",
-)  # all others have clients of their own
 
 
 class Table(BaseModel):

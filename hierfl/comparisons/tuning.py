@@ -1,9 +1,8 @@
 """The options of a method, chosen on rows or clients kept from the fit, never on test rows.
 
-Every point of a method's grid is tried in the same order. A trial is ended early where it is below
-the better half of those before it at the same round (optuna's SuccessiveHalvingPruner, Li et al.
-2020, arXiv:1810.05934). Trials are kept one by one with what the pruner notes of them, so that a
-search that was stopped goes on as if it had not been.
+A trial is ended early where it is below the better half of those before it at the same round
+(optuna's SuccessiveHalvingPruner, Li et al. 2020, arXiv:1810.05934). Trials are kept one by one
+with what the pruner notes of them, so that a search that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -168,7 +167,6 @@ def _state(found: Mapping[str, Any]) -> TrialState:
 
 
 def _remade(found: Mapping[str, Any], options: Options, grid: Any) -> Any:
-    """Return a kept trial as optuna's."""
     state = _state(found)
     return create_trial(
         state=state,

@@ -1,28 +1,20 @@
 """The demo `hierfl demo`: heart disease at four hospitals that do not share rows.
 
-Four methods predict who is ill. All of them are logistic regressions on the same 27 columns.
-Missing values are 0 and have an indicator column; no patient is dropped; units are fixed, so
-nothing is computed from held-out rows.
+Four logistic regressions on the same 27 columns predict who is ill. Missing values are 0 and have
+an indicator column; no patient is dropped; units are fixed, so nothing is computed from held-out
+rows.
 
 * local-only: each hospital alone. Coefficients ~ Normal(0, 2.5^2); posterior by Laplace's method.
-* pooled: the same model and prior for the rows of all hospitals, as if they were one hospital.
-* hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), with one mean and one scale
-  for each coefficient. Priors are Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)).
-  The estimate is a point, in non-centered coordinates. No row leaves its hospital.
-* hierarchical posterior: the same model by two_stage, the method that `fit` chooses. Its weighted
-  draws are those of the posterior, and it stops after about four rounds. Hospitals send summaries,
-  and no row. Predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by the ELBO
-  of training rows alone.
+* pooled: the same model and prior for the rows of all hospitals together.
+* hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), one mean and scale for each
+  coefficient, ~ Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)). The estimate is a
+  point, in non-centered coordinates. The 0.5 was chosen by the ELBO of training rows.
+* hierarchical posterior: the same model by two_stage. Predictions average over draws.
 
-Each method is scored in three settings:
-
-* "trained": on held-out patients of hospitals that were in the fit.
-* "unseen": on each hospital in turn, left out of the fit. A hierarchical method draws the hospital's
-  coefficients from p(own | global). Local-only uses another hospital's model, and its scores are
-  averaged over those hospitals.
-* "joined": on the same hospital after it inferred its own coefficients from its training rows, with
-  the global level fixed. For local-only this is the hospital's own model. Pooled has nothing to
-  infer, so its scores are those of "unseen".
+Each method is scored on held-out patients of hospitals in the fit ("trained"); on each hospital,
+left out of the fit ("unseen": hierarchical methods draw its coefficients from p(own | global), and
+local-only averages over the other hospitals' models); and on the same hospital once it has inferred
+its own coefficients from its training rows ("joined": pooled has nothing to infer).
 """
 
 from __future__ import annotations
@@ -145,7 +137,6 @@ def run(
 def _fits_and_patients(
     train: ClientData, test: ClientData, effort: Effort, seed: int, workers: int, say: Say
 ) -> tuple[dict[str, Fit], pd.DataFrame]:
-    """Fit the four methods with all hospitals and without each; return the fits and all scores."""
     with beside(workers) as spread:
         others = spread(
             partial(left_out, rows=(train, test), effort=effort, seed=seed), train.names

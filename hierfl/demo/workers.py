@@ -1,4 +1,4 @@
-"""Worker processes of the demo, which end with the process that started them."""
+"""Worker processes of the demo and of studies, which end with the process that started them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
     with ProcessPoolExecutor(
         workers,
         get_context("spawn"),
-        initializer=_set_up_worker,
+        initializer=set_up_worker,
         initargs=(torch.get_default_dtype(),),
     ) as pool:
         yield pool.map
 
 
-def _set_up_worker(dtype: torch.dtype) -> None:
-    """Give a worker its parent's default dtype and one thread, and end it with its parent."""
+def set_up_worker(dtype: torch.dtype) -> None:
+    """Give a worker a default dtype and one thread, and end it with its parent."""
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
     Thread(target=_end_with_parent, daemon=True).start()

@@ -134,7 +134,6 @@ def audit(
 
 
 def _exchanged(data: ClientData, at: int) -> ClientData:
-    """Return the data with other clients' rows in place of one client's."""
     here = data.row_client == at
     others = (~here).nonzero()[:, 0]
     count = int(here.sum())
@@ -162,7 +161,6 @@ def _exchanged(data: ClientData, at: int) -> ClientData:
 
 
 def _crossings(federation: Federation, at: int, until: int) -> Crossed:
-    """Run the rounds, and return what crossed to and from one client."""
     crossed: Crossed = {}
 
     def work(tasks: Iterable[Task]) -> Iterator[Done]:

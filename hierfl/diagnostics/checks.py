@@ -71,7 +71,6 @@ def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
 
 
 def _posterior(found: Evidence) -> Iterator[Check]:
-    """Check the draws of the posterior."""
     if found.not_finite:
         fix = "Lower the step size" if found.fit.federation.rates else "Scale the rows"
         yield Check(
@@ -145,7 +144,6 @@ def _reaches_below_0(support: object) -> bool:
 
 
 def _guides_of_clients(k_hats: pd.Series | None) -> Iterator[Check]:
-    """Check the k-hat of each client's own parameters."""
     own = pd.Series(dtype=float) if k_hats is None else k_hats.dropna()
     if own.empty:
         return
@@ -161,7 +159,6 @@ def _guides_of_clients(k_hats: pd.Series | None) -> Iterator[Check]:
 
 
 def _rows(found: Evidence) -> Iterator[Check]:
-    """Check the number of rows of each client, and how much those rows add to the global prior."""
     names = found.fit.clients
     counts = dict(zip(names, found.fit.federation.data.counts.tolist(), strict=True))
     few = [f"{name}: {count}" for name, count in counts.items() if count < FEW_ROWS]

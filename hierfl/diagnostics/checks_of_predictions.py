@@ -57,7 +57,6 @@ def checks_of_predictions(found: Scored) -> Iterator[Check]:
 
 
 def _scores(found: Scored) -> Iterator[Check]:
-    """Check calibration and coverage of rows and of clients' mean labels."""
     if found.prediction is None:
         yield Check(
             "Are predictions calibrated?",
@@ -147,7 +146,6 @@ def _rate_coverage(found: Scored) -> Check:
 
 
 def _by_client(found: Scored) -> Iterator[Check]:
-    """Check the number of scored rows, and compare with clients' event rates."""
     assert found.prediction is not None
     prediction = found.prediction
     counts = prediction.data.counts.tolist()
@@ -202,7 +200,6 @@ def _worse_than_event_rate(found: Scored) -> list[str]:
 
 
 def _foreign(found: Scored) -> Check:
-    """Check that predictions are less certain for foreign rows than for own rows."""
     if found.foreign is None:
         return Check(FOREIGN, "not asked", "No foreign rows were given.")
     overall = found.foreign.overall

@@ -1,11 +1,9 @@
 """Has a run converged to the posterior? Importance weights decide; the ELBO's trend advises.
 
 Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of
-a Student t fitted to the weighted draws, which has longer tails than the guide. Where k-hat is low
-and enough draws are effective, the weighted means and standard deviations are those of the
-posterior up to a Monte Carlo error. Local sites are judged given the global ones as well, by draws
-of the guide stretched about its mean. The guide is good where its own means and standard deviations
-agree with all of these.
+a Student t fitted to them. Where k-hat is low and enough draws are effective, the weighted moments
+are those of the posterior up to a Monte Carlo error, and the guide is good where its own agree with
+them. Local sites are judged given the global ones as well, by draws of the stretched guide.
 
 The limits were tuned on random fits of known posteriors and tested on others: `python -m
 benchmarks.convergence`, benchmarks/CONVERGENCE.md.
@@ -41,7 +39,7 @@ from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.posterior.weights import spread_levels
+from hierfl.posterior.weights import ended_early, spread_levels
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program
@@ -137,7 +135,7 @@ def convergence(
         )
     if proposals < LEAST_PROPOSALS:
         raise ValueError(f"proposals is {proposals}: it must be {LEAST_PROPOSALS} or more")
-    if _ended_early(fit):
+    if ended_early(fit):
         verdict = (
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
             f"finished. Allow more rounds; it stops automatically."
@@ -164,13 +162,7 @@ def convergence(
 
 def judged_by_history(fit: Snapshot) -> bool:
     """Return whether the history alone decides, so that `convergence` weights no draws."""
-    return _ended_early(fit) or _own_weights(fit) is not None
-
-
-def _ended_early(fit: Snapshot) -> bool:
-    """Return whether the rounds ended before a self-stopping method was done."""
-    server = fit.federation.server
-    return server.stops_itself and not server.finished(fit.progress.server)
+    return ended_early(fit) or _own_weights(fit) is not None
 
 
 def _own_weights(fit: Snapshot) -> tuple[float, float] | None:
@@ -201,7 +193,6 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
 
 # ------------------------------------------------------------------------------------- the verdicts
 def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]:
-    """Judge a method by the weights that it took itself."""
     facts = f"k-hat is {k_hat:.2f}, and {effective:.0f} draws are effective"
     if k_hat >= K_HAT:
         return "not good", (
@@ -221,7 +212,6 @@ def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]
 
 
 def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, str]:
-    """Judge a point estimate by the trend of its ELBO or loss."""
     names = ", ".join(f"'{name}'" for name in fixed)
     point = (
         f"The guide places {names} at points: there is no spread, and no posterior to judge."
@@ -240,7 +230,6 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
 
 
 def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
-    """Judge a guide by its weighted draws."""
     answer, worst = moments.answer(), moments.worst()
     facts = (
         f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
@@ -259,7 +248,6 @@ def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
 
 
 def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answer, str]:
-    """Judge a model with params without a prior: these are judged by the trend."""
     names = ", ".join(f"'{name}'" for name in learned)
     if course.state in ("level", "moving"):
         return "good", f"{verdict} This is the posterior given the learned {names}."

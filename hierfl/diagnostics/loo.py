@@ -43,7 +43,6 @@ WORST = 5  # rows or clients that are printed
 
 
 def _shown(found: Loo) -> Shown:
-    """The estimate, and the rows or clients of the highest k-hats."""
     k_hat = found.table["k_hat"]
     bad = f"{int((k_hat >= K_HAT).sum())} of {len(k_hat)} with k-hat above {K_HAT}"
     title = f"Loo(by {found.by}: elpd {found.elpd:.1f} ± {found.se:.1f}, p {found.p:.1f}, {bad})"

@@ -266,7 +266,6 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
 
 
 def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Reference) -> pd.DataFrame:
-    """Compare one site, a row a scalar."""
     mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
     shape = tuple(mine[site.name].shape[1:])
     if site.name not in theirs or tuple(theirs[site.name].shape[1:]) != shape:
@@ -292,7 +291,6 @@ def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Referenc
 
 
 def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
-    """Summarize entries, a row a site."""
     by_site = entries.assign(off=entries["difference"].abs()).groupby("site", sort=False)
     columns = {
         "scalars": by_site.size(),

@@ -29,14 +29,13 @@ al. 2021, arXiv:2006.10929.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pyro import poutine
 from torch import Tensor
 
 from hierfl.core.process import one_at_a_time
@@ -44,14 +43,12 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.learned import learned_params
+from hierfl.posterior.learned import learned_params, model_trace
 from hierfl.posterior.prediction import kind_of
-from hierfl.posterior.snapshot import Restricted, Snapshot, expect_fit
+from hierfl.posterior.snapshot import Snapshot, expect_fit, first_client
 from hierfl.posterior.weights import already_weighted, check_labeled
-from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import Params
 from hierfl.program.traces import is_likelihood, samples
 
@@ -204,7 +201,6 @@ def _loss(fn: Any, label: Tensor, clip: tuple[float, float] | None) -> Tensor:
 
 
 def _check_loss(fit: Snapshot, site: str, clip: tuple[float, float] | None) -> None:
-    """Refuse labels that the 0-1 loss is not for."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with torch.no_grad():
@@ -284,14 +280,8 @@ def _rows(data: ClientData, names: tuple[str, ...]) -> NDArray[np.float64]:
 
 def _check_factors(fit: Snapshot) -> None:
     """Refuse a model with factors or labels above the clients: its prior is unnormalized."""
-    program, batch = fit.program, fit.program.prototype
-    params = fit.federation.client.params(fit.message, fit.federation.client.own)
-    with untouched_store(), torch.no_grad(), unchecked():
-        given = poutine.condition(program.model, data=program.draw(params, batch))
-        with Answer(params, batch):
-            trace = poutine.trace(given).get_trace(batch)
-    latent = {site.name for site in program.latents.sites} | set(program.derived)
-    for name, site in samples(trace):
+    latent = {site.name for site in fit.program.latents.sites} | set(fit.program.derived)
+    for name, site in samples(model_trace(fit)):
         if name not in latent and not is_likelihood(site):
             raise ValueError(
                 f"site '{name}' is a factor or an observation of the prior, which then has no "
@@ -300,17 +290,9 @@ def _check_factors(fit: Snapshot) -> None:
 
 
 def _check_spread(fit: Snapshot, *, shared: bool) -> None:
-    """Refuse sites that the guide places at points."""
-    data, none = fit.federation.data, torch.tensor([0])
-    first = Restricted(
-        fit.method,
-        replace(fit.federation, data=data.select([0])),
-        replace(fit.progress, table=taken(fit.progress.table, none)),
-        fit.message,
-    )
     if not fit.program.latents.sites:
         return
-    drawn = posterior_draws(first, draws=8)
+    drawn = posterior_draws(first_client(fit), draws=8)
     for site in fit.program.latents.sites:
         values = (drawn.own if site.is_local else drawn.shared)[site.name]
         if (site.is_local or shared) and bool((values == values[:1]).all()):

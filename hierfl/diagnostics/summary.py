@@ -13,7 +13,7 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
-from hierfl.diagnostics.verdict import evidence, of_history, verdict
+from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.rounds import chosen_of, is_corrected, left_out_of
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm
@@ -83,7 +83,7 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
         raise ValueError(
             f"draws is {shown(draws)}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
         )
-    table = site_table(fit, draws=draws, seed=seed)
+    table = site_table(fit, draws=draws, seed=seed, keep=draws_of_rows(fit, draws))
     checks = checks_of_fit(evidence(fit, table, draws=draws, seed=seed))
     judged = verdict(checks)
     data = fit.federation.data
@@ -130,7 +130,6 @@ def brief(fit: Snapshot) -> Shown:
 
 
 def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
-    """Say what the table leaves out."""
     chosen = chosen_of(fit.progress.history)
     remarks = [f"Chosen: {chosen}."] if chosen else []
     if is_corrected(fit.progress.history):
@@ -197,7 +196,6 @@ def _sites_of(term: GroupTerm) -> tuple[str, ...]:
 
 
 def _groups(formula: Formula, term: GroupTerm, clients: int) -> str:
-    """Return the name and the number of a term's groups."""
     if term.place == "clients":
         return f"{term.site} ({clients} groups)"
     if term.place == "within":

@@ -84,7 +84,6 @@ def _state(
     gradient: pd.DataFrame,
     draws: int,
 ) -> tuple[State, str]:
-    """Return the state of a run, and the same in words."""
     rise, error, noise_ = found
     half = series[len(series) // 2 :]
     what, unit = ("ELBO", "nats") if name == "elbo" else ("loss", "in its own units")

@@ -71,27 +71,38 @@ def of_history(fit: Snapshot) -> Verdict | None:
     return verdict(checks)
 
 
+def draws_of_rows(fit: Snapshot, draws: int) -> int:
+    """Return how many of the draws measure what clients' rows tell; 0 where too few can be held."""
+    latents = fit.program.latents
+    size = latents.global_block.size + len(fit.clients) * latents.local_block.size
+    few = min(draws, DRAWS, NUMBERS // max(size, 1))
+    return 0 if few < LEAST_DRAWS or lacks_rows(fit) else few
+
+
 def evidence(fit: Snapshot, table: SiteTable, *, draws: int, seed: int = 0) -> Evidence:
     """Measure what the checks of a fit rest on; 400 draws suffice for what clients' rows tell."""
-    derived = fit.program.derived
-    size = fit.program.latents.global_block.size
-    size += len(fit.clients) * fit.program.latents.local_block.size
-    few = min(draws, DRAWS, NUMBERS // max(size, 1))
-    rows_say = None
-    if few >= LEAST_DRAWS and not (table.not_finite or lacks_rows(fit)):
-        drawn = posterior_draws(fit, draws=few, seed=seed)
+    derived, few, rows_say = fit.program.derived, draws_of_rows(fit, draws), None
+    if few and not table.not_finite:
+        drawn = table.first or posterior_draws(fit, draws=few, seed=seed)
         expected = expected_of(fit, drawn, seed)
         rows_say = None if expected is None else information(fit, drawn, expected)
-    run = NOT_FINITE if table.not_finite else run_of(fit, seed)
-    return Evidence(
-        fit=fit,
-        run=run,
-        points=tuple(site for site in table.points if site not in derived),
-        spread=any(site not in derived for site in table.spread),
-        not_finite=table.not_finite,
-        information=rows_say,
-        k_hats=k_hats_of(fit, run, seed),
-    )
+    points = tuple(site for site in table.points if site not in derived)
+    spread = any(site not in derived for site in table.spread)
+    return evidence_of(fit, points, rows_say, spread=spread, bad=table.not_finite, seed=seed)
+
+
+def evidence_of(
+    fit: Snapshot,
+    points: tuple[str, ...] | None,
+    rows_say: pd.DataFrame | None,
+    *,
+    spread: bool,
+    bad: tuple[str, ...],
+    seed: int,
+) -> Evidence:
+    """Judge the run, and complete the evidence; `bad` sites have draws that are not finite."""
+    run = NOT_FINITE if bad else run_of(fit, seed)
+    return Evidence(fit, run, points, spread, bad, rows_say, k_hats_of(fit, run, seed))
 
 
 def run_of(fit: Snapshot, seed: int) -> Convergence | str:

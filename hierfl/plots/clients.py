@@ -67,7 +67,6 @@ def client_forest(
 
 
 def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[float]) -> None:
-    """Draw the interval and the median of the global prior."""
     at = np.arange(len(order), dtype=float)
     ends = np.quantile(band, tails, axis=0)
     left, center, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
@@ -78,7 +77,6 @@ def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[flo
 
 
 def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Floats) -> None:
-    """Draw the posterior median, 50 % interval and wider interval of each client."""
     at = np.arange(values.shape[1], dtype=float)
     low, q1, middle, q3, high = np.quantile(values, tails, axis=0)
     thin = 1.0 if len(at) <= NAMED else 0.6
@@ -88,7 +86,6 @@ def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Flo
 
 
 def _local_only_marks(ax: Axes, local_only: Floats, size: Floats) -> None:
-    """Draw each client's local-only estimate as a hollow diamond."""
     at = np.arange(len(local_only), dtype=float)
     style: dict[str, Any] = {"facecolor": "white", "edgecolor": COLORS[1], "marker": "D"}
     style |= {"linewidth": 1.1, "zorder": 3.5, "label": "own rows only"}

@@ -98,7 +98,6 @@ def _points(ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], marker:
 
 
 def _with_legend(ax: Axes) -> Axes:
-    """Put a legend on axes whose lines have names."""
     handles, names = ax.get_legend_handles_labels()
     if names and len(names) <= 2 * BANDS:
         # beside the axes, since bands may fill them

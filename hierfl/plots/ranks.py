@@ -84,7 +84,6 @@ def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: fl
 
 
 def _titled(ax: Axes, site: str) -> Axes:
-    """Put the site's name and the legend above the axes; return the axes."""
     ax.set_title(site, fontsize=9, loc="left")
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
     place |= {"ncols": 3, "borderaxespad": 0.1, "columnspacing": 1.0}

@@ -1,8 +1,7 @@
 """The only module that imports ArviZ: InferenceData of 0.x, DataTree of 1.x.
 
-Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so
-arrays saved on one machine can become a posterior on another. ArviZ and xarray are slow to import:
-each is imported when first used.
+It imports neither torch nor the rest of hierfl, and ArviZ and xarray, which are slow to import,
+when they are first used.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from pyro import poutine
@@ -13,11 +12,10 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
-from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows, expect_fit
+from hierfl.posterior.snapshot import Snapshot, check_rows, expect_fit, first_client
 from hierfl.posterior.without_rows import global_sites, lacks_rows
 from hierfl.program.check_padding import check_labels_given
 from hierfl.program.handlers import Answer
@@ -116,12 +114,7 @@ def _each_new_client(
 
 def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:
     """Draw the global sites, (S, *shape), by one client: they do not depend on it."""
-    first = Restricted(
-        fit.method,
-        replace(fit.federation, data=fit.federation.data.select([0])),
-        replace(fit.progress, table=taken(fit.progress.table, torch.tensor([0]))),
-        fit.message,
-    )
+    first = first_client(fit)
     if not lacks_rows(fit):
         return posterior_draws(first, draws=draws, seed=seed).shared
     names = global_sites(fit.program)

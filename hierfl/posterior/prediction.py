@@ -259,7 +259,6 @@ def predicted(
 
 
 def _averaged(chunks: Iterable[Chunk]) -> dict[str, Tensor]:
-    """Return what is averaged over draws, (n, ...) each."""
     flat: dict[str, list[Tensor]] = {}
     for chunk in chunks:
         for name, value in chunk.found.items():

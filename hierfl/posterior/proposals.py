@@ -1,13 +1,12 @@
 """Proposals: draws of the guide, of a fitted Student t, and stretched local draws.
 
-A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under
-the guide is known, so points of any other proposal have known weights as well. This is adaptive
-importance sampling (Cappe, Douc, Guillin, Marin and Robert 2008, Statistics and Computing 18) with
-a multivariate t, because a Gaussian that is too narrow has weights of infinite variance.
-
-A client's local sites can be drawn from an equal mixture of the guide's Gaussian and of the same
-Gaussian stretched about its mean. Weights by the mixture (Hesterberg 1995, Technometrics 37) show a
-guide that is too narrow, which weights of its own draws hardly do.
+A guide's Gaussian global sites are a vector of coordinates x (K,) of known density, so points of
+any other proposal have known weights: adaptive importance sampling (Cappe, Douc, Guillin, Marin and
+Robert 2008, Statistics and Computing 18) with a multivariate t, because a Gaussian that is too
+narrow has weights of infinite variance. A client's local sites can be drawn from an equal mixture
+of the guide's Gaussian and the same one stretched about its mean. Weights by the mixture
+(Hesterberg 1995, Technometrics 37) show a guide that is too narrow, which those of its own draws
+hardly do.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class SiteTable:
     """The table, and what is to be said of it.
 
     `points` are latent sites and learned params without a standard deviation. `without_local`:
-    local sites are left out, since they depend on rows that are not there.
+    local sites are left out, since they depend on rows that are not there. `first` are the first
+    draws of all sites, where so many were asked for and no network is summarized by layer.
     """
 
     frame: pd.DataFrame
@@ -52,14 +53,15 @@ class SiteTable:
     not_finite: tuple[str, ...]
     by_layer: tuple[str, ...]
     without_local: bool
+    first: Draws | None
 
 
 @one_at_a_time
-def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
+def site_table(fit: Snapshot, *, draws: int, seed: int = 0, keep: int = 0) -> SiteTable:
     """Draw every site, and return mean, sd, 90 % interval and shrinkage of every number.
 
     The draws are those of `posterior_draws`, summarized chunk by chunk, so that those of many
-    clients are never held together.
+    clients are never held together, but for the first `keep` draws.
     """
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows = lacks_rows(fit)
@@ -72,7 +74,10 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
     else:
         large, chunks = _drawn(by_state_alone(fit), draws, seed, expand, derived=not no_rows)
     of_learned = split(learned, None, expand)[1]
-    found = _summarized(chunks) | _summarized([_by_layer(learned, of_learned)])
+    kept: list[Draws] = []
+    found = _summarized(_noted(chunks, kept, 0 if large else keep)) | _summarized(
+        [_by_layer(learned, of_learned)]
+    )
     networks = {**large, **of_learned}
     local = [name for name, site in found.items() if site.is_local and name not in networks]
     pulled = {} if no_rows else shrinkage(fit, local, seed=seed)
@@ -87,10 +92,26 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
         not_finite=tuple(name for name, site in found.items() if not site.is_finite),
         by_layer=tuple(networks),
         without_local=without_local,
+        first=_together(kept) if kept else None,
     )
 
 
 # -------------------------------------------------------------------------------------------- draws
+def _noted(chunks: Iterable[Draws], kept: list[Draws], count: int) -> Iterator[Draws]:
+    """Yield the draws of chunks of clients, and keep the first `count` of each chunk."""
+    for chunk in chunks:
+        if count:
+            some = chunk.some(0, count)
+            copies = ({n: v.clone() for n, v in of.items()} for of in (some.shared, some.own))
+            kept.append(Draws(*copies))
+        yield chunk
+
+
+def _together(kept: list[Draws]) -> Draws:
+    own = {name: torch.cat([part.own[name] for part in kept], 1) for name in kept[0].own}
+    return Draws(kept[0].shared, own)
+
+
 def _drawn(
     fit: Snapshot, draws: int, seed: int, expand: int, *, derived: bool
 ) -> tuple[Networks, Iterator[Draws]]:
@@ -127,7 +148,6 @@ def _drawn(
 
 
 def _by_layer(draws: Draws, large: Networks) -> Draws:
-    """Replace networks by the summaries of their layers."""
     inside = {site for net in large.values() for part in net.parts.values() for site in part}
     both = {**draws.shared, **draws.own}
     shared, own = (
@@ -180,7 +200,6 @@ class _Site:
 
 
 def _summarized(chunks: Iterable[Draws]) -> dict[str, _Site]:
-    """Summarize the draws of chunks of clients, site by site."""
     shared: dict[str, _Site] = {}
     own: dict[str, list[Numbers]] = {}
     for chunk in chunks:
@@ -209,12 +228,11 @@ def _statistics(value: Tensor) -> Numbers:
 def _frame(
     fit: Snapshot, name: str, site: _Site, network: Network | None, pulled: Tensor | None
 ) -> pd.DataFrame:
-    """Return the rows of a site, those of one entry together."""
     clients = fit.clients if site.is_local else ("",)
     if network is not None:
         entries = [f"{layer} {what}".strip() for layer in network.layers for what in STATISTICS]
     else:
-        entries = _entries(fit, name, site.at.shape[2:])
+        entries = entries_of(fit, name, site.at.shape[2:])
     both = list(product(entries, clients))
     flat = site.at.reshape(4, len(clients), -1).transpose(0, 2, 1).reshape(4, -1)
     columns: dict[str, Any] = {
@@ -229,7 +247,7 @@ def _frame(
     return pd.DataFrame(columns, columns=list(COLUMNS), index=range(len(both)))
 
 
-def _entries(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
+def entries_of(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
     """Return the labels of a site's numbers.
 
     They are what the model declares (`dims_of`); else names of features where one field alone has

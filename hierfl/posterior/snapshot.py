@@ -116,6 +116,17 @@ def restricted(
     )
 
 
+def first_client(fit: Snapshot) -> Restricted:
+    """Restrict a snapshot to its first client, for what does not depend on the client."""
+    federation, table = fit.federation, fit.progress.table
+    return Restricted(
+        fit.method,
+        replace(federation, data=federation.data.select([0])),
+        replace(fit.progress, table=subset(table, torch.tensor([0]))),
+        fit.message,
+    )
+
+
 def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:
     """Return clients with as many rows as they have, of these fields alone."""
     others = [name for name in data.fields if name not in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pyro
 import torch
@@ -72,15 +72,9 @@ def joined(one: Weighed, other: Weighed) -> Weighed:
     def both(a: Values, b: Values) -> Values:
         return {name: torch.cat([value, b[name]]) for name, value in a.items()}
 
-    return Weighed(
-        Draws(both(one.draws.shared, other.draws.shared), both(one.draws.own, other.draws.own)),
-        log_shared=torch.cat([one.log_shared, other.log_shared]),
-        log_own=torch.cat([one.log_own, other.log_own]),
-        log_first=torch.cat([one.log_first, other.log_first]),
-        variance=torch.cat([one.variance, other.variance]),
-        at=torch.cat([one.at, other.at]),
-        log_q=torch.cat([one.log_q, other.log_q]),
-    )
+    draws = Draws(both(one.draws.shared, other.draws.shared), both(one.draws.own, other.draws.own))
+    rest = [f.name for f in fields(Weighed) if f.name != "draws"]
+    return Weighed(draws, *(torch.cat([getattr(w, name) for w in (one, other)]) for name in rest))
 
 
 def weigh(
@@ -234,10 +228,10 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
 
 def already_weighted(fit: Snapshot) -> bool:
     """Return whether the method itself has weighted and resampled the global sites."""
-    return fit.method.name in WEIGHTED and not _ended_early(fit) and False not in spread_levels(fit)
+    return fit.method.name in WEIGHTED and not ended_early(fit) and False not in spread_levels(fit)
 
 
-def _ended_early(fit: Snapshot) -> bool:
+def ended_early(fit: Snapshot) -> bool:
     """Return whether the rounds ended before a self-stopping method was done."""
     server = fit.federation.server
     return server.stops_itself and not server.finished(fit.progress.server)
@@ -270,7 +264,7 @@ def _no_density(fit: Snapshot, site: str) -> str:
             f"{fit.method.name} has weighted its draws already, and the resampled points have no "
             "density: leave correct= out, and see k_hat in fit.history"
         )
-    if fit.method.name in WEIGHTED and _ended_early(fit):
+    if fit.method.name in WEIGHTED and ended_early(fit):
         return (
             f"the rounds ended before {fit.method.name} had weighted its draws, which have no "
             "density: allow more rounds"

@@ -16,18 +16,17 @@ from hierfl.diagnostics.checks import Evidence
 from hierfl.diagnostics.checks_of_predictions import Floats, Scored
 from hierfl.diagnostics.verdict import (
     LEAST_DRAWS,
-    NOT_FINITE,
     NUMBERS,
+    evidence_of,
     expected_of,
     information,
-    k_hats_of,
     named_own,
-    run_of,
 )
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate, sampled
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.prediction import Prediction, predict, predict_at
+from hierfl.posterior.site_table import entries_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit, restricted
 
 
@@ -105,7 +104,6 @@ class _Asked:
 
 
 def _of(draws: Draws, few: Snapshot, fit: Snapshot) -> Draws:
-    """Return the draws of the clients of `few`."""
     ids = fit.federation.data.index(few.clients)
     return Draws(draws.shared, {name: value[:, ids] for name, value in draws.own.items()})
 
@@ -119,16 +117,10 @@ def _evidence(
     not_finite = tuple(n for n, v in sites.items() if not bool(v.isfinite().all()))
     points = [n for n in latents if n in sites and bool((sites[n] == sites[n][:1]).all())]
     learned = [spec.name for spec in learned_params(fit)]
-    run = NOT_FINITE if not_finite else run_of(fit, seed)
-    return Evidence(
-        fit=fit,
-        run=run,
-        points=None if drawn is None else (*points, *learned),
-        spread=len(points) < len(latents),
-        not_finite=not_finite,
-        information=information(fit, drawn, expected) if drawn and expected else None,
-        k_hats=k_hats_of(fit, run, seed),
-    )
+    rows_say = information(fit, drawn, expected) if drawn and expected else None
+    at_points = None if drawn is None else (*points, *learned)
+    spread = len(points) < len(latents)
+    return evidence_of(fit, at_points, rows_say, spread=spread, bad=not_finite, seed=seed)
 
 
 def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Tensor]:
@@ -239,23 +231,7 @@ class Measured:
     def _columns(self, name: str, value: Tensor, lead: int) -> list[tuple[str, Floats]]:
         """Return label and draws of each scalar of a site, keeping its first `lead` dimensions."""
         array = value.double().numpy()
-        shape = array.shape[lead:]
-        if not shape:
-            return [(name, array)]
-        names = [self._labels(size) for size in shape]
-        return [
-            (
-                f"{name}[{', '.join(n[i] for n, i in zip(names, at, strict=True))}]",
-                array[(..., *at)],
-            )
-            for at in np.ndindex(*shape)
-        ]
-
-    def _labels(self, size: int) -> list[str]:
-        """Return `size` labels: feature names if exactly one field fits, else 0, 1, ..."""
-        features = [
-            list(labels)
-            for labels in self.fit.federation.data.features.values()
-            if len(labels) == size
-        ]
-        return features[0] if len(features) == 1 else [str(i) for i in range(size)]
+        flat = array.reshape(*array.shape[:lead], -1)
+        entries = entries_of(self.fit, name, array.shape[lead:])
+        labels = [f"{name}[{entry}]" if entry else name for entry in entries]
+        return [(label, flat[..., i]) for i, label in enumerate(labels)]

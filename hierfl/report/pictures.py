@@ -21,13 +21,11 @@ _LEGEND |= {"columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.6}
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure of `width` by `height` inches with one set of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
-    """Put the legend below the axes, if there is anything to label."""
     handles, names = ax.get_legend_handles_labels()
     if handles:
         figure.legend(handles, names, ncols=columns, **_LEGEND)

@@ -42,7 +42,6 @@ def sections(found: Measured) -> list[Section]:
 
 
 def _run(found: Measured) -> Section:
-    """Describe the settings, size and cost of the run."""
     fit, data = found.fit, found.fit.federation.data
     history, counts = fit.history, data.counts
     latents = fit.program.latents
@@ -74,13 +73,11 @@ def _run(found: Measured) -> Section:
 
 
 def _finished(found: Measured) -> bool:
-    """Return whether the method has stopped automatically."""
     fit = found.fit
     return bool(fit.federation.server.finished(fit.progress.server))
 
 
 def _bytes(history: pd.DataFrame) -> str:
-    """Describe how many bytes were sent in each direction."""
     if "bytes_up" not in history:
         return "not recorded"
     down, up = (float(history[f"bytes_{way}"].sum()) for way in ("down", "up"))
@@ -88,7 +85,6 @@ def _bytes(history: pd.DataFrame) -> str:
 
 
 def _size(count: float) -> str:
-    """Format a number of bytes with its unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000.0 or unit == "GB":
             return f"{number(count)} {unit}"
@@ -104,7 +100,6 @@ def _convergence(found: Measured) -> Section | None:
 
 
 def _shared(found: Measured) -> Section | None:
-    """Show the posterior of the global parameters."""
     if not found.shared:
         return None
     head = ("Parameter", "Mean", "SD", "5 %", "Median", "95 %")
@@ -126,7 +121,6 @@ def _shared(found: Measured) -> Section | None:
 
 
 def _own(found: Measured) -> list[Section]:
-    """Show the posterior of the clients' parameters, and their shrinkage."""
     entries = found.own
     if not entries:
         return []
@@ -148,7 +142,6 @@ def _own(found: Measured) -> list[Section]:
 
 
 def _client_table(found: Measured, shown: list[Entry]) -> Table:
-    """Tabulate the posterior of each client, largest first."""
     data = found.fit.federation.data
     head = ["Client", "Rows", *(f"{e.label}, mean (SD)" for e in shown)]
     extra = _client_columns(found)
@@ -186,7 +179,6 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
 
 
 def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
-    """Show how much the clients' rows narrow the global prior, and the shrinkage."""
     blocks: list[Text | Picture] = []
     if found.evidence.information is not None:
         narrower = found.evidence.information["narrower"].sort_values()
@@ -219,7 +211,6 @@ SCORES = {
 
 
 def _predictions(found: Measured) -> Section | None:
-    """Show the calibration and the scores of predictions."""
     if found.scores is None:
         return None
     rows = "held-out" if found.scored.held_out else "training"
@@ -229,7 +220,6 @@ def _predictions(found: Measured) -> Section | None:
 
 
 def _score_summary(scores: pd.DataFrame) -> Table:
-    """Tabulate each score over all clients, with its spread."""
     summary = across_clients(scores)
     lines = [
         (
@@ -272,7 +262,6 @@ def _score_table(scores: pd.DataFrame, rows: str) -> Table:
 
 
 def _strangers(found: Measured) -> Section | None:
-    """Show how well predictive uncertainty separates foreign from own rows."""
     drawn = pictures.strangers(found)
     if drawn is None or found.scored.foreign is None:
         return None

@@ -4,17 +4,12 @@ The budget of a round is a number of gradient evaluations: gradients of the like
 on one mini-batch. Gradients in which the likelihood is constant (those of a client's copy of a
 prior) are not counted, nor are evaluations without a gradient.
 
-All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is
-divided: between head and body, and between the step size of one and of the other; between a common
-and a personal model; between the models of a mixture. Exceptions: FedABML takes one draw, K = 5,
-and 0.05 as the weight of its KL, which was chosen on validation rows of Fashion-MNIST; FedProx'
-weight is that of FedABML's paper; FedPA takes the number of passes over a client's rows that is
-nearest to the budget; FedPop's server takes Adam, with a tenth of the step size; learned prior
-scales start at the study's value; sigma of FedAMP is the number of clients, as models that start
-alike would else weigh more than 1 together; clustered_fl halves no cluster before round 20, or
-before half of the rounds where these are fewer than 40.
-
-A method is one entry of `BASELINES`. Builders are in `baseline_builders` and `hierarchy_builders`.
+All else is at the defaults of `hierfl.methods`, which are the authors', but for: FedABML takes one
+draw, K = 5, and a KL weight of 0.05, chosen on validation rows of Fashion-MNIST; FedProx' weight is
+that of FedABML's paper; FedPA takes the number of passes nearest to the budget; FedPop's server
+takes Adam with a tenth of the step size; learned prior scales start at the study's value; sigma of
+FedAMP is the number of clients, so that equal models at the start weigh 1 together; clustered_fl
+halves no cluster before round 20, or before half of fewer than 40 rounds.
 """
 
 from __future__ import annotations
@@ -143,20 +138,4 @@ BASELINES: dict[str, Baseline] = {
     "fedpop": Baseline(of_hierarchies.a_fedpop, draws=True, body=True),
     "fedvi": Baseline(of_hierarchies.a_fedvi, draws=True, body=True),
     "fedsvi": Baseline(of_hierarchies.a_fedsvi, draws=True, adaptive=True),
-}
-
-# what else is in `hierfl.methods`, and why it is in no table
-LEFT_OUT: dict[str, str] = {
-    "two_stage": "for hierarchies of few parameters",
-    "fedlaplace": "for hierarchies of few parameters",
-    "pvi": "for hierarchies of few parameters",
-    "bfi": "for hierarchies of few parameters",
-    "fedep": "for hierarchies of few parameters",
-    "averaging_some": "an option of other methods",
-    "batch_normed": "an option of other methods",
-    "by_rows": "an option of other methods",
-    "differentially_private": "an option of other methods",
-    "quantized": "an option of other methods",
-    "robust": "an option of other methods",
-    "server_optimized": "an option of other methods",
 }

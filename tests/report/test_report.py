@@ -98,7 +98,7 @@ judged = cache(run_of)
 def judged_once() -> Iterator[None]:
     """Judge the convergence of each fit once: it takes most of the time of a report."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hierfl.report.measure.run_of", judged)
+        patch.setattr("hierfl.diagnostics.verdict.run_of", judged)
         yield
 
 

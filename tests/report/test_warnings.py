@@ -38,8 +38,7 @@ def without_weighting(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(f: Fit, seed: int) -> Any:
         return run_of(f, seed) if judged_by_history(f) else "a trend needs more rounds"
 
-    for where in ("hierfl.diagnostics.verdict", "hierfl.report.measure"):
-        monkeypatch.setattr(f"{where}.run_of", judged)
+    monkeypatch.setattr("hierfl.diagnostics.verdict.run_of", judged)
 
 
 def checks(found: Measured) -> list[Check]:
@@ -348,8 +347,8 @@ FITS: dict[str, Callable[[], Fit]] = {
 def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each warning without further rows is a reason of the verdict, and each reason a warning."""
 
-    for where in ("hierfl.diagnostics.verdict", "hierfl.report.measure"):
-        monkeypatch.setattr(f"{where}.k_hats_of", lambda f, *_: pd.Series(0.9, index=f.clients))
+    k_hats = "hierfl.diagnostics.verdict.k_hats_of"
+    monkeypatch.setattr(k_hats, lambda f, *_: pd.Series(0.9, index=f.clients))
     asked, warned_of = set(), set()
     for name, make in FITS.items():
         f = make()
