@@ -103,8 +103,10 @@ class Pool:
     """Processes that compute jobs; `say` is called with a line for each."""
 
     def __init__(self, processes: int, say: Say) -> None:
-        started = {"initializer": set_up_worker, "initargs": (torch.float32,)}
-        self.executor = ProcessPoolExecutor(processes, get_context("spawn"), **started)
+        how, dtype = get_context("spawn"), torch.float32
+        self.executor = ProcessPoolExecutor(
+            processes, how, initializer=set_up_worker, initargs=(dtype,)
+        )
         self.processes, self.say = processes, say
         self.failed: list[Failed] = []
 
