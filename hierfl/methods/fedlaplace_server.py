@@ -250,15 +250,11 @@ class Rounds:
             prior + means["log_marginals"] * self.marginal.program.num_clients
         )
         at = torch.cat(points)
-        shares = [math.log(sizes[a] / sizes[part]) for a in used]
-        each = [q.log_prob(at, FREEDOM) + s for q, s in zip(so_far, shares, strict=True)]
-        density = torch.stack(each).logsumexp(0)
+        mixed = [(q, math.log(sizes[a] / sizes[part])) for a, q in zip(used, so_far, strict=True)]
+        density = torch.stack([q.log_prob(at, FREEDOM) + s for q, s in mixed]).logsumexp(0)
         weights = smoothed(torch.cat([log_p[a, : sizes[a]] for a in used]) - density)
-        again = (
-            part + 1 < len(sizes)
-            and left > 0
-            and (weights.effective < self.target_ess or weights.k_hat >= K_HAT)
-        )
+        good = weights.effective >= self.target_ess and weights.k_hat < K_HAT
+        again = part + 1 < len(sizes) and left > 0 and not good
         share = weights.log.exp()
         mean = share @ at
         covariance = (at - mean).T @ ((at - mean) * share[:, None])

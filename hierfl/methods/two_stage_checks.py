@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
+from hierfl.method import Clock, Reports
+from hierfl.program.program import ProgramError
 
 ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
 MOST_VALUES = 1000  # of a row
@@ -84,3 +86,19 @@ def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
             "off the program: take hierfl.methods.fedsvi(model, hierfl.guides.structured)"
         )
     return None
+
+
+def check_read(share: Tensor) -> None:
+    """Stop if some client's likelihood was misread."""
+    if bool(share > 0.0):
+        raise ProgramError(
+            "the likelihood of some client's rows depends on the sites in another way than the "
+            "program showed on a few rows, so that two_stage would be wrong: take "
+            "hierfl.methods.fedsvi(model, hierfl.guides.structured)"
+        )
+
+
+def failed_of(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
+    """Return which clients failed when last asked, (N,) bool; the server does not wait for them."""
+    answered = failed.index_fill(0, reports.ids, False)
+    return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)

@@ -12,10 +12,11 @@ from hierfl.core.importance_sampling import K_HAT, chosen, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
 from hierfl.methods.stacked import stored
+from hierfl.methods.two_stage_checks import check_read, failed_of
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGHT, warn
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
-from hierfl.program.program import Params, ProgramError
+from hierfl.program.program import Params
 from hierfl.summaries.exact import explained
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
@@ -57,8 +58,7 @@ class Rounds:
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
             fields = {
-                # of clients that have not answered: a prior may divide by a field, so zeros will
-                # not do
+                # before clients answer: a prior may divide by a field, so zeros will not do
                 n: like[n][0].expand(count, *like[n].shape[2:]).clone()
                 for n in hierarchy.fields
             }
@@ -114,13 +114,13 @@ class Rounds:
         """Return the next state."""
         left = clock.rounds - clock.round - 1
         reports = means["log_ratios" if int(state["stage"]) == WEIGHT else "factor"]
-        state = {**state, "failed": _failed(state["failed"], reports, clock)}
+        state = {**state, "failed": failed_of(state["failed"], reports, clock)}
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGHT:
                 state = with_error(state, reports, means.get("inner_variance"))
                 state = self.after_weighting(state, reports, clock)
             else:
-                _check_read(means["misread"])
+                check_read(means["misread"])
                 state = self.gathered(state, reports, clock)
         warn(state, left)
         return tree_map(lambda v: v.detach().clone(), state)
@@ -343,19 +343,3 @@ def _nothing(count: int, weighted: int, kept: int) -> Tree:
             "weighted": none.clone(),
         },
     }
-
-
-def _check_read(share: Tensor) -> None:
-    """Stop if some client's likelihood was misread."""
-    if bool(share > 0.0):
-        raise ProgramError(
-            "the likelihood of some client's rows depends on the sites in another way than the "
-            "program showed on a few rows, so that two_stage would be wrong: take "
-            "hierfl.methods.fedsvi(model, hierfl.guides.structured)"
-        )
-
-
-def _failed(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
-    """Return which clients failed when last asked, (N,) bool; the server does not wait for them."""
-    answered = failed.index_fill(0, reports.ids, False)
-    return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)

@@ -47,12 +47,7 @@ def gaussian(link: str = "identity") -> ResponseFamily:
     """
     check_link(link, [*LIKELIHOODS], "gaussian")
     return ResponseFamily(
-        name="gaussian",
-        link=link,
-        kind="real",
-        likelihood=LIKELIHOODS[link],
-        parameters=_gaussian_parameters,
-        scale=SCALES[link],
+        "gaussian", link, "real", LIKELIHOODS[link], _gaussian_parameters, SCALES[link]
     )
 
 
@@ -73,13 +68,9 @@ def student() -> ResponseFamily:
     >>> student().likelihood
     'dist.StudentT(nu, eta, sigma)'
     """
+    likelihood = "dist.StudentT(nu, eta, sigma)"
     return ResponseFamily(
-        name="student",
-        link="identity",
-        kind="real",
-        likelihood="dist.StudentT(nu, eta, sigma)",
-        parameters=_student_parameters,
-        scale=identity_scale,
+        "student", "identity", "real", likelihood, _student_parameters, identity_scale
     )
 
 
@@ -96,12 +87,7 @@ def gamma() -> ResponseFamily:
     'dist.Gamma(shape, shape * (-eta).exp())'
     """
     return ResponseFamily(
-        name="gamma",
-        link="log",
-        kind="positive",
-        likelihood="dist.Gamma(shape, shape * (-eta).exp())",
-        parameters=shape,
-        scale=log_scale,
+        "gamma", "log", "positive", "dist.Gamma(shape, shape * (-eta).exp())", shape, log_scale
     )
 
 
@@ -115,11 +101,5 @@ def beta() -> ResponseFamily:
     >>> beta().likelihood
     'dist.Beta(eta.sigmoid() * phi, (-eta).sigmoid() * phi)'
     """
-    return ResponseFamily(
-        name="beta",
-        link="logit",
-        kind="unit",
-        likelihood="dist.Beta(eta.sigmoid() * phi, (-eta).sigmoid() * phi)",
-        parameters=phi,
-        scale=unit_scale,
-    )
+    likelihood = "dist.Beta(eta.sigmoid() * phi, (-eta).sigmoid() * phi)"
+    return ResponseFamily("beta", "logit", "unit", likelihood, phi, unit_scale)

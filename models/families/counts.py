@@ -25,12 +25,7 @@ def poisson() -> ResponseFamily:
     'dist.Poisson(eta.exp())'
     """
     return ResponseFamily(
-        name="poisson",
-        link="log",
-        kind="count",
-        likelihood="dist.Poisson(eta.exp())",
-        parameters=no_parameters,
-        scale=log_scale,
+        "poisson", "log", "count", "dist.Poisson(eta.exp())", no_parameters, log_scale
     )
 
 
@@ -62,14 +57,8 @@ def negative_binomial() -> ResponseFamily:
     >>> negative_binomial().likelihood
     'families.NegativeBinomial(shape, logits=eta - shape.log())'
     """
-    return ResponseFamily(
-        name="negative_binomial",
-        link="log",
-        kind="count",
-        likelihood="families.NegativeBinomial(shape, logits=eta - shape.log())",
-        parameters=shape,
-        scale=log_scale,
-    )
+    likelihood = "families.NegativeBinomial(shape, logits=eta - shape.log())"
+    return ResponseFamily("negative_binomial", "log", "count", likelihood, shape, log_scale)
 
 
 def _zi(response: Response) -> dict[str, Prior]:
@@ -87,14 +76,8 @@ def zero_inflated_poisson() -> ResponseFamily:
     >>> zero_inflated_poisson().likelihood
     'dist.ZeroInflatedPoisson(eta.exp(), gate=zi)'
     """
-    return ResponseFamily(
-        name="zero_inflated_poisson",
-        link="log",
-        kind="count",
-        likelihood="dist.ZeroInflatedPoisson(eta.exp(), gate=zi)",
-        parameters=_zi,
-        scale=log_scale,
-    )
+    likelihood = "dist.ZeroInflatedPoisson(eta.exp(), gate=zi)"
+    return ResponseFamily("zero_inflated_poisson", "log", "count", likelihood, _zi, log_scale)
 
 
 def log_rising(start: Tensor, steps: Tensor) -> Tensor:

@@ -44,14 +44,9 @@ def categorical() -> ResponseFamily:
     >>> categorical().outputs(Response(float("nan"), float("nan"), ("a", "b", "c")))
     2
     """
+    likelihood = "dist.Categorical(logits=torch.nn.functional.pad(eta, (1, 0)))"
     return ResponseFamily(
-        name="categorical",
-        link="logit",
-        kind="category",
-        likelihood="dist.Categorical(logits=torch.nn.functional.pad(eta, (1, 0)))",
-        parameters=no_parameters,
-        scale=unit_scale,
-        outputs=_outputs,
+        "categorical", "logit", "category", likelihood, no_parameters, unit_scale, outputs=_outputs
     )
 
 
@@ -114,14 +109,9 @@ def cumulative(link: str = "logit") -> ResponseFamily:
     False
     """
     check_link(link, [*LIKELIHOODS], "cumulative")
+    likelihood = LIKELIHOODS[link]
     return ResponseFamily(
-        name="cumulative",
-        link=link,
-        kind="ordered",
-        likelihood=LIKELIHOODS[link],
-        parameters=_parameters,
-        scale=unit_scale,
-        has_intercept=False,
+        "cumulative", link, "ordered", likelihood, _parameters, unit_scale, has_intercept=False
     )
 
 

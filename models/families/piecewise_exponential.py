@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import log1mexp, log_scale, unit_scale
-from hierfl.models.families.survival import censored
+from hierfl.models.families.survival import of_times
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
@@ -49,15 +49,9 @@ def piecewise_exponential(breaks: tuple[float, ...]) -> ResponseFamily:
     known = tuple(float(one) for one in breaks)
     check_breaks(known)
     base = f"families.PiecewiseExponential(eta, log_hazard, breaks={known})"
-    return ResponseFamily(
-        name="piecewise_exponential",
-        link="log",
-        kind="time",
-        likelihood=censored(base),
-        parameters=_parameters(len(known) + 1),
-        scale=unit_scale,
-        additions=("cens", "upper", "entry"),
-        has_intercept=False,
+    parameters = _parameters(len(known) + 1)
+    return of_times(
+        "piecewise_exponential", "log", base, parameters, unit_scale, has_intercept=False
     )
 
 

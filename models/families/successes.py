@@ -36,14 +36,8 @@ def bernoulli(link: str = "logit") -> ResponseFamily:
     'dist.Bernoulli(logits=eta)'
     """
     check_link(link, [*LOGITS], "bernoulli")
-    return ResponseFamily(
-        name="bernoulli",
-        link=link,
-        kind="binary",
-        likelihood=f"dist.Bernoulli(logits={LOGITS[link]})",
-        parameters=no_parameters,
-        scale=unit_scale,
-    )
+    likelihood = f"dist.Bernoulli(logits={LOGITS[link]})"
+    return ResponseFamily("bernoulli", link, "binary", likelihood, no_parameters, unit_scale)
 
 
 class Binomial(dist.Binomial):

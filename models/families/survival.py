@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import pyro.distributions as dist
@@ -11,7 +12,9 @@ import torch.distributions as torch_dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import log1mexp, log_normal_between, log_normal_cdf
+from hierfl.models.priors import Prior
 
 FAR = 1e4  # stands for infinity where a logarithm of time 0 is meant
 METHODS = ("log_density", "cumulative_hazard", "log_between", "time_at", "moments_beyond")
@@ -192,13 +195,19 @@ class LogNormalHazards:
         return first.to(like), (moment(2) - first**2).clamp(min=0.0).to(like)
 
 
-def censored(base: str) -> str:
-    """Return the likelihood of censored times that the expression of a distribution stands for.
-
-    Args:
-        base: expression of the distribution of times.
-    """
-    return f"families.Censored({base}, {', '.join(f'{a}=batch.{a}' for a in ADDITIONS)})"
+def of_times(
+    name: str,
+    link: str,
+    base: str,
+    parameters: Callable[[Response], dict[str, Prior]],
+    scale: Callable[[Response], tuple[float, float]],
+    *,
+    has_intercept: bool = True,
+) -> ResponseFamily:
+    """Return the family of times of a distribution's expression, which may be censored."""
+    likelihood = f"families.Censored({base}, {', '.join(f'{a}=batch.{a}' for a in ADDITIONS)})"
+    plain = ResponseFamily(name, link, "time", likelihood, parameters, scale, ADDITIONS)
+    return replace(plain, has_intercept=has_intercept)
 
 
 class Censored(dist.TorchDistribution):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
 from hierfl.models.families.links import half_student, log_scale
-from hierfl.models.families.survival import censored, hazards
+from hierfl.models.families.survival import hazards, of_times
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
@@ -25,15 +25,8 @@ def exponential() -> ResponseFamily:
     >>> exponential().expression()
     'dist.Exponential((-eta).exp())'
     """
-    return ResponseFamily(
-        name="exponential",
-        link="log",
-        kind="time",
-        likelihood=censored("dist.Exponential((-eta).exp())"),
-        parameters=no_parameters,
-        scale=log_scale,
-        additions=("cens", "upper", "entry"),
-    )
+    base = "dist.Exponential((-eta).exp())"
+    return of_times("exponential", "log", base, no_parameters, log_scale)
 
 
 class Weibull(dist.Weibull):  # type: ignore[misc]  # Any in Pyro
@@ -68,15 +61,8 @@ def weibull() -> ResponseFamily:
     >>> weibull().expression()
     'families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)'
     """
-    return ResponseFamily(
-        name="weibull",
-        link="log",
-        kind="time",
-        likelihood=censored("families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)"),
-        parameters=_weibull_parameters,
-        scale=log_scale,
-        additions=("cens", "upper", "entry"),
-    )
+    base = "families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)"
+    return of_times("weibull", "log", base, _weibull_parameters, log_scale)
 
 
 def _lognormal_scale(response: Response) -> tuple[float, float]:
@@ -103,12 +89,5 @@ def lognormal() -> ResponseFamily:
     >>> lognormal().expression(("cens",))
     'families.Censored(dist.LogNormal(eta, sigma), cens=batch.cens)'
     """
-    return ResponseFamily(
-        name="lognormal",
-        link="identity",
-        kind="time",
-        likelihood=censored("dist.LogNormal(eta, sigma)"),
-        parameters=_lognormal_parameters,
-        scale=_lognormal_scale,
-        additions=("cens", "upper", "entry"),
-    )
+    base = "dist.LogNormal(eta, sigma)"
+    return of_times("lognormal", "identity", base, _lognormal_parameters, _lognormal_scale)
