@@ -44,3 +44,13 @@ def global_generator_untouched() -> Iterator[None]:
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state()), "torch's global generator was used"
+
+
+@pytest.fixture
+def not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace and rewrite compiled steps, but run their graphs as they are.
+
+    With an empty cache inductor and the C++ compiler take up to a minute for a graph;
+    tests/engine/test_compiled.py and test_compiled_methods.py let them work.
+    """
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, examples: graph)

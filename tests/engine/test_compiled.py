@@ -63,7 +63,7 @@ def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
     assert apart(eager.progress.table, compiled.progress.table) < 1e-10
 
 
-def test_priors_made_outside_the_program_are_compiled_too() -> None:
+def test_priors_made_outside_the_program_are_compiled_too(not_lowered: None) -> None:
     """They check their values, which a trace does not have."""
     level, spread = dist.Normal(torch.zeros(4), 1.0).to_event(1), dist.LogNormal(0.0, 1.0)
 
@@ -115,7 +115,9 @@ def test_auto_begins_no_trace_of_nested_derivatives(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> None:
+def test_compiled_and_eager_agree_on_ragged_mini_batches(
+    momentum: float, not_lowered: None
+) -> None:
     net = hierfl.models.network(
         nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label"
     )

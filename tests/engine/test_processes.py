@@ -34,12 +34,6 @@ def two_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run traced graphs as they are: what inductor makes of them has its own tests."""
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, examples: graph)
-
-
 def pids(item: int) -> tuple[int, int, int]:
     torch.randn(200, 200) @ torch.randn(200, 200)
     return item, os.getpid(), torch.get_num_threads()

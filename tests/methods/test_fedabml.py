@@ -280,7 +280,7 @@ def test_unsupported_guides_and_programs_are_refused() -> None:
         )
 
 
-def test_scale_link_exp_as_in_the_paper() -> None:
+def test_scale_link_exp_as_in_the_paper(not_lowered: None) -> None:
     """With scale_link='exp', FedABML follows the paper's formulas.
 
     A client that has not moved equals its prior, the server averages log scales, and one step is
@@ -289,6 +289,7 @@ def test_scale_link_exp_as_in_the_paper() -> None:
     lam, eta = 0.7, 0.05
     options: dict[str, Any] = {
         "steps": 1,
+        "inner_steps": 2,
         "unit": "step",
         "batch_size": None,
         "draws": 2,

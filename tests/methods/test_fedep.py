@@ -128,7 +128,7 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
 
 
 def test_engines_and_the_order_of_clients_are_irrelevant() -> None:
-    data, method = federation((2, 3, 1)), fedep(logistic, draws=4, steps=1)
+    data, method = federation((5, 3, 1)), fedep(skewed, draws=8, steps=2)
     one = fit(method, data, rounds=2, seed=3).progress.server["q"]
     back = data.select(data.names[::-1])
     ways: list[dict[str, Any]] = [{"engine": "sequential"}, {"chunk": 2}]

@@ -77,10 +77,10 @@ def test_gaussian_models_are_exact_with_any_split(counts: tuple[int, ...]) -> No
 def test_it_reaches_the_pooled_optimum_where_fedavg_does_not() -> None:
     best = stationary(P[:, None, None] * H)
     method = fedpa(at(START), posterior="laplace", server_optimizer=SGD(0.3, momentum=0.5))
-    assert torch.allclose(fit(method, clients(), rounds=80).message["theta"]["theta"], best)
+    assert torch.allclose(fit(method, clients(), rounds=55).message["theta"]["theta"], best)
     plain = fedavg(at(START), optimizer=SGD(0.1), steps=5, batch_size=None)
     assert not torch.allclose(
-        fit(plain, clients(), rounds=80).message["theta"], best, atol=0.02, rtol=0.0
+        fit(plain, clients(), rounds=55).message["theta"], best, atol=0.02, rtol=0.0
     )
 
 

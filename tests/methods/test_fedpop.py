@@ -181,7 +181,7 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     the evidence.
     """
     method = fedpop(
-        hierarchy, step_size=0.2, steps=30, burn_in=29, temperature=0.0, server_optimizer=SGD(0.3)
+        hierarchy, step_size=0.2, steps=15, burn_in=14, temperature=0.0, server_optimizer=SGD(0.3)
     )
     fitted = fit(method, three(), rounds=60)
     assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-6)
@@ -191,7 +191,7 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
 
 def test_predictions_are_of_the_kept_draws() -> None:
     method = fedpop(
-        hierarchy, step_size=0.05, steps=60, burn_in=10, kept_draws=400, server_optimizer=SGD(0.05)
+        hierarchy, step_size=0.05, steps=30, burn_in=10, kept_draws=400, server_optimizer=SGD(0.05)
     )
     fitted = fit(method, three(), rounds=40, seed=1)
     own = fitted.draws(400).own["b"]

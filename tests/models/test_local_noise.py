@@ -125,7 +125,9 @@ def test_gradient_is_finite_where_all_inputs_are_zero(data: ClientData) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "pooled", "compiled"])
-def test_every_engine_makes_the_same_draws(engine: str, data: ClientData) -> None:
+def test_every_engine_makes_the_same_draws(
+    engine: str, data: ClientData, not_lowered: None
+) -> None:
     method = hierfl.methods.fedsvi(
         models.bayesian_network(mlp(3, 4, 2), local_reparameterization=True),
         guides.mean_field,
