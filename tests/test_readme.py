@@ -181,7 +181,7 @@ def check_arguments(words: list[str]) -> None:
 
 # ------------------------------------------------------------------ form
 def test_readme_is_short() -> None:
-    assert len(TEXT["README.md"].splitlines()) < 170
+    assert len(TEXT["README.md"].splitlines()) < 182
 
 
 @pytest.mark.parametrize("page", PAGES)
