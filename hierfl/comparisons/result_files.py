@@ -14,7 +14,7 @@ import pandas as pd
 from hierfl.comparisons.cells import cell_file, kept
 from hierfl.comparisons.score_means import Score
 from hierfl.comparisons.study_file import Entry, Study
-from hierfl.comparisons.tuning import chosen, told
+from hierfl.comparisons.tuning import chosen, in_words
 from hierfl.core.disk import replace_text
 
 STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES, LINES = (
@@ -60,7 +60,9 @@ def write(study: Study, out: Path) -> None:
                     rows += [{**who, **row} for row in found.get(part, ())]
             diverged = "diverged" in found
             spent = {name: found.get(name) for name in SPENT}
-            costs.append({**who, "options": told(found["options"]), "diverged": diverged, **spent})
+            costs.append(
+                {**who, "options": in_words(found["options"]), "diverged": diverged, **spent}
+            )
         if study.tuning.rounds:
             trials += _trials(out, study, entry)
     for part, (file, columns) in PARTS.items():
@@ -82,7 +84,7 @@ def _trials(out: Path, study: Study, entry: Entry) -> Iterable[dict[str, Any]]:
     return [
         {
             "method": entry.label,
-            "options": told(trial["options"]),
+            "options": in_words(trial["options"]),
             "score": trial["score"],
             "pruned": trial["pruned"],
             "chosen": trial["options"] == found["options"],

@@ -41,7 +41,7 @@ class Partition(Table):
         test: test rows of a client in each class; for "equal_classes".
         share: of all rows, in (0, 1]; for "shared_classes".
         concentration: of the Dirichlet distribution; smaller is more skewed.
-        authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows alike;
+        authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows;
             for "power_law".
     """
 

@@ -53,7 +53,7 @@ def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
     trials, computed = [], 0
     for options in points(study, entry):
         key = {**described(study, entry), "trial": options}
-        file = file_of(out, "trials", f"{entry.label}-{told(options)}", key)
+        file = file_of(out, "trials", f"{entry.label}-{in_words(options)}", key)
         found = kept(file)
         if found is None:
             search.enqueue_trial(dict(options))
@@ -73,14 +73,14 @@ def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
     if not whole:
         raise ValueError(
             f"{entry.label}: every trial diverges "
-            f"({', '.join(told(t['options']) for t in trials)}): add smaller step sizes to the "
+            f"({', '.join(in_words(t['options']) for t in trials)}): add smaller step sizes to the "
             "grid"
         )
     best = max(whole, key=lambda t: t["score"])  # the first of equals
     return {"options": best["options"], "trials": trials, "computed": computed}
 
 
-def told(options: Mapping[str, float]) -> str:
+def in_words(options: Mapping[str, float]) -> str:
     """Return options as words, such as "lr 0.01"."""
     return ", ".join(f"{name} {value:.4g}" for name, value in options.items())
 

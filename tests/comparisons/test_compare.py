@@ -73,9 +73,9 @@ def test_a_second_run_computes_nothing_and_one_that_lost_pieces_ends_the_same(
     lines: list[str] = []
     own = study(tuning={"rounds": 2, "lr": [0.01, 0.3]})
     assert compare(own, tmp_path, processes=1, say=lines.append) == []
-    before, told = files(tmp_path), len(lines)
+    before, said = files(tmp_path), len(lines)
     assert compare(own, tmp_path, processes=1, say=lines.append) == []
-    assert told == 6 and lines[told:] == [] and files(tmp_path) == before
+    assert said == 6 and lines[said:] == [] and files(tmp_path) == before
     assert study_of(tmp_path) == own
     pieces = sorted(tmp_path.glob("*/*.json"))
     for piece in pieces[::2]:
@@ -127,13 +127,13 @@ def test_one_method_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     assert "fedavg" in (tmp_path / RESULTS).read_text()
 
 
-def test_a_run_that_diverges_is_told_and_has_no_scores() -> None:
+def test_a_run_that_diverges_is_reported_and_has_no_scores() -> None:
     own = study(run={"lr": 3e38})
     found = cells.computed(own, own.methods[0], {}, 0)
     assert "diverged" in found and found["scores"] == []
 
 
-def test_a_run_whose_last_round_of_all_diverges_is_told_and_has_no_scores() -> None:
+def test_a_run_whose_last_round_of_all_diverges_is_reported_and_has_no_scores() -> None:
     # the one step of round 1 leaves weights that are finite; the step after overflows
     own = study(
         net={"hidden": [4]},
@@ -144,7 +144,7 @@ def test_a_run_whose_last_round_of_all_diverges_is_told_and_has_no_scores() -> N
     assert "round 1" in found["diverged"] and found["scores"] == []
 
 
-def test_a_setting_that_is_refused_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_setting_is_refused_before_any_work(tmp_path: Path) -> None:
     own = study(methods=[{"name": "fedavg"}, {"name": "fedprox", "settings": {"prox": -1.0}}])
     with pytest.raises(ValueError, match=r"method 'fedprox': prox is -1\.0"):
         compare(own, tmp_path, processes=1, say=print)
@@ -223,7 +223,7 @@ def test_words_in_brackets_are_printed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["compare", "nothing.toml"], "nothing.toml"),
         (["table", "nowhere"], "holds no results"),
@@ -231,9 +231,9 @@ def test_words_in_brackets_are_printed(tmp_path: Path, monkeypatch: pytest.Monke
         (["table", "nowhere", "--format", "word"], "neither markdown nor latex"),
     ],
 )
-def test_what_is_missing_is_told(arguments: list[str], told: str) -> None:
+def test_what_is_missing_is_named(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(app, arguments)
-    assert done.exit_code != 0 and told in " ".join(done.output.split())
+    assert done.exit_code != 0 and message in " ".join(done.output.split())
 
 
 def test_numbers_keep_all_their_digits() -> None:

@@ -47,7 +47,9 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federations, "foreign_rows", noise)
 
 
-def test_foreign_images_are_told_by_the_entropy_of_what_clients_are_served(strangers: None) -> None:
+def test_foreign_images_are_detected_by_the_entropy_of_what_clients_are_served(
+    strangers: None,
+) -> None:
     found = computed("local_only", evaluation={"foreign": ["notmnist"]}, run={"rounds": 10})
     by = {s["weighting"]: s["value"] for s in found["scores"] if s["metric"] == "auroc"}
     assert set(by) == {"rows", "clients"} and all(0.0 <= v <= 1.0 for v in by.values())
@@ -112,14 +114,14 @@ def test_losses_by_class_are_of_the_first_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "told"),
+    ("evaluation", "message"),
     [
         ({"every": 0, "along": ["clients"]}, "there are no curves: put in 'every'"),
         ({"along": ["new_clients"]}, "there are no new clients"),
     ],
 )
-def test_curves_that_cannot_be_are_refused(evaluation: Found, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_curves_that_cannot_be_are_refused(evaluation: Found, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         study(evaluation=evaluation)
 
 
@@ -193,7 +195,7 @@ def test_the_smallest_distance_is_the_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"net": {"hidden": [3]}}, "is of lines: leave out 'hidden'"),
         ({"evaluation": {"metric": "accuracy"}}, "take 'explained'"),
@@ -203,8 +205,8 @@ def test_the_smallest_distance_is_the_best(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_lines_do_not_have_is_refused(changes: Found, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_lines_do_not_have_is_refused(changes: Found, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         lines({"fedavg": {}}, **changes)
 
 

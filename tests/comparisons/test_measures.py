@@ -33,7 +33,7 @@ def found(
     return by, curve
 
 
-def test_rows_and_clients_are_weighed_by_hand() -> None:
+def test_rows_and_clients_are_weighted_by_hand() -> None:
     own = study()
     rows = of_study(own, 0)
     fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)

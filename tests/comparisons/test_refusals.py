@@ -38,8 +38,8 @@ def refused(tmp_path: Path, text: str) -> str:
 )  # fmt: skip
 def test_a_variant_cannot_leave_its_folder(name: str, tmp_path: Path) -> None:
     key = name.replace("\\", "\\\\").replace("\n", "\\n")
-    told = refused(tmp_path, f'{MINIMAL}\n[variants."{key}"]\nrun = {{ rounds = 1 }}')
-    assert "becomes the name of a folder" in told
+    message = refused(tmp_path, f'{MINIMAL}\n[variants."{key}"]\nrun = {{ rounds = 1 }}')
+    assert "becomes the name of a folder" in message
     assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
 
 
@@ -59,7 +59,7 @@ def test_a_label_cannot_leave_its_folder(label: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("variants = 5\n" + MINIMAL, "variants must be a table, and is 5"),
         ("variants = [1]\n" + MINIMAL, "variants must be a table"),
@@ -86,8 +86,8 @@ def test_a_label_cannot_leave_its_folder(label: str, tmp_path: Path) -> None:
         ("a = " + "[" * 5000, "no TOML"),
     ],
 )  # fmt: skip
-def test_values_of_a_wrong_kind_are_named(text: str, told: str, tmp_path: Path) -> None:
-    assert told in refused(tmp_path, text)
+def test_values_of_a_wrong_kind_are_named(text: str, message: str, tmp_path: Path) -> None:
+    assert message in refused(tmp_path, text)
 
 
 def test_a_folder_is_no_study_file(tmp_path: Path) -> None:
@@ -133,6 +133,6 @@ def test_signs_of_latex_and_markdown_are_escaped(tmp_path: Path) -> None:
 
 
 def test_an_empty_column_of_numbers_is_read(tmp_path: Path) -> None:
-    written(tmp_path, three(), {"best": [None] * 3, "alike": [None] * 3, "worse": [None] * 3})
+    written(tmp_path, three(), {"best": [None] * 3, "similar": [None] * 3, "worse": [None] * 3})
     assert pd.read_csv(tmp_path / RESULTS).empty
     assert "| best |" in printed_table.markdown(tmp_path)

@@ -27,7 +27,7 @@ P = {
 }
 VALUES: dict[str, list[float | None]] = {
     "best": [90.0, 92.0, 91.0],
-    "alike": [89.9, 92.2, 90.8],
+    "similar": [89.9, 92.2, 90.8],
     "worse": [80.0, 82.2, 80.9],
 }
 BESIDE = {"paper": "PRIOR", "table": "T1", "dataset": "FMNIST", "model": "MCLR"}
@@ -62,17 +62,17 @@ def three(**changes: Any) -> Study:
 def test_the_best_and_what_a_paired_test_does_not_tell_from_it_are_bold(tmp_path: Path) -> None:
     shown = score_table.table_of(written(tmp_path, three(), VALUES))["P, %"]
     assert shown["best"] == "**91.00 ± 1.00**"  # mean and sd of 90, 92 and 91
-    assert shown["alike"].startswith("**") and not shown["worse"].startswith("**")
+    assert shown["similar"].startswith("**") and not shown["worse"].startswith("**")
 
 
-def test_a_small_difference_of_every_seed_is_told_apart(tmp_path: Path) -> None:
-    values: dict[str, list[float | None]] = {"best": [90.0, 80.0, 70.0], "alike": [89.0, 79.01, 69.0],
+def test_a_small_difference_of_every_seed_is_significant(tmp_path: Path) -> None:
+    values: dict[str, list[float | None]] = {"best": [90.0, 80.0, 70.0], "similar": [89.0, 79.01, 69.0],
                                              "worse": [60.0, 50.0, 40.0]}  # fmt: skip
     shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"].startswith("**") and not shown["alike"].startswith("**")
+    assert shown["best"].startswith("**") and not shown["similar"].startswith("**")
 
 
-def test_a_caption_tells_which_rounds_are_averaged() -> None:
+def test_a_caption_says_which_rounds_are_averaged() -> None:
     names = [{"name": "fedavg"}, {"name": "clustered_fl"}]
     assert "the same share of the run" in printed_table.caption(study(names, run={"cohort": 3}))
     assert "the same share" not in printed_table.caption(study(names[:1], run={"cohort": 3}))
@@ -85,33 +85,33 @@ def test_with_two_seeds_the_best_alone_is_bold(tmp_path: Path) -> None:
     assert [text.startswith("**") for text in shown] == [False, True, False]
 
 
-def test_runs_that_diverged_and_methods_that_were_not_run_are_told(tmp_path: Path) -> None:
-    values: dict[str, list[float | None]] = {"best": [90.0, None, 92.0], "alike": [None] * 3}
+def test_runs_that_diverged_and_methods_that_were_not_run_are_named(tmp_path: Path) -> None:
+    values: dict[str, list[float | None]] = {"best": [90.0, None, 92.0], "similar": [None] * 3}
     shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
     assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 diverged)"
-    assert (shown["alike"], shown["worse"]) == ("diverged", "")
+    assert (shown["similar"], shown["worse"]) == ("diverged", "")
 
 
-def test_seeds_that_failed_are_told(tmp_path: Path) -> None:
+def test_seeds_that_failed_are_counted(tmp_path: Path) -> None:
     values: dict[str, list[float | None]] = {
         "best": [90.0, 92.0],
-        "alike": [None, 92.0],
+        "similar": [None, 92.0],
         "worse": [80.0, 80.5, 81.0],
     }
     shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
     assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 not run)"
-    assert shown["alike"] == "92.00 (of 3 seeds 1 diverged, 1 not run)"
+    assert shown["similar"] == "92.00 (of 3 seeds 1 diverged, 1 not run)"
     assert shown["worse"] == "**80.50 ± 0.50**"
 
 
 def test_a_finite_score_of_weights_that_ran_away_counts_as_diverged(tmp_path: Path) -> None:
     values: dict[str, list[float | None]] = {
         "best": [90.0, -1e34, 92.0],
-        "alike": [-1e34, None, 1e7],
+        "similar": [-1e34, None, 1e7],
     }
     shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
     assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 diverged)"
-    assert shown["alike"] == "diverged"
+    assert shown["similar"] == "diverged"
 
 
 def test_the_weighting_of_the_study_is_shown(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_the_weighting_of_the_study_is_shown(tmp_path: Path) -> None:
 
 def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
-    own = study(methods=[entry, {"name": "ditto", "label": "alike"}], published=BESIDE,
+    own = study(methods=[entry, {"name": "ditto", "label": "similar"}], published=BESIDE,
                 run={"seeds": [0, 1, 2]})  # fmt: skip
     known = published(own, own.methods[0], "P")
     assert known is not None and 95.0 < known < 100.0
     shown = score_table.table_of(written(tmp_path, own, VALUES))
     assert shown.loc["best", "published P, %"] == f"{known:.2f}"
     assert shown.loc["best", "difference of P"] == f"{91.0 - known:+.2f}"
-    assert shown.loc["alike", "published P, %"] == ""
+    assert shown.loc["similar", "published P, %"] == ""
     assert f"best P {91.0 - known:+.1f}" in printed_table.markdown(tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_the_figure_has_a_point_for_each_method_and_a_diamond_for_each_published
     tmp_path: Path,
 ) -> None:
     entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
-    own = study(methods=[entry, {"name": "ditto", "label": "alike"}], published=BESIDE)
+    own = study(methods=[entry, {"name": "ditto", "label": "similar"}], published=BESIDE)
     written(tmp_path, own, VALUES)
     (axes,) = figure(tmp_path).axes
     drawn = axes.containers[0].lines[0].get_xdata()  # type: ignore[attr-defined]

@@ -83,7 +83,7 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (MINIMAL + "[run]\nround = 5", ["run.round", "did you mean 'rounds'"]),
         (MINIMAL + "[runs]\nrounds = 5", ["runs", "did you mean 'run'"]),
@@ -114,10 +114,10 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
         ("title = ", ["no TOML"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         read(written(tmp_path, text))
-    assert all(part in str(error.value) for part in told), str(error.value)
+    assert all(part in str(error.value) for part in message), str(error.value)
 
 
 def test_grids_are_of_one_size_and_no_larger_than_six() -> None:
@@ -184,6 +184,6 @@ def test_the_small_study_is_as_a_file_would_give_it(tmp_path: Path) -> None:
 
 def test_all_runs_start_from_the_same_weights_where_that_is_asked_for() -> None:
     own, same = study(), study(run={"start": 5})
-    for seeds, alike in ((own, False), (same, True)):
+    for seeds, equal in ((own, False), (same, True)):
         one, two = (cells.net_of(seeds, 4, 3, seed)[0].weight for seed in (0, 1))
-        assert torch.equal(one, two) == alike  # type: ignore[arg-type]
+        assert torch.equal(one, two) == equal  # type: ignore[arg-type]

@@ -57,10 +57,10 @@ def test_planted_errors_are_found_with_their_size() -> None:
         "Means are within 0." in found.verdict
         and "NUTS standard deviations (worst: '" in found.verdict
     )
-    mended = against_nuts(
+    fixed = against_nuts(
         planted(shift=0.5, wide=1.2), draws=1000, reference=true_draws(), correct="psis"
     )
-    assert mended.table["mean_off"].max() < 0.15
+    assert fixed.table["mean_off"].max() < 0.15
 
 
 def learned(batch: ClientBatch) -> None:

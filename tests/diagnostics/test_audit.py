@@ -49,7 +49,7 @@ def test_what_fedavg_sends() -> None:
     assert of(first, "down") == {"theta.bias": "", "theta.weight": ""}  # before the first update
 
 
-def test_mail_and_what_is_seen_by_itself() -> None:
+def test_mail_and_what_is_seen_alone() -> None:
     network = models.network(net(), likelihood=normal(1.0))
     found = audit(
         methods.pfedhn(network, optimizer=SGD(0.01)), federation((5, 3, 7)), client="north"
@@ -59,7 +59,7 @@ def test_mail_and_what_is_seen_by_itself() -> None:
     assert set(away["server sees"]) == {"by itself"} and set(away["rounds"]) == {"0-2"}
 
 
-def test_a_method_that_stops_by_itself_is_run_to_its_end() -> None:
+def test_a_method_that_stops_automatically_is_run_to_its_end() -> None:
     found = audit(methods.two_stage(regression), federation((5, 6, 7)))
     fitted = hierfl.fit(methods.two_stage(regression), federation((5, 6, 7)))
     assert found.rounds == len(fitted.history)
@@ -92,9 +92,9 @@ def test_what_it_refuses() -> None:
         audit(method, federation((5, 3)), client="x")
     data = federation((5, 3))
     same: dict[str, Any] = {n: v[:1].expand(3, *v.shape[1:]) for n, v in data.fields.items()}
-    alike = hierfl.ClientData.from_arrays(["a", "a", "b"], **same)
+    same_rows = hierfl.ClientData.from_arrays(["a", "a", "b"], **same)
     with pytest.raises(ValueError, match="so that nothing would differ"):
-        audit(method, alike)
+        audit(method, same_rows)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

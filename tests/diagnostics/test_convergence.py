@@ -161,7 +161,7 @@ def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
     assert not found.converged and found.sites.loc["tau", "ratio_max"] < 0.7
 
 
-def test_without_global_sites_every_client_is_weighted_by_itself() -> None:
+def test_without_global_sites_every_client_is_weighted_alone() -> None:
     def alone(batch: ClientBatch) -> None:
         with batch.clients():
             b = pyro.sample("b", dist.Normal(0.0, 1.0))

@@ -147,13 +147,13 @@ def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
     return replace(fitted, progress=replace(fitted.progress, history=history))
 
 
-def weighed() -> hierfl.Fit:
+def weighted() -> hierfl.Fit:
     return fit(methods.fedlaplace(means, draws=512, target_ess=200), three(), rounds=15)
 
 
 VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
     "weights that are right": (
-        weighed,
+        weighted,
         True,
         r"Trustworthy\. Good: .*k-hat is .*draws are effective",
     ),
@@ -165,12 +165,12 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
         r"Trustworthy but for a doubt\. .*k-hat .*do not see the error of Laplace.*two_stage",
     ),
     "a high k-hat": (
-        lambda: with_history(weighed(), k_hat=0.9),
+        lambda: with_history(weighted(), k_hat=0.9),
         False,
         r"k-hat is 0\.90.*Allow more",
     ),
     "few effective": (
-        lambda: with_history(weighed(), effective=7.0),
+        lambda: with_history(weighted(), effective=7.0),
         False,
         "7 draws are effective",
     ),

@@ -286,7 +286,7 @@ def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
     assert sum(check.verdict == "good" for check in report.checks) >= 8
 
 
-def test_a_method_that_stops_by_itself_has_no_warning_of_its_run(tmp_path: Path) -> None:
+def test_a_method_that_stops_automatically_has_no_warning_of_its_run(tmp_path: Path) -> None:
     """Its own weights answer whether it has converged; no number of rounds is too few for that."""
     data = labeled((30, 25, 20))
     done = fit(methods.fedlaplace(logistic, draws=512, target_ess=200), data, rounds=40)

@@ -258,7 +258,7 @@ def test_problems_in_the_history_raise_warnings(
     )
 
 
-def weighed(**last: float) -> Fit:
+def weighted(**last: float) -> Fit:
     """Return a fit with the history of a method that weights its draws."""
     f, _ = fitted("binary")
     rounds = [
@@ -274,16 +274,16 @@ def weighed(**last: float) -> Fit:
 
 def test_the_weights_and_chains_of_a_method_itself_are_checked() -> None:
     chains, run = "Have the server's chains mixed?", "Has the run converged?"
-    found = {c.question: c for c in checks(measured(weighed()))}
+    found = {c.question: c for c in checks(measured(weighted()))}
     assert found[run].verdict == found[chains].verdict == "good"
     assert "k-hat is 0.30, and 900 draws" in found[run].answer
-    bad = warned(checks(measured(weighed(k_hat=0.9))))
+    bad = warned(checks(measured(weighted(k_hat=0.9))))
     assert run in bad and chains not in bad
-    assert chains in warned(checks(measured(weighed(r_hat=1.2))))
+    assert chains in warned(checks(measured(weighted(r_hat=1.2))))
 
 
 def test_rounds_without_an_elbo_are_tabulated() -> None:
-    table = table_of_rounds(weighed().history)
+    table = table_of_rounds(weighted().history)
     assert table is not None
     assert table.head == (
         *("Round", "Means moved, SD", "SDs changed, share", "R-hat", "k-hat", "Effective draws"),
@@ -333,7 +333,7 @@ FITS: dict[str, Callable[[], Fit]] = {
         fedsvi(regression, guides.structured), federation(), rounds=1, cohort=3
     ),
     "draws that are not finite": not_finite,
-    "weights that are bad": lambda: weighed(k_hat=0.9),
+    "weights that are bad": lambda: weighted(k_hat=0.9),
     "a method that was not done": lambda: fit(
         methods.fedlaplace(regression), federation(), rounds=1
     ),
