@@ -86,9 +86,8 @@ def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
     each = torch.relu(layer("_encoder.row2", each, hidden))
     mask = batch.mask()[..., None].to(each.dtype)
     mean = (each * mask).sum(1) / mask.sum(1)
-    return torch.relu(
-        layer("_encoder.set", torch.cat([mean, batch.counts.log()[:, None]], -1), hidden)
-    )
+    of_set = torch.cat([mean, batch.counts.log()[:, None]], -1)
+    return torch.relu(layer("_encoder.set", of_set, hidden))
 
 
 def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
@@ -97,9 +96,6 @@ def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
     The initial weights are those of He et al. 2015 for a layer before a rectifier, times `gain`.
     """
     fan = x.shape[-1]
-    start = (
-        gain
-        * (2.0 / fan) ** 0.5
-        * noise.normals(noise.fold(noise.root_key(0), noise.word(name)), (fan, width))
-    )
+    key = noise.fold(noise.root_key(0), noise.word(name))
+    start = gain * (2.0 / fan) ** 0.5 * noise.normals(key, (fan, width))
     return x @ pyro.param(f"{name}.weight", start) + pyro.param(f"{name}.bias", torch.zeros(width))

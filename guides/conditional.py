@@ -51,9 +51,8 @@ def conditional(
         if not block.size:
             return
         density = client_density(model, block, values, batch)
-        held = client_density(
-            model, block, {name: value.detach() for name, value in values.items()}, batch
-        )
+        fixed = {name: value.detach() for name, value in values.items()}
+        held = client_density(model, block, fixed, batch)
         near = climb(held, prior_center(model, latents, values, batch), steps=newton_steps)
         mode, precision = mode_and_precision(density, near)
         with batch.clients():

@@ -60,9 +60,8 @@ def constructed(
     def guide(batch: ClientBatch) -> None:
         for site in latents.global_block.sites:  # those of the likelihood, such as a noise scale
             free = pyro.param(f"{site.name}.at", site.free_start.clone)
-            pyro.sample(
-                site.name, dist.Delta(site.transform(free), event_dim=len(site.event_shape))
-            )
+            point = dist.Delta(site.transform(free), event_dim=len(site.event_shape))
+            pyro.sample(site.name, point)
         rows, mask = features(batch), batch.mask()[..., None]
 
         def averaged(each: Tensor) -> Tensor:
@@ -78,10 +77,8 @@ def constructed(
         mean, raw, bias = output[:, None].split((heads * classes, heads * classes, classes), -1)
         shape = (*mean.shape[:2], heads, classes)
         with batch.clients():
-            pyro.sample(
-                "beta",
-                dist.Normal(mean.reshape(shape), softplus(raw.reshape(shape) + offset)).to_event(2),
-            )
+            normal = dist.Normal(mean.reshape(shape), softplus(raw.reshape(shape) + offset))
+            pyro.sample("beta", normal.to_event(2))
             pyro.sample("bias", dist.Delta(bias, event_dim=1))
 
     return guide

@@ -26,9 +26,8 @@ def delta(model: Model, latents: Latents) -> Guide:
     def guide(batch: ClientBatch) -> None:
         for site in latents.sites:
             with site.within(batch):
-                value, _ = site.constrain(
-                    pyro.param(f"{site.name}.at", repeat_over_clients(site, site.free_start, batch))
-                )
+                start = repeat_over_clients(site, site.free_start, batch)
+                value, _ = site.constrain(pyro.param(f"{site.name}.at", start))
                 pyro.sample(site.name, dist.Delta(value, event_dim=len(site.event_shape)))
 
     return guide

@@ -50,12 +50,8 @@ def spline(
     def at_piece(values: Tensor) -> Tensor:
         return values.gather(-1, piece)[..., 0]
 
-    w, h, s0, s1 = (
-        at_piece(width),
-        at_piece(height),
-        at_piece(slope[..., :-1]),
-        at_piece(slope[..., 1:]),
-    )
+    w, h = at_piece(width), at_piece(height)
+    s0, s1 = at_piece(slope[..., :-1]), at_piece(slope[..., 1:])
     mean_slope, t = h / w, (inside - at_piece(left)) / w
     product = t * (1.0 - t)
     denominator = mean_slope + (s0 + s1 - 2.0 * mean_slope) * product
@@ -90,9 +86,8 @@ class SplineFlow(nn.Module):
         with warnings.catch_warnings():
             # for size 1 Pyro warns that there is nothing to condition on
             warnings.simplefilter("ignore")
-            bends = AutoRegressiveNN(
-                size, width, [bins, bins, bins - 1], order, nonlinearity=nn.Tanh()
-            )
+            parts = [bins, bins, bins - 1]
+            bends = AutoRegressiveNN(size, width, parts, order, nonlinearity=nn.Tanh())
             moves = AutoRegressiveNN(size, width, [1, 1], order.flip(0), nonlinearity=nn.Tanh())
         self.bends: Callable[[Tensor], tuple[Tensor, ...]] = bends
         self.moves: Callable[[Tensor], tuple[Tensor, ...]] = moves
@@ -127,11 +122,8 @@ def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
     values, jacobians = block.unflatten(vector)
     for site in block.sites:
         with site.within(batch):
-            cut = dist.Delta(
-                values[site.name],
-                log_density=-jacobians[site.name],
-                event_dim=len(site.event_shape),
-            )
+            value, dims = values[site.name], len(site.event_shape)
+            cut = dist.Delta(value, log_density=-jacobians[site.name], event_dim=dims)
             pyro.sample(site.name, cut)
     return values
 
@@ -144,10 +136,8 @@ def _drawn(block: Block, fn: Any, loc: Tensor, scale: Tensor, batch: ClientBatch
 
 def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
     """Declare the params of a mean, from the block's start, and of a scale, (K,) each."""
-    loc = pyro.param("_shared.loc", block.start)
-    return loc, pyro.param(
-        "_shared.scale", torch.full((block.size,), init_scale), constraint=positive
-    )
+    loc, start = pyro.param("_shared.loc", block.start), torch.full((block.size,), init_scale)
+    return loc, pyro.param("_shared.scale", start, constraint=positive)
 
 
 def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
@@ -167,9 +157,8 @@ def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBat
         loc, scale = _loc_scale(block, init_scale)
         lower = pyro.param("_shared.lower", torch.zeros(block.size, block.size))
         unit = lower.tril(-1) + torch.eye(block.size)
-        return _drawn(
-            block, dist.MultivariateNormal(loc, scale_tril=scale[:, None] * unit), loc, scale, batch
-        )
+        fn = dist.MultivariateNormal(loc, scale_tril=scale[:, None] * unit)
+        return _drawn(block, fn, loc, scale, batch)
 
     return posterior
 
@@ -273,21 +262,14 @@ def spline_flow(
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
         weights = {name: pyro.param(f"_shared.flow.{name}", value) for name, value in start.items()}
-        noise_ = pyro.sample(
-            "_shared",
-            dist.Normal(torch.zeros(block.size), 1.0).to_event(1),
-            infer={"is_auxiliary": True},
-        )
+        standard = dist.Normal(torch.zeros(block.size), 1.0).to_event(1)
+        noise_ = pyro.sample("_shared", standard, infer={"is_auxiliary": True})
         bent, jacobian = functional_call(flow, weights, (noise_,))
         vector = loc + scale * bent
         # The density of z is that of e over the Jacobian. This factor is a site of its own, because
         # the model has only the sites cut from z.
-        stretch = -jacobian - scale.log().sum()
-        pyro.sample(
-            "_shared.stretch",
-            dist.Delta(torch.zeros(()), log_density=stretch),
-            infer={"is_auxiliary": True},
-        )
+        stretch = dist.Delta(torch.zeros(()), log_density=-jacobian - scale.log().sum())
+        pyro.sample("_shared.stretch", stretch, infer={"is_auxiliary": True})
         return Drawn(vector, bent, emit(block, vector, batch))
 
     return posterior

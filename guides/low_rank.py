@@ -44,14 +44,10 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
             f"rank is {rank}: it must be 1 or more (without correlations use mean_field)"
         )
     block = latents.local_block
-    posterior = (
-        partial(low_rank_normal, rank=rank, init_scale=init_scale)(latents.global_block)
-        if latents.global_block.size
-        else None
-    )
-    start_factor = 0.1 * noise.normals(
-        noise.fold(noise.root_key(0), noise.word("_local.factor")), (1, 1, block.size, rank)
-    )
+    shared = partial(low_rank_normal, rank=rank, init_scale=init_scale)
+    posterior = shared(latents.global_block) if latents.global_block.size else None
+    key = noise.fold(noise.root_key(0), noise.word("_local.factor"))
+    start_factor = 0.1 * noise.normals(key, (1, 1, block.size, rank))
 
     def guide(batch: ClientBatch) -> None:
         if posterior:
@@ -61,9 +57,8 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
         with batch.clients():
             c = batch.num_clients
             loc = pyro.param("_local.loc", block.start.repeat(c, 1, 1))
-            scale = pyro.param(
-                "_local.scale", torch.full((c, 1, block.size), init_scale), constraint=positive
-            )
+            wide = torch.full((c, 1, block.size), init_scale)
+            scale = pyro.param("_local.scale", wide, constraint=positive)
             factor = pyro.param("_local.factor", start_factor.repeat(c, 1, 1, 1))
             fn = dist.LowRankMultivariateNormal(loc, scale[..., None] * factor, scale**2)
             vector = pyro.sample("_local", fn, infer={"is_auxiliary": True})

@@ -48,19 +48,14 @@ def mean_field(
     def guide(batch: ClientBatch) -> None:
         for site in latents.sites:
             with site.within(batch):
-                loc = pyro.param(
-                    f"{site.name}.loc", repeat_over_clients(site, site.free_start, batch)
-                )
-                scale = pyro.param(
-                    f"{site.name}.scale", torch.full_like(loc, init_scale), constraint=positive
-                )
-                normal = dist.Normal(loc, scale).to_event(site.free_event_dim)
-                pyro.sample(
-                    site.name,
-                    normal
-                    if is_real(site)
-                    else dist.TransformedDistribution(normal, [site.transform]),
-                )
+                start = repeat_over_clients(site, site.free_start, batch)
+                loc = pyro.param(f"{site.name}.loc", start)
+                wide = torch.full_like(loc, init_scale)
+                scale = pyro.param(f"{site.name}.scale", wide, constraint=positive)
+                fn = dist.Normal(loc, scale).to_event(site.free_event_dim)
+                if not is_real(site):
+                    fn = dist.TransformedDistribution(fn, [site.transform])
+                pyro.sample(site.name, fn)
 
     return guide
 

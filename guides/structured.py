@@ -63,9 +63,8 @@ def structured(
         with batch.clients():
             c = batch.num_clients
             mean = pyro.param("_local.loc", block.start.repeat(c, 1, 1))
-            scale = pyro.param(
-                "_local.scale", torch.full((c, 1, num_local), init_scale), constraint=positive
-            )
+            wide = torch.full((c, 1, num_local), init_scale)
+            scale = pyro.param("_local.scale", wide, constraint=positive)
             if z is not None:
                 slope = pyro.param("_local.slope", torch.zeros(c, 1, num_local, num_global))
                 mean = mean + (slope @ z.standard[..., None])[..., 0]

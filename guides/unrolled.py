@@ -57,9 +57,8 @@ def unrolled(
         held = values if through else {name: value.detach() for name, value in values.items()}
         density = client_density(model, block, held, batch)
         start = prior_center(model, latents, held, batch)
-        log_scale = pyro.param(
-            "_local.log_scale", torch.full((block.size,), init_scale).log()
-        ).expand_as(start)
+        first = torch.full((block.size,), init_scale).log()
+        log_scale = pyro.param("_local.log_scale", first).expand_as(start)
         mean, log_scale = _unroll(density, start, log_scale, batch, steps, lr)
         with batch.clients():
             normal = dist.Normal(mean, log_scale.exp()).to_event(1)

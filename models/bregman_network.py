@@ -49,18 +49,14 @@ class ToMean(Transform):
 
     def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
         self.prior, self.together = prior, event_dim
-        self.domain = (
-            constraints.independent(prior.natural, event_dim) if event_dim else prior.natural
-        )
+        natural = prior.natural
+        self.domain = constraints.independent(natural, event_dim) if event_dim else natural
         self.codomain = Means(prior, event_dim)
         super().__init__()
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ToMean)
-            and other.prior is self.prior
-            and other.together == self.together
-        )
+        same = isinstance(other, ToMean) and other.prior is self.prior
+        return same and other.together == self.together
 
     def __hash__(self) -> int:
         return hash((id(self.prior), self.together))
@@ -82,11 +78,9 @@ class ToMean(Transform):
         """Return the log curvature of a separable g; else NaN, as only points are fitted."""
         if self.together:
             return x.new_full(x.shape[: x.dim() - self.together], torch.nan)
-        return (
-            self.prior.curvature(x).log()
-            if self.prior.separable(x)
-            else torch.full_like(x, torch.nan)
-        )
+        if self.prior.separable(x):
+            return self.prior.curvature(x).log()
+        return torch.full_like(x, torch.nan)
 
 
 def _to_mean(domain: Means) -> Transform:

@@ -56,11 +56,9 @@ class ClientNorm(nn.Module):
             ("mean", of.running_mean),
             ("var", of.running_var),
         ):
-            value = (
-                torch.full((size,), float(name in ("weight", "var")))
-                if start is None
-                else start.detach().clone()
-            )
+            value = torch.full((size,), float(name in ("weight", "var")))
+            if start is not None:
+                value = start.detach().clone()
             learned = start is not None and name in ("weight", "bias") and start.requires_grad
             self.register_parameter(
                 name, nn.Parameter(value.to(torch.get_default_dtype()), requires_grad=learned)

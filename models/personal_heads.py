@@ -84,9 +84,8 @@ class PersonalHeads:
         self.net = frozen_copy(embedding)
         self.tensors = weights(self.net)
         self.outputs, self.features, self.local_features = outputs, features, local_features
-        self.prior_scale = (
-            (2.0 / (local_features + outputs)) ** 0.5 if prior_scale is None else prior_scale
-        )
+        he = (2.0 / (local_features + outputs)) ** 0.5
+        self.prior_scale = he if prior_scale is None else prior_scale
         self.merge = merge
         self.likelihood = as_likelihood(likelihood)
         self.global_scale, self.x, self.y = global_scale, x, y
@@ -114,21 +113,17 @@ class PersonalHeads:
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""
         label, above = self.likelihood(), self.features - self.local_features
-        start = (
-            noise.normals(noise.fold(noise.root_key(0), noise.word("head")), (above, self.outputs))
-            / above**0.5
-        )
-        weight, offset = (
-            pyro.param("head.weight", start),
-            pyro.param("head.bias", torch.zeros(self.outputs)),
-        )
+        key = noise.fold(noise.root_key(0), noise.word("head"))
+        start = noise.normals(key, (above, self.outputs)) / above**0.5
+        weight = pyro.param("head.weight", start)
+        offset = pyro.param("head.bias", torch.zeros(self.outputs))
         rows = self._embedded(batch)
         if self.global_scale is not None:
             params = [weight, offset, *(pyro.param(f"embedding.{name}") for name in self.tensors)]
-            each = torch.stack(
-                [dist.Normal(0.0, self.global_scale).log_prob(p).sum() for p in params]
+            prior = dist.Normal(0.0, self.global_scale)
+            pyro.factor(
+                "global_prior", torch.stack([prior.log_prob(p).sum() for p in params]).sum()
             )
-            pyro.factor("global_prior", each.sum())
         with batch.clients():
             scale = torch.full((self.local_features, self.outputs), self.prior_scale)
             # (C, 1, local_features, outputs)

@@ -13,7 +13,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
 from hierfl.program.sites import Block, Latents, Model, Values
 from hierfl.program.terms import log_joint
-from hierfl.program.traces import Center, Site
+from hierfl.program.traces import Center
 
 LogDensity = Callable[[Tensor], Tensor]
 CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the local sites
@@ -40,12 +40,9 @@ def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBa
     """Return the center of each client's local prior given the global sites, (C, 1, D)."""
     center = Center({site.name: site.has_mean for site in latents.sites})
     with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), center:
-        nodes: dict[str, Site] = (
-            poutine.trace(poutine.condition(model, data=shared)).get_trace(batch).nodes
-        )
-    return latents.local_block.flatten(
-        {site.name: nodes[site.name]["value"] for site in latents.local_block.sites}
-    )
+        trace = poutine.trace(poutine.condition(model, data=shared)).get_trace(batch)
+    block = latents.local_block
+    return block.flatten({site.name: trace.nodes[site.name]["value"] for site in block.sites})
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,9 +84,8 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
     for _ in range(steps):
         step = newton_step(*curvature(density, vector), cap=cap)
         tried = torch.stack([density(vector + by * step) for by in (1.0, 0.5, 0.25)])  # (3, C)
-        best = torch.tensor([1.0, 0.5, 0.25], dtype=vector.dtype)[
-            tried.nan_to_num(nan=-torch.inf).argmax(0)
-        ]
+        at = tried.nan_to_num(nan=-torch.inf).argmax(0)
+        best = torch.tensor([1.0, 0.5, 0.25], dtype=vector.dtype)[at]
         vector = (vector + best[:, None, None] * step).detach()
     return vector
 

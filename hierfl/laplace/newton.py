@@ -62,17 +62,11 @@ def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     better = bool(found.value > state["value"] - 1e-9)
     if better:
         radius = state["radius"] * (1.0 if first else 2.0)
-        best = {
-            "value": found.value,
-            "best": state["loc"],
-            "gradient": found.gradient,
-            "curvature": -found.hessian,
-        }
+        best = {"value": found.value, "best": state["loc"]}
+        best |= {"gradient": found.gradient, "curvature": -found.hessian}
     else:
-        radius, best = (
-            state["radius"] / 4.0,
-            {k: state[k] for k in ("value", "best", "gradient", "curvature")},
-        )
+        radius = state["radius"] / 4.0
+        best = {k: state[k] for k in ("value", "best", "gradient", "curvature")}
     precision, raised = positive(best["curvature"], unit, fold=True)
     move = torch.linalg.solve(precision, best["gradient"])
     moved = length(move, precision)

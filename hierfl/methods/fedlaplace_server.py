@@ -184,10 +184,8 @@ class Rounds:
         """Return the log posterior and its derivatives, averaged over the points."""
         at = self.points.at(self.down(state, Clock(0, 1)))
         prior = torch.vmap(self.marginal.prior)(at)
-        sums = (
-            means[name] * self.marginal.program.num_clients
-            for name in ("log_marginal", "gradient", "hessian")
-        )
+        count = self.marginal.program.num_clients
+        sums = (means[name] * count for name in ("log_marginal", "gradient", "hessian"))
         return Expansion(*(p.mean(0) + s for p, s in zip(prior, sums, strict=True)))
 
     def moved(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
@@ -227,10 +225,8 @@ class Rounds:
         if not self.points.sizes:
             return {}
         at = self.points.along(self.down(state, Clock(0, 1)))
-        log_p = (
-            torch.vmap(self.marginal.log_prior)(at)
-            + means["along"] * self.marginal.program.num_clients
-        )
+        count = self.marginal.program.num_clients
+        log_p = torch.vmap(self.marginal.log_prior)(at) + means["along"] * count
         right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
         return {"right": right, "left": left}
 
@@ -245,10 +241,11 @@ class Rounds:
         used = [a for a in range(part + 1) if bool(proposals["tril"][a].any())]
         so_far = [split_of({name: v[a] for name, v in proposals.items()}) for a in used]
         points = [q.points(*self.points.weighted(a)) for a, q in zip(used, so_far, strict=True)]
-        prior = torch.vmap(self.marginal.log_prior)(points[-1])
-        log_p[part, : sizes[part]] = (
-            prior + means["log_marginals"] * self.marginal.program.num_clients
+        prior, count = (
+            torch.vmap(self.marginal.log_prior)(points[-1]),
+            self.marginal.program.num_clients,
         )
+        log_p[part, : sizes[part]] = prior + means["log_marginals"] * count
         at = torch.cat(points)
         mixed = [(q, math.log(sizes[a] / sizes[part])) for a, q in zip(used, so_far, strict=True)]
         density = torch.stack([q.log_prob(at, FREEDOM) + s for q, s in mixed]).logsumexp(0)

@@ -120,11 +120,8 @@ class PriorMoments:
         away, square = {}, {}
         for loc, site in self.site.items():
             mine = phi[f"{site}.loc"] if f"{site}.loc" in phi else phi[f"{site}.at"]
-            sd = (
-                self.links[f"{site}.scale"](phi[f"{site}.scale"])
-                if f"{site}.scale" in phi
-                else torch.zeros_like(mine)
-            )
+            scale = f"{site}.scale"
+            sd = self.links[scale](phi[scale]) if scale in phi else torch.zeros_like(mine)
             away[loc] = mine.view(theta[loc].shape) - theta[loc]
             square[loc] = away[loc].square() + sd.square().view(theta[loc].shape)
         return {"away": away, "square": square}
@@ -135,10 +132,11 @@ class PriorMoments:
         for loc, away in found["away"].items():
             new[loc] = theta[loc] + away
             if loc in self.scale:
-                sd = (found["square"][loc] - away.square()).clamp(min=0.0).sqrt()
-                new[self.scale[loc]] = (
-                    self.links[self.scale[loc]].inv(sd).view(theta[self.scale[loc]].shape)
+                sd, name = (
+                    (found["square"][loc] - away.square()).clamp(min=0.0).sqrt(),
+                    self.scale[loc],
                 )
+                new[name] = self.links[name].inv(sd).view(theta[name].shape)
         return new
 
 

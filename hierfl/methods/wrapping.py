@@ -86,11 +86,8 @@ def check_takes_means(
 ) -> None:
     """Refuse a server that needs more than means of copies, or of fedsvi's gradients."""
     if method.everyone or method.discloses != "sums":
-        why = (
-            "sums what all clients know"
-            if method.everyone
-            else "uses what each client sends individually"
-        )
+        alone = "uses what each client sends individually"
+        why = "sums what all clients know" if method.everyone else alone
         raise ProgramError(
             f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as "
             "fedsvi or fedavg"

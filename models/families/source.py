@@ -78,14 +78,8 @@ def _expansion(fn: Any) -> torch.Size:
 def _is_constant(fn: Any) -> bool:
     if not len(fn.batch_shape):
         return False
-    return (
-        all(
-            bool((value == value.flatten()[0]).all())
-            for value in _given(fn).values()
-            if isinstance(value, Tensor)
-        )
-        and not fn.event_shape
-    )
+    tensors = [value for value in _given(fn).values() if isinstance(value, Tensor)]
+    return all(bool((v == v.flatten()[0]).all()) for v in tensors) and not fn.event_shape
 
 
 def _arguments(fn: Any) -> str:
