@@ -1,3 +1,5 @@
+from .alternating import pfedbayes as pfedbayes
+from .alternating import pfedme as pfedme
 from .apfl import apfl as apfl
 from .averages import averaging_some as averaging_some
 from .averages import by_rows as by_rows
@@ -31,10 +33,8 @@ from .fine_tuned import fine_tuned as fine_tuned
 from .ifca import ifca as ifca
 from .knn_per import knn_per as knn_per
 from .per_fedavg import per_fedavg as per_fedavg
-from .pfedbayes import pfedbayes as pfedbayes
 from .pfedbred import pfedbred as pfedbred
 from .pfedhn import pfedhn as pfedhn
-from .pfedme import pfedme as pfedme
 from .pvi import pvi as pvi
 from .quantized import quantized as quantized
 from .robust import robust as robust

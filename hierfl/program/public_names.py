@@ -26,7 +26,7 @@ NAMES = {
     "hierfl.formulas": ("Column", "Constants", "Grouping", "Margin"),
     "hierfl.guides": ("diagonal_normal", "full_normal", "low_rank_normal", "spline_flow"),
     "hierfl.methods": (),
-    "hierfl.methods.hypernetworks": ("Mlp",),
+    "hierfl.methods.pfedhn": ("Mlp",),
     "hierfl.models": ("HeadedNetwork", "MemoryNetwork", "PersonalHeads"),
     "hierfl.models.families": (),
     "hierfl.models.bregman": tuple("BregmanPrior bernoulli exponential gaussian poisson".split()),
