@@ -55,8 +55,9 @@ class ToMean(Transform):
         super().__init__()
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, ToMean) and other.prior is self.prior
-        return same and other.together == self.together
+        if not isinstance(other, ToMean):
+            return False
+        return other.prior is self.prior and other.together == self.together
 
     def __hash__(self) -> int:
         return hash((id(self.prior), self.together))

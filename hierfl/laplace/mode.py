@@ -13,7 +13,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
 from hierfl.program.sites import Block, Latents, Model, Values
 from hierfl.program.terms import log_joint
-from hierfl.program.traces import Center
+from hierfl.program.traces import Center, Site
 
 LogDensity = Callable[[Tensor], Tensor]
 CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the local sites
@@ -41,8 +41,8 @@ def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBa
     center = Center({site.name: site.has_mean for site in latents.sites})
     with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), center:
         trace = poutine.trace(poutine.condition(model, data=shared)).get_trace(batch)
-    block = latents.local_block
-    return block.flatten({site.name: trace.nodes[site.name]["value"] for site in block.sites})
+    block, nodes = latents.local_block, dict[str, Site](trace.nodes)
+    return block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
