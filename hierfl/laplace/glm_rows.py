@@ -1,4 +1,4 @@
-"""The parts of a client's log joint: rows with a linear predictor in the local sites, and all else.
+"""The parts of a client's log joint: rows with a linear predictor in the local sites, and other terms.
 
 Row i of a generalized linear model has the log likelihood l_i(eta_i), with the scalar linear
 predictor eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i''
@@ -97,7 +97,7 @@ class Linear:
 
     sites: frozenset[str] = frozenset()  # those that depend on local sites through one alone
     fixed: bool = False  # their design is the same at every z, as in a centered program
-    prior_alone: bool = False  # all else is the local prior, and reads no rows
+    prior_alone: bool = False  # other terms are the local prior, and read no rows
 
 
 UNKNOWN = Linear()  # no site is taken to have a linear predictor
@@ -179,7 +179,7 @@ def _is_fixed(
 def _reads_no_rows(
     program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
 ) -> bool:
-    """Return whether the log joint without these sites is the same on one row as on all."""
+    """Return whether the log joint without these sites is equal on one row and on all rows."""
     few, all_rows = Linear(names, prior_alone=True), Linear(names)
     return batch.num_rows > 1 and all(
         torch.allclose(

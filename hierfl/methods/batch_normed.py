@@ -1,7 +1,7 @@
 """Batch norm for any method: layers predict by statistics of the client's own rows.
 
     learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
-    predicting:  the same,    mean and var over all rows of the client, at the weights that it predicts by
+    predicting:  the same,    mean and var over all rows of the client, at its prediction weights
 
 Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the
 method has it. The statistics are no part of the method. A client finds those of its own rows when

@@ -11,7 +11,7 @@ complete linkage often misses it. A client that joins later takes the cluster wh
 smallest loss on its rows, where the paper sends its update down the tree of halvings, for which the
 server would have to keep every update.
 
-Bayesian in it is a mixture of clients with hard labels, found greedily. The models are points.
+As a Bayesian model it is a mixture of clients with hard labels, found greedily, and points.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def differentially_private(
         noise_multiplier: standard deviation of the noise on the sum, in units of C; above 0.
             `noise_for_epsilon` gives it for a budget.
         delta: of the budget, below 1 / N. Default None: N^-1.1, after McMahan et al.
-        secret: noise and cohorts are functions of it, so that a study can be repeated. Who knows it
-            can take the noise away. Default None: they come from the operating system, and no run
+        secret: noise and cohorts are functions of it, so that a study can be repeated. Anyone who knows it
+            can remove the noise. Default None: they come from the operating system, and no run
             is like another.
 
     Raises:

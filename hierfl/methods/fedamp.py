@@ -12,8 +12,8 @@ fixed points are stationary for sum_i f_i + (prox / 2) sum_{i<j} A(|w_i - w_j|^2
 steps: here at its own last model. A client that joins later starts at the mean of all models, and
 is pulled to it.
 
-Bayesian in it is a pairwise random field exp(-prox/2 sum_{i<j} A(|w_i - w_j|^2)), of which the w_i
-are a mode; the field is bounded, so that it is no proper prior.
+As a Bayesian model it is a pairwise random field exp(-prox/2 sum_{i<j} A(|w_i - w_j|^2)), of which
+the w_i are a mode; the field is bounded, so that it is no proper prior.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def fedbabu(
         batch_size: rows of a mini-batch; None: all.
         tune: what a client tunes: "all" of the params, or the "head".
         tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalize`,
-            of which each goes on from the last one; 1 or more.
+            each continuing from the last one; 1 or more.
         tune_optimizer: of the tuning; None: `optimizer`, as the authors'. Under a small frozen head
             the features of the body can grow large, and tuning then needs smaller steps: on
             scikit-learn's digits with a convolutional network SGD(0.001) raised the accuracy where

@@ -17,7 +17,7 @@ and precisions; and step the server with momentum, after which q is no product o
 models have few global unknowns, and damping is all. In the authors' SEP the cavity is q^(1 - 1 /
 N), whose fixed point has lost the prior: `lost_prior=True`. Here t_0 stays in it.
 
-Bayesian: all of it; a posterior of the program's own prior, with Gaussian factors.
+It is Bayesian throughout: the posterior under the program's own prior, by Gaussian factors.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def fedlaplace(
 ) -> Method:
     """Return FedLaplace of a program with few global sites.
 
-    Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops by
-    itself, after 100 rounds at the latest. Its history has the next stage (0 climb, 1 settle, 2
+    Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops
+    automatically, after 100 rounds at most. Its history has the next stage (0 climb, 1 settle, 2
     weight, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
     raised to the prior's (`raised`), the fraction of points at which clients found no mode
     (`lost`), k-hat and the number of effective points.

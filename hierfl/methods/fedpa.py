@@ -14,7 +14,7 @@ Weights by rows belong to posteriors of the mean loss, and so it is the mean los
 here. `posterior="laplace"` is hierfl's: a Gaussian at the client's own mode in place of draws. It
 is exact where the model is Gaussian.
 
-Bayesian in it: each client's posterior under a flat prior, as a Gaussian, and the mode of their
+Its Bayesian part is each client's posterior under a flat prior, as a Gaussian, and the mode of their
 product. The answer is a point.
 """
 

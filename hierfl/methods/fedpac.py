@@ -13,7 +13,7 @@ Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11
 0.001 become 0, as in the authors' code. A class whose mean nobody has sent yet pulls to the
 client's own mean; the first round has no pull.
 
-Bayesian in it, loosely, is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with
+Loosely, its Bayesian part is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with
 plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
 """
 
@@ -91,7 +91,7 @@ def fedpac(
         model: a classifier with a head.
         feature_weight: lambda, pull of features to the means of their classes, 0 or more.
             Defaults: the authors', without weight decay.
-        mix: whether heads are mixed; False: each client goes on from its own.
+        mix: whether heads are mixed; False: each client continues from its own.
         head_optimizer: of the head, restarted in each round.
         optimizer: of the body, likewise.
         head_steps: passes over the rows on the head, or mini-batches (`unit`).

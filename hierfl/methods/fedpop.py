@@ -18,8 +18,8 @@ diverges, and the client fails. With `metropolis=True` each step is accepted or 
 Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2), so that the draws are of the posterior
 given theta.
 
-Bayesian in it: the local sites, by draws that clients keep (the guide). What is common is a point,
-at the mode of its marginal posterior, or of its marginal likelihood where it has no prior.
+Its Bayesian part are the local sites, by draws that clients keep (the guide). What is global is a
+point, at the mode of its marginal posterior, or of its marginal likelihood where it has no prior.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def fine_tuned(
         batch_size: rows of a mini-batch; None: all.
         optimizer: restarted in each round.
         when: "adapting": only in `fit.personalize(rows, rounds=e)`, e times `steps`, each round
-            going on from the last one; before that predictions come from the method's own params.
+            continues from the last one; before that predictions come from the method's own params.
             "every round": at the end of each round of training and of `personalize`, from the
             method's params at that time.
         own_steps: clients that adapt take the method's own steps first, where it has client state;

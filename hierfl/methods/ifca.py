@@ -10,8 +10,8 @@ take weights="rows"). A client sends its model at its cluster's place among zero
 server needs sums alone, and does not learn who chose what. The code picks a test client's cluster
 by its test loss; here by its own rows.
 
-Bayesian in it is a mixture of clients, w_k = theta_{z_k}, with a hard, uniform label z_k. The
-theta_k are points.
+As a Bayesian model it is a mixture of clients, w_k = theta_{z_k}, with a hard, uniform label z_k.
+The theta_k are points.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """pFedBreD: personalized models under a Bregman prior whose mean each client moves toward itself.
 
     client:  w <- theta;  for every mini-batch:
-                 mu <- where the strategy puts it
+                 mu <- as the strategy says
                  K times  v <- v - lr grad_v [ nll(v) + prox D(v, mu) ]
                  w <- w - eta prox (mu - v)                      ~ grad_w prox D(v, mu(w))
     server:  theta <- mean_k w_k
 
-Where the strategies put mu:
+How the strategies choose mu:
 
     none    mu = w                                             (pFedMe)
     lg      mu = w - a grad nll(w)
@@ -265,7 +265,7 @@ def _client(how: Setting, program: Program) -> Client:
 
 
 class Place(NamedTuple):
-    """What a strategy puts mu by; all params are those of the local sites.
+    """What a strategy chooses mu by; all params are those of the local sites.
 
     Args:
         w: the client's copy of the global params.
@@ -290,7 +290,7 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to put mu, and what it needs.
+    """A way to choose mu, and what it needs.
 
     Args:
         put: where mu is.
