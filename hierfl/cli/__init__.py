@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hierfl.cli import nodes, projects, studies
+from hierfl.cli import projects, studies
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     studies.demo,
@@ -20,7 +20,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     projects.audit,
     projects.new,
 )
-NODES: tuple[Callable[..., None], ...] = (nodes.approve, nodes.log, nodes.serve)
+NODES: tuple[Callable[..., None], ...] = (projects.approve, projects.log, projects.serve)
 
 app = typer.Typer(
     help="Hierarchical Bayesian federated learning on Pyro.",

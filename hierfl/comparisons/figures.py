@@ -1,19 +1,25 @@
-"""The main figure of a study: scores beside published ones, and curves over rounds."""
+"""Figures of a study: scores beside published ones, curves, and what else it measured."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hierfl.comparisons.part_figures import figures
-from hierfl.comparisons.result_files import ALONG, curves_of, results, study_of
+from hierfl import plots
+from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.result_files import ALONG, curves_of, part_of, results, study_of
 from hierfl.comparisons.score_table import Column, by_seed, published
 from hierfl.comparisons.study_file import Study
+from hierfl.data.clients import ClientData
+from hierfl.studies.drawn_clients import least_squares
 
 COLORS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}
 SHIFTS = {"P": 0.2, "P+FT": 0.0, "G": -0.2}  # of the scores of a method, in rows
@@ -36,14 +42,14 @@ def draw(out: Path, file: Path | None = None) -> list[Path]:
 
 def figure(out: Path) -> Figure:
     """Return the main figure of the study whose results are in a folder."""
-    study, scores, curves = study_of(out), results(out), curves_of(out)
-    shown = [] if curves.empty else [None, *(name for name in ALONG if name in curves)]
+    study, scores, found = study_of(out), results(out), curves_of(out)
+    shown = [] if found.empty else [None, *(name for name in ALONG if name in found)]
     height = 1.2 + 0.32 * len(study.methods)
     drawn = Figure(figsize=(7.0 + 5.0 * len(shown), max(3.5, height)), layout="constrained")
     axes = drawn.subplots(1, 1 + len(shown), squeeze=False)[0]
     bars(axes[0], study, scores)
     for panel, name in zip(axes[1:], shown, strict=True):
-        lines(panel, study, curves, name)
+        curves(panel, study, found, name)
     if shown:
         axes[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     drawn.suptitle(study.title)
@@ -85,11 +91,11 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
     axes.legend(loc="best")
 
 
-def lines(axes: Axes, study: Study, curves: pd.DataFrame, name: str | None = None) -> None:
+def curves(axes: Axes, study: Study, found: pd.DataFrame, name: str | None = None) -> None:
     """Draw means over seeds by round: a column by name, or P, or G of methods that tune for P."""
     metric = f"{study.evaluation.metric.replace('_', ' ')}, %"
     for place, entry in enumerate(study.methods):
-        own = curves[curves["method"] == entry.label]
+        own = found[found["method"] == entry.label]
         if own.empty:
             continue
         score = name or ("P" if own["P"].notna().any() else "G")
@@ -104,3 +110,225 @@ def lines(axes: Axes, study: Study, curves: pd.DataFrame, name: str | None = Non
         axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+ACROSS = 4  # panels in a row
+
+
+def figures(out: Path) -> dict[str, Figure]:
+    """Return the figures of what the study in a folder measured besides, by name."""
+    study = study_of(out)
+    drawn: dict[str, Callable[[Study, pd.DataFrame], Figure]] = {
+        "clients": clients,
+        "classes": classes,
+        "lines": lines,
+        "entropies": lambda of, found: entropies(of, found, results(out)),
+    }
+    found = {part: part_of(out, part) for part in drawn}
+    return {part: drawn[part](study, own) for part, own in found.items() if own is not None}
+
+
+def clients(study: Study, found: pd.DataFrame) -> Figure:
+    """Draw each client's score by round, first seed: a panel a method, thick for the mean."""
+    found = found[found["seed"] == found["seed"].min()]
+    labels = [label for label in _labels(study) if (found["method"] == label).any()]
+    figure, panels = _panels(len(labels), sharey=True)
+    metric = study.evaluation.metric.replace("_", " ")
+    for axes, label in zip(panels, labels, strict=True):
+        own = found[found["method"] == label]
+        score = "P" if (own["score"] == "P").any() else "G"
+        each = own[own["score"] == score].pivot(index="round", columns="client", values="value")
+        axes.plot(each.index, each, marker=".", linewidth=0.7, alpha=0.6)
+        axes.plot(each.index, each.mean(axis=1), marker=".", color="black", linewidth=2.0)
+        axes.set_title(f"{label} ({score})", fontsize=9, loc="left")
+        axes.set(xlabel="round", ylabel=f"{metric}, %")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _titled(figure, study, "each client's score")
+
+
+def classes(study: Study, found: pd.DataFrame) -> Figure:
+    """Draw the first client's loss by class minus the clients' mean: a panel for each test."""
+    tests = [str(test) for test in found["test"].unique()]
+    figure, panels = _panels(len(tests))
+    labels = _labels(study)
+    for axes, test in zip(panels, tests, strict=True):
+        own = found[found["test"] == test].groupby(["method", "class"])["deviation"].mean()
+        wide = own.unstack("method").reindex(columns=labels)
+        width = 0.8 / len(labels)
+        for place, label in enumerate(labels):
+            at = np.arange(len(wide)) + width * (place - (len(labels) - 1) / 2.0)
+            axes.bar(at, wide[label], width, label=label)
+        axes.set_xticks(np.arange(len(wide)), wide.index)
+        rows = {"local": "own test rows", "global": "all clients' rows"}[test]
+        axes.set_title(f"on {rows}", fontsize=9, loc="left")
+        axes.set(xlabel="class", ylabel="loss above the clients' mean, nats")
+        axes.axhline(0.0, color="black", linewidth=0.7)
+    panels[0].legend(fontsize=7, frameon=False)
+    return _titled(figure, study, "the first client's loss by class")
+
+
+def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure:
+    """Draw densities of entropy: a row a method, a column a foreign set, thin for one client."""
+    sets = [str(name) for name in found["rows"].unique() if name != "own"]
+    labels = [label for label in _labels(study) if (found["method"] == label).any()]
+    size = (3.4 * len(sets) + 0.8, 1.9 * len(labels) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(labels), len(sets), sharex=True, sharey=True, squeeze=False)
+    shown = scores["weighting"] == study.evaluation.weighting
+    scores = scores[(scores["metric"] == "auroc") & shown]
+    reached = scores.groupby(["method", "test"])["value"].mean()
+    for row, label in zip(panels, labels, strict=True):
+        own = found[found["method"] == label]
+        for axes, name in zip(row, sets, strict=True):
+            parts = [
+                np.stack([group.to_numpy() for _, group in of.groupby("client")["entropy"]])
+                for of in (own[own["rows"] == "own"], own[own["rows"] == name])
+            ]
+            plots.entropies(axes, *parts, labels=("own test rows", "unknown images"))
+            axes.set(xlabel=None, ylabel=None)
+            title = f"{label}, {name.replace('_', ' ')}: AUROC {reached[label, name]:.2f}"
+            axes.set_title(title, fontsize=8.5, loc="left")
+            axes.tick_params(labelsize=7)
+    # the panels share the axis: what one needs, all have
+    steep = panels[0, 0].get_yscale() == "symlog"
+    lines_drawn: list[Any] = [line for axes in figure.axes for line in axes.lines]
+    highest = max(line.get_ydata().max() for line in lines_drawn)
+    panels[0, 0].set_ylim(0.0, 1.1 * highest)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("density, log scale above 1" if steep else "density", fontsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel("entropy of the prediction, nats", fontsize=8)
+    panels[0, 0].legend(fontsize=7, frameon=False)
+    return _titled(figure, study, "entropy of predictions")
+
+
+def _labels(study: Study) -> list[str]:
+    return [entry.label for entry in study.methods]
+
+
+def _panels(count: int, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    across = min(count, ACROSS)
+    down = -(-count // across)
+    figure = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.5), layout="constrained")
+    every = figure.subplots(down, across, squeeze=False, sharey=sharey).flatten()
+    for unused in every[count:]:
+        unused.set_axis_off()
+    return figure, list(every[:count])
+
+
+def _titled(figure: Figure, study: Study, what: str) -> Figure:
+    figure.suptitle(f"{study.title}: {what}", fontsize=10)
+    return figure
+
+
+CLIENTS = ("#1f6f8b", "#e08e45", "#6aa84f", "#8e5ea2", "#c0392b")
+ELLIPSES = (1.0, 2.0)  # sds
+
+
+def lines(study: Study, found: pd.DataFrame) -> Figure:
+    """Draw the lines of the first seed: over the rows of one feature, or as weights of two."""
+    rows = of_study(study, study.run.seeds[0]).train
+    labels = [e.label for e in study.methods if (found["method"] == e.label).any()]
+    draw = _over_rows if rows.fields["x"].shape[1] == 1 else _in_weights
+    figure = draw(study, rows, found, labels)
+    figure.suptitle(f"{study.title}, seed {study.run.seeds[0]}", fontsize=10)
+    return figure
+
+
+def _in_weights(study: Study, rows: ClientData, found: pd.DataFrame, labels: list[str]) -> Figure:
+    """Draw the common weights by round, and then each method's weights of every client."""
+    figure = Figure(figsize=(3.3 * (1 + len(labels)), 3.9), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(labels), sharex=True, sharey=True)
+    target = least_squares(rows, bias=study.net.bias)
+    for axes in (first, *others):
+        for k in range(rows.num_clients):
+            _ellipses(axes, rows.select([k]), CLIENTS[k], bias=study.net.bias)
+        axes.plot(*target[:2], marker="*", markersize=11, ls="none", color="black", zorder=5)
+        axes.set_xlabel("first weight", fontsize=8)
+        axes.tick_params(labelsize=7)
+    common = found[found["score"] == "G"]
+    for label in labels:
+        own = common[common["method"] == label].sort_values("round")
+        first.plot(own["w0"], own["w1"], marker=".", markersize=3, lw=1.0, label=label)
+    first.set_title("common weights by round", fontsize=9, loc="left")
+    first.set_ylabel("second weight", fontsize=8)
+    for axes, label in zip(others, labels, strict=True):
+        served = found[(found["method"] == label) & (found["score"] == "P")]
+        for k, client in enumerate(rows.names):
+            own = served[served["client"] == client]
+            # the second client's point, smaller, is seen on the first one's
+            size = 6 if len(own) > 1 else 90 / (k + 1) ** 2
+            axes.scatter(own["w0"], own["w1"], s=size, color=CLIENTS[k], zorder=6)
+        kind = "draws of each client's" if served["draw"].max() > 0 else "each client's"
+        axes.set_title(f"{label}: {kind} weights", fontsize=9, loc="left")
+    star: Any = {"marker": "*", "ls": "none", "color": "black", "markersize": 9}
+    first.plot([], [], label="least squares on all rows", **star)
+    for k, client in enumerate(rows.names):
+        words = f"{client}; its rows alone: 1 and 2 sds"
+        first.plot([], [], color=CLIENTS[k], lw=0.8, marker=".", label=words)
+    _legend(figure, first)
+    return figure
+
+
+def _ellipses(axes: Axes, one: ClientData, color: str, *, bias: bool) -> None:
+    """Draw one and two sds of a client's posterior of two weights, flat prior and unit noise."""
+    x, middle = one.fields["x"].double(), least_squares(one, bias=bias)[:2]
+    angle = torch.linspace(0.0, 2.0 * torch.pi, 200, dtype=torch.float64)
+    circle = torch.stack([angle.cos(), angle.sin()])
+    root = torch.linalg.cholesky(torch.linalg.inv(x.T @ x))
+    for sd in ELLIPSES:
+        around = middle[:, None] + sd * root @ circle
+        axes.plot(*around, color=color, lw=0.8, alpha=0.6, zorder=1)
+
+
+def _over_rows(study: Study, rows: ClientData, found: pd.DataFrame, labels: list[str]) -> Figure:
+    """Draw training rows with the line of all, and each method's common and clients' lines."""
+    figure = Figure(figsize=(3.1 * (1 + len(labels)), 4.0), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(labels), sharex=True, sharey=True)
+    x, y = rows.fields["x"][:, 0].double(), rows.fields["y"].double()
+    low, high = float(y.min()), float(y.max())
+    pad = 0.15 * (high - low)
+    for axes in (first, *others):
+        for k, own in enumerate(rows.row_client.unique().tolist()):
+            at = rows.row_client == own
+            size, shown = (8, 0.35) if int(at.sum()) > 3 else (28, 1.0)
+            axes.scatter(x[at], y[at], s=size, color=CLIENTS[k], alpha=shown, zorder=3)
+        axes.set(ylim=(low - pad, high + pad))
+        axes.set_xlabel("x", fontsize=8)
+        axes.tick_params(labelsize=7)
+    first.set_ylabel("y", fontsize=8)
+    slope, intercept = least_squares(rows, bias=True).tolist()
+    first.axline((0.0, intercept), slope=slope, color="black", label="least squares on all rows")
+    first.set_title(f"least squares on all rows\ny = {slope:.2f} x {intercept:+.2f}", fontsize=9)
+    for axes, label in zip(others, labels, strict=True):
+        _clients_lines(axes, rows, found[found["method"] == label], label)
+    first.plot([], [], color="black", ls="--", lw=1.0, label="a method's common line")
+    for k, client in enumerate(rows.names):
+        count = int(rows.counts[k])
+        words = f"{client}, {count} row{'s' * (count > 1)}"
+        first.plot([], [], color=CLIENTS[k], lw=1.8, label=words)
+    _legend(figure, first)
+    return figure
+
+
+def _clients_lines(axes: Axes, rows: ClientData, own: pd.DataFrame, label: str) -> None:
+    """Draw one method's common line, and each client's about the middle of its rows."""
+    served = own[own["score"] == "P"]
+    for k, client in enumerate(rows.names):
+        middle = float(rows.select([k]).fields["x"].double().mean())
+        ends = np.array([middle - 2.0, middle + 2.0])
+        each = served[served["client"] == client]
+        how: Any = {"lw": 1.8} if len(each) == 1 else {"lw": 0.5, "alpha": 0.3}
+        for line in each.itertuples():
+            axes.plot(ends, line.w0 * ends + line.w1, color=CLIENTS[k], **how)
+    common = own[own["score"] == "G"].sort_values("round").iloc[-1]
+    axes.axline((0.0, common["w1"]), slope=common["w0"], color="black", lw=1.0, ls="--")
+    slopes = served.groupby("client")["w0"].mean()
+    spread = f"clients' slopes {slopes.min():.2f} to {slopes.max():.2f}"
+    axes.set_title(f"{label}\n{spread}", fontsize=9)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    where: Any = {"loc": "outside lower center", "ncols": len(names), "frameon": False}
+    figure.legend(handles, names, fontsize=8, **where)

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.diagnostics.check import Check, answered, listed, number
+from hierfl.diagnostics.check import FEW_ROWS, LITTLE, Check, answered, listed, number
 from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
-from hierfl.diagnostics.thresholds import FEW_ROWS, LITTLE
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
 

@@ -19,9 +19,18 @@ from hierfl.diagnostics.calibration import (
     coverage_p_value,
     interval_coverage,
 )
-from hierfl.diagnostics.check import Check, answered, listed, number, share
+from hierfl.diagnostics.check import (
+    AUROC,
+    COVERAGE,
+    FEW_ROWS,
+    SURE,
+    Check,
+    answered,
+    listed,
+    number,
+    share,
+)
 from hierfl.diagnostics.ood import OutOfDistribution
-from hierfl.diagnostics.thresholds import AUROC, COVERAGE, FEW_ROWS, SURE
 from hierfl.posterior.prediction import Prediction
 from hierfl.posterior.snapshot import Snapshot
 

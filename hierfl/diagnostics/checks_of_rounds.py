@@ -8,8 +8,17 @@ from collections.abc import Iterator
 import torch
 
 from hierfl.core.trees import named_leaves
-from hierfl.diagnostics.check import Check, answered, listed, number
-from hierfl.diagnostics.thresholds import DOMINATED, FALLEN, LEAST_CLIENTS, R_HAT, ROUNDS_EACH
+from hierfl.diagnostics.check import (
+    DOMINATED,
+    FALLEN,
+    LEAST_CLIENTS,
+    R_HAT,
+    ROUNDS_EACH,
+    Check,
+    answered,
+    listed,
+    number,
+)
 from hierfl.engine.aggregate import COMPARED, CONFLICTS, FEWEST
 from hierfl.engine.client_store import taken
 from hierfl.engine.rounds import records_of

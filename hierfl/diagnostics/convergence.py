@@ -24,7 +24,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import RowsNotSaved
-from hierfl.diagnostics.thresholds import LEAST_EFFECTIVE
+from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     Answer,
@@ -37,8 +37,7 @@ from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import nearly_equal
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Snapshot, expect_fit
+from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params
 from hierfl.posterior.weights import ended_early, spread_levels
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked, untouched_store

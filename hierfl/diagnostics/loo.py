@@ -34,8 +34,7 @@ from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scor
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.labels import observed
-from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Snapshot, expect_fit
+from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params
 from hierfl.posterior.weights import INNER, check_labeled
 
 By = Literal["row", "client"]

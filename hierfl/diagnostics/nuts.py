@@ -24,7 +24,7 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import check_padded
-from hierfl.diagnostics.thresholds import R_HAT
+from hierfl.diagnostics.check import R_HAT
 from hierfl.guides.delta import delta
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws, sites_of

@@ -45,9 +45,14 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.learned import learned_params, model_trace
 from hierfl.posterior.prediction import kind_of
-from hierfl.posterior.snapshot import Snapshot, expect_fit, first_client
+from hierfl.posterior.snapshot import (
+    Snapshot,
+    expect_fit,
+    first_client,
+    learned_params,
+    model_trace,
+)
 from hierfl.posterior.weights import already_weighted, check_labeled
 from hierfl.program.program import Params
 from hierfl.program.traces import is_likelihood, samples

@@ -18,8 +18,7 @@ from hierfl.engine.rounds import chosen_of, is_corrected, left_out_of
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm
 from hierfl.posterior.site_table import SiteTable, site_table
-from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.posterior.without_rows import lacks_rows
+from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 
 LEAST_DRAWS = 20  # for a 90 % interval
 MOST, FEWEST = 1000, 100  # draws where none are asked for

@@ -19,8 +19,7 @@ from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
 from hierfl.posterior.site_table import SiteTable
-from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.without_rows import lacks_rows
+from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Values
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Weights
-from hierfl.diagnostics.thresholds import ERRORS, LEAST_EFFECTIVE, OFF
+from hierfl.diagnostics.check import ERRORS, LEAST_EFFECTIVE, OFF
 from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
 from hierfl.posterior.corrected import Corrected as Corrected  # hierfl.diagnostics exports both
 from hierfl.posterior.corrected import corrected as corrected

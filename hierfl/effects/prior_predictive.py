@@ -16,8 +16,7 @@ from hierfl.guides import delta
 from hierfl.method import Clock, Method
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.posterior.arviz_groups import EXPAND, prior_data
-from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.posterior.snapshot import Restricted, Snapshot, learned_params
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 

@@ -21,7 +21,7 @@ from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
 from hierfl.nodes.local_fit import table_of_sites
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind
-from hierfl.posterior.without_rows import global_sites
+from hierfl.posterior.snapshot import global_sites
 from hierfl.runs.result import Fit
 
 if TYPE_CHECKING:

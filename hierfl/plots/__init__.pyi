@@ -7,9 +7,9 @@ from .predictions import coverage as coverage
 from .predictions import entropies as entropies
 from .predictions import rates as rates
 from .predictions import reliability as reliability
-from .ranks import rank_ecdf as rank_ecdf
-from .ranks import rank_histogram as rank_histogram
 from .runs import convergence as convergence
+from .runs import rank_ecdf as rank_ecdf
+from .runs import rank_histogram as rank_histogram
 from .style import COLORS as COLORS
 from .style import MARKERS as MARKERS
 

@@ -18,9 +18,8 @@ from hierfl.posterior.corrected import Corrected, corrected
 from hierfl.posterior.draws import Draws, posterior_draws, prior_draws
 from hierfl.posterior.labels import log_likelihoods, observed, sampled
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summaries
-from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.posterior.snapshot import Snapshot, global_sites, restricted
 from hierfl.posterior.weights import WEIGHTED
-from hierfl.posterior.without_rows import global_sites
 from hierfl.program.sites import dims_of
 
 EXPAND = 1000  # the largest network, in scalars of one client or of the global level, to write out

@@ -22,8 +22,9 @@ from hierfl.posterior.client_loop import (
     each_client,
     each_draw,
 )
-from hierfl.posterior.snapshot import Restricted, Snapshot
-from hierfl.posterior.without_rows import (
+from hierfl.posterior.snapshot import (
+    Restricted,
+    Snapshot,
     by_state_alone,
     global_sites,
     lacks_rows,

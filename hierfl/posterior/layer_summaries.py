@@ -12,8 +12,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
-from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.without_rows import by_state_alone
+from hierfl.posterior.snapshot import Snapshot, by_state_alone
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 

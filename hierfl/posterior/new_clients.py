@@ -15,8 +15,14 @@ from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
-from hierfl.posterior.snapshot import Snapshot, check_rows, expect_fit, first_client
-from hierfl.posterior.without_rows import global_sites, lacks_rows
+from hierfl.posterior.snapshot import (
+    Snapshot,
+    check_rows,
+    expect_fit,
+    first_client,
+    global_sites,
+    lacks_rows,
+)
 from hierfl.program.check_padding import check_labels_given
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params

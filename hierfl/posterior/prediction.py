@@ -21,8 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
-from hierfl.posterior.snapshot import Snapshot, restricted
-from hierfl.posterior.without_rows import by_state_alone
+from hierfl.posterior.snapshot import Snapshot, by_state_alone, restricted
 from hierfl.program.check_data import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values

@@ -21,10 +21,14 @@ from hierfl.posterior.arviz_groups import EXPAND, feature_dim
 from hierfl.posterior.client_loop import each_client, each_draw
 from hierfl.posterior.draws import Draws, joined_draws, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split
-from hierfl.posterior.learned import learned_params
 from hierfl.posterior.shrinkage import shrinkage, width_of
-from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.without_rows import by_state_alone, global_sites, lacks_rows
+from hierfl.posterior.snapshot import (
+    Snapshot,
+    by_state_alone,
+    global_sites,
+    lacks_rows,
+    learned_params,
+)
 from hierfl.program.program import Params
 from hierfl.program.sites import Values, dims_of
 

@@ -1,16 +1,19 @@
-"""The protocol that draws, predictions and diagnostics read, and its restriction to clients."""
+"""The protocol that diagnostics read, its restriction to clients, and fits without rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 import torch
+from pyro import poutine
+from pyro.poutine.trace_struct import Trace
 
 from hierfl.core.arguments import shown
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, named_leaves
+from hierfl.data.absent import RowsNotSaved, is_absent, stand_in
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.client_store import subset
@@ -20,7 +23,8 @@ from hierfl.method import Method
 from hierfl.program.check_columns import check_missing
 from hierfl.program.check_data import check_labels
 from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
-from hierfl.program.program import Program
+from hierfl.program.handlers import Answer, unchecked, untouched_store
+from hierfl.program.program import ParamSpec, Program
 
 
 class Snapshot(Protocol):
@@ -179,3 +183,72 @@ def _listed(levels: tuple[str, ...] | None) -> str:
     if levels is None:
         return "numbers"
     return ", ".join(levels[:8]) + (", ..." if len(levels) > 8 else "")
+
+
+def learned_params(fit: Snapshot) -> tuple[ParamSpec, ...]:
+    """Return the params that the model itself declares; those of the guide alone are left out."""
+    known = {spec.name: spec for spec in fit.program.params}
+    nodes = model_trace(fit).nodes
+    return tuple(known[name] for name, node in nodes.items() if node["type"] == "param")
+
+
+def model_trace(fit: Snapshot) -> Trace:
+    """Trace the model at draws of the guide: not every prior can be drawn from."""
+    program, batch = fit.program, fit.program.prototype
+    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    with untouched_store(), torch.no_grad(), unchecked():
+        given = poutine.condition(program.model, data=program.draw(params, batch))
+        with Answer(params, batch):
+            return poutine.trace(given).get_trace(batch)
+
+
+Found = TypeVar("Found")
+
+
+def lacks_rows(fit: Snapshot) -> bool:
+    """Return whether the rows of a fit's clients are not there."""
+    return is_absent(fit.federation.data)
+
+
+def by_state_alone(fit: Snapshot) -> Snapshot:
+    """Return a fit whose guide can run, with stand-in rows where it reads none."""
+    if not lacks_rows(fit):
+        return fit
+    if fit.program.reads.guide:
+        raise _needed(f"the guide reads the clients' {', '.join(sorted(fit.program.reads.guide))}")
+    return _with_stand_in(fit, 0)
+
+
+def the_same_for_any_rows(
+    fit: Snapshot, draw: Callable[[Snapshot], Found], tensors: Callable[[Found], object]
+) -> Found:
+    """Return what a function gives with two stand-ins for the missing rows, if it is the same."""
+    first, second = (draw(_with_stand_in(fit, which)) for which in (0, 1))
+    ours, theirs = named_leaves(tensors(first)), named_leaves(tensors(second))
+    for name, value in ours.items():
+        if not torch.equal(value, theirs[name]):
+            raise _needed(f"'{_site(name)}' depends on them")
+    return first
+
+
+def global_sites(program: Program) -> frozenset[str]:
+    """Return the names of the global sites, latent and deterministic."""
+    latent = {site.name for site in program.latents.sites if not site.is_local}
+    return frozenset(latent | {n for n, plates in program.derived.items() if plates is None})
+
+
+def _site(leaf: str) -> str:
+    """Return the site in the name of a leaf, such as "[1]['slope']"."""
+    return leaf.split("[")[-1].strip("]'")
+
+
+def _with_stand_in(fit: Snapshot, which: int) -> Restricted:
+    federation = replace(fit.federation, data=stand_in(fit.federation.data, which))
+    return Restricted(fit.method, federation, fit.progress, fit.message)
+
+
+def _needed(why: str) -> RowsNotSaved:
+    return RowsNotSaved(
+        f"this fit was saved without its clients' rows, which are needed here ({why}): hand them "
+        "in, hierfl.load(folder, data=...)"
+    )

@@ -24,10 +24,9 @@ from hierfl.diagnostics.verdict import (
 )
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate, sampled
-from hierfl.posterior.learned import learned_params
 from hierfl.posterior.prediction import Prediction, predict, predict_at
 from hierfl.posterior.site_table import entries_of
-from hierfl.posterior.snapshot import Snapshot, expect_fit, restricted
+from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params, restricted
 
 
 def measure(

@@ -21,8 +21,8 @@ from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.checks_of_predictions import checks_of_predictions
 from hierfl.diagnostics.verdict import verdict
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.report.blocks import Section
 from hierfl.report.measure import measure
+from hierfl.report.pictures import Section
 from hierfl.report.sections import sections
 
 MARK = b'<meta name="generator" content="hierfl'  # near the top of every report

@@ -11,12 +11,11 @@ import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
-from hierfl.diagnostics.check import number, share
-from hierfl.diagnostics.thresholds import R_HAT
+from hierfl.diagnostics.check import R_HAT, number, share
 from hierfl.engine.rounds import chosen_of
 from hierfl.report import pictures
-from hierfl.report.blocks import Picture, Section, Table, Text
 from hierfl.report.measure import Entry, Measured
+from hierfl.report.pictures import Picture, Section, Table, Text
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table

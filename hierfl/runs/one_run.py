@@ -15,8 +15,8 @@ from rich.progress import Progress as Bar
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.convergence import Convergence, convergence
-from hierfl.diagnostics.thresholds import LEAST_EFFECTIVE
 from hierfl.diagnostics.trend import course_of
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hierfl import datasets
 from hierfl.cli import app
-from hierfl.comparisons import cells, federations, part_figures
+from hierfl.comparisons import cells, federations, figures
 from hierfl.comparisons.compare import compare
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.score_means import by_client, means
@@ -314,6 +314,6 @@ def test_densities_of_entropy_are_drawn_on_one_scale() -> None:
         for m in spread
     ]
     own = study(methods=[{"name": name} for name in spread])
-    drawn = part_figures.entropies(own, pd.DataFrame(rows), pd.DataFrame(reached))
+    drawn = figures.entropies(own, pd.DataFrame(rows), pd.DataFrame(reached))
     assert [axes.get_yscale() for axes in drawn.axes] == ["symlog"] * 2
     assert len({axes.get_ylim() for axes in drawn.axes}) == 1
