@@ -1,4 +1,7 @@
-"""The server of two_stage: gather factors, sample, weight. Its state is tensors in float64."""
+"""The server of two_stage: gather factors, sample, weight.
+
+Its state is tensors in float64, with clients in the order of their names.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +115,13 @@ class Rounds:
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
-        left = clock.rounds - clock.round - 1
+        left, ranks = clock.rounds - clock.round - 1, self.surrogate.hierarchy.program.ranks
         reports = means["log_ratios" if int(state["stage"]) == WEIGHT else "factor"]
+        # by name: draws do not depend on the order in which clients are given
+        places, order = ranks[reports.ids].sort()
+        reports = Reports(tree_map(lambda v: v[order], reports.value), places)
+        lost = ranks[torch.tensor(clock.left_out, dtype=torch.long)]
+        clock = clock._replace(left_out=tuple(lost.tolist()))
         state = {**state, "failed": failed_of(state["failed"], reports, clock)}
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGHT:
@@ -320,7 +328,8 @@ class Rounds:
             factors, draws = Factors(**state["factors"]), state["final"]["draws"]
             if bool((state["powers"] < 1.0).any()):  # then they are of the posterior
                 draws = resampled(draws, (-state["ratios"]).log_softmax(0), len(draws))
-            return surprises(Known(self.surrogate, factors, draws, state["bounds"], self.seed))
+            found = surprises(Known(self.surrogate, factors, draws, state["bounds"], self.seed))
+            return Surprise(*(v[self.surrogate.hierarchy.program.ranks] for v in found))
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""

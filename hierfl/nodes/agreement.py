@@ -254,6 +254,7 @@ class Agreement:
             program,
             num_clients=len(self.names),
             client_keys=keys,
+            ranks=torch.arange(len(self.names)),
             codes=dict(self.codes),
             prototype=prototype,
         )

@@ -98,6 +98,7 @@ class Program:
         reads: the fields that model and guide read.
         num_clients: N.
         client_keys: (N, 2) int32, a noise key of each client, by its name.
+        ranks: (N,) int64, the place of each client in the order of names.
         prototype: a few rows of one client, used wherever a value does not depend on rows.
         seed: of the run, for what a method draws.
         keyed: every draw is a function of its key under `torch.vmap`.
@@ -118,6 +119,7 @@ class Program:
     reads: Reads
     num_clients: int
     client_keys: Tensor
+    ranks: Tensor
     prototype: ClientBatch
     seed: int = 0
     keyed: bool = True

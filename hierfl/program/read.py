@@ -137,6 +137,7 @@ class ModelRead:
     reads: frozenset[str]
     num_clients: int
     client_keys: Tensor
+    ranks: Tensor
     prototype: ClientBatch
     codes: Mapping[str, tuple[int, int]]
     seed: int
@@ -184,6 +185,7 @@ class ModelRead:
                 reads=reads,
                 num_clients=self.num_clients,
                 client_keys=self.client_keys,
+                ranks=self.ranks,
                 prototype=one,
                 seed=self.seed,
                 keyed=keyed,
@@ -238,6 +240,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         reads=reads,
         num_clients=data.num_clients,
         client_keys=data.keys,
+        ranks=data.by_name.argsort(),
         prototype=one,
         codes=codes_of(data),
         seed=seed,
