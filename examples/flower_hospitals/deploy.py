@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import hierfl
+from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import named_leaves
 from hierfl.demo.run import hospitals
 
@@ -41,6 +43,12 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 LINK = int(os.environ.get("HOSPITALS_PORT", "8443"))
 FIRST_NODE = LINK + 757  # the ports of SuperNodes, 9200 and on
+MARK = ".made-by-deploy"  # in a folder that this script has made
+MADE = (
+    *("*ca.crt", "*server.pem", "*server.key", "unknown", "unknown.pub", "*.log", "*.pt"),
+    *("secret", "superexec.secret", "home", "nodes", "server", "project-*"),
+    *("means.json", "hospitals.csv", "two_stage.json", "fedavg.json", "chosen.json"),
+)
 NUTS = {"intercept_loc": "alpha", "slope_loc": "beta", "intercept_scale": "s", "slope_scale": "t"}
 PRIVATE = (
     serialization.Encoding.PEM,
@@ -84,13 +92,13 @@ def certificates(folder: Path, name: str) -> None:
         link.sign(authority, hashes.SHA384()).public_bytes(pem)
     )
     plain = (pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / f"{name}server.key").write_bytes(server.private_bytes(*plain))
+    write_private(folder / f"{name}server.key", server.private_bytes(*plain))
 
 
 def node_key(folder: Path, name: str) -> None:
     """Make the key pair by which a SuperNode is known."""
     key = ec.generate_private_key(ec.SECP384R1())
-    (folder / name).write_bytes(key.private_bytes(*PRIVATE))
+    write_private(folder / name, key.private_bytes(*PRIVATE))
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
@@ -291,24 +299,49 @@ def training_rows() -> hierfl.ClientData:
     return data.select(sorted(data.names))
 
 
+def emptied(folder: Path, names: tuple[str, ...]) -> None:
+    """Make a private folder, or remove from it what this script made; other files stay.
+
+    Raises:
+        FileExistsError: the folder holds something, and this script has not made it.
+    """
+    mark = folder / MARK
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise FileExistsError(f"'{folder}' is no folder: name another one, --out")
+    if folder.exists() and any(folder.iterdir()) and not mark.is_file():
+        raise FileExistsError(
+            f"'{folder}' holds what this script has not made: name another folder, --out"
+        )
+    private_folder(folder)
+    folder.chmod(0o700)
+    own = (*MADE, *names, *(f"{name}.pub" for name in names))
+    for path in folder.iterdir():
+        if any(fnmatch(path.name, pattern) for pattern in own):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    write_private(mark, b"")
+
+
 def settled(folder: Path) -> hierfl.ClientData:
     """Make certificates, keys, each hospital's folder with its rows, and Flower's settings; return all rows."""
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "home").mkdir(parents=True)
     data = training_rows()
+    emptied(folder, data.names)
+    private_folder(folder / "home")
     certificates(folder, "")
     certificates(folder, "unknown-")
     node_key(folder, "unknown")
-    (folder / "secret").write_bytes(secrets.token_bytes(32))
-    (folder / "secret").chmod(0o600)
+    write_private(folder / "secret", secrets.token_bytes(32))
     for name in data.names:
         node_key(folder, name)
         place = folder / "nodes" / name
-        place.mkdir(parents=True, mode=0o700)
+        private_folder(folder / "nodes")
+        private_folder(place)
         own = data.select([name]).fields
         columns = {f"x{k}": column for k, column in enumerate(own["x"].unbind(1))}
         table = pd.DataFrame({k: v.numpy() for k, v in {**columns, "y": own["y"]}.items()})
-        table.to_csv(place / "patients.csv", index=False)
+        write_private(place / "patients.csv", table.to_csv(index=False).encode())
         (place / "policy.toml").write_text('may_leave = ["summaries"]\n')
     (folder / "home" / "config.toml").write_text(
         f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = "127.0.0.1:{LINK}"\n'

@@ -19,6 +19,7 @@ import torch
 
 import hierfl
 from hierfl import methods
+from hierfl.core.disk import write_private
 from hierfl.core.trees import named_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,7 +40,7 @@ def main() -> None:
         may_leave = ["summaries", "scores"] if name == OPEN else []
         (folder / "nodes" / name / "policy.toml").write_text(f"may_leave = {may_leave}\n")
     secret = folder / "superexec.secret"
-    secret.write_bytes(secrets.token_bytes(32))
+    write_private(secret, secrets.token_bytes(32))
     options = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
     with deployment(folder, data.names, *options):
         served(folder, secret, data)
