@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, chosen, resampled
+from hierfl.core.importance_sampling import K_HAT, chosen, normal_points, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
 from hierfl.methods.stacked import stored
@@ -23,10 +23,20 @@ from hierfl.program.program import Params
 from hierfl.summaries.exact import explained
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
+from hierfl.summaries.proposal import fitted
 from hierfl.summaries.sampling import Start, bounds_of, one_thread, sample
 from hierfl.summaries.surprise import Known, surprises
 from hierfl.summaries.surrogate import Surrogate
-from hierfl.summaries.weights import apart, moments, smoothed, unweighted, with_error
+from hierfl.summaries.weights import (
+    apart,
+    asked_of,
+    everywhere,
+    k_hats_of,
+    moments,
+    smoothed,
+    unweighted,
+    with_error,
+)
 from hierfl.summaries.wide_draws import combined, is_heavy, powers_of, raised
 
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
@@ -35,7 +45,9 @@ STILL, STILL_SD = 0.1, 0.05
 FITTING = 0.3
 # clients beyond which fewer draws are weighted, as each costs every client a pass over its rows;
 # and the fewest
-MANY, FEWEST_WEIGHTED = 1000, 1000
+MANY, FEWEST_WEIGHTED = 500, 1000
+FAR_MANY = 4000  # clients beyond which they weight only as many draws as a quadratic needs
+FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
@@ -58,6 +70,7 @@ class Rounds:
         exact = hierarchy.spread is not None
         weighted = min(self.draws, max(FEWEST_WEIGHTED, self.draws * MANY // max(MANY, count)))
         weighted = self.draws if exact else weighted
+        asked = weighted if count <= FAR_MANY or kept > self.shared else asked_of(kept, weighted)
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
             fields = {
@@ -66,6 +79,8 @@ class Rounds:
                 for n in hierarchy.fields
             }
             prior = prior_draws(hierarchy, self.seed)
+            # of many clients the posterior is narrow, and each draw costs a pass over all of them
+            prior = prior[: max(FEWEST * (1 + self.shared), min(len(prior), POINTS // count))]
             mixing = mixing_draws(hierarchy, prior, self.seed)
             if mixing is not None:
                 prior = torch.cat([prior, mixing.repeat(1, count)], 1)
@@ -76,6 +91,7 @@ class Rounds:
             belief = {} if exact else self._of_any_client(prior, equal, none)
             return {
                 **_nothing(count, weighted, kept),
+                "asked": torch.zeros(asked),
                 "factors": {
                     "precision": torch.zeros(count, size, size),
                     "shift": torch.zeros(count, size),
@@ -85,7 +101,7 @@ class Rounds:
                 **belief,
                 "scouts": {**unweighted(len(prior), kept), "draws": prior},
                 "bounds": bounds_of(self.surrogate, prior),
-                "sampled": torch.tensor(False),
+                **{name: torch.tensor(False) for name in ("sampled", "proposed")},
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
                 **{name: torch.tensor(torch.nan) for name in LOGGED},
@@ -95,8 +111,13 @@ class Rounds:
         """Return the message: any client's v, and draws to weight if factors are final."""
         message = self.belief(state)
         if int(state["stage"]) == WEIGHT:
-            message["draws"] = state["final"]["draws"][:, : self.shared]
+            message["draws"] = self._asked(state)
         return message
+
+    def _asked(self, state: Tree) -> Tensor:
+        """Return the draws of z that clients weight (A, K), evenly among the final ones."""
+        draws, count = state["final"]["draws"][:, : self.shared], len(state["asked"])
+        return draws if count == len(draws) else draws[:: len(draws) // count][:count]
 
     @property
     def shared(self) -> int:
@@ -179,15 +200,10 @@ class Rounds:
 
     def _to_weight(self, state: Tree, clock: Clock) -> Tree:
         """Return the state with draws from factors raised to `powers`, for clients to weight."""
+        if len(state["asked"]) < len(state["final"]["draws"]):
+            return self._proposed(state, state["scouts"])
         factors = raised(Factors(**state["factors"]), state["powers"])
-        none = torch.zeros_like(state["weighted"])
-        return {
-            **self._sampled(state, factors, "final", clock),
-            "stage": torch.tensor(WEIGHT),
-            **{name: none.clone() for name in ("weighted", "heavy", "failed")},
-            "ratios": torch.zeros_like(state["ratios"]),
-            "inner_error": torch.tensor(torch.nan),
-        }
+        return {**self._sampled(state, factors, "final", clock), **self._asking(state)}
 
     def _reweighted(self, state: Tree, factors: Factors) -> Tree:
         """Return the state with weights that make the scouts draws given the new factors."""
@@ -237,14 +253,18 @@ class Rounds:
         factors, final = Factors(**state["factors"]), state["final"]
         left = clock.rounds - clock.round - 1
         new = ~state["weighted"][reports.ids]
-        ids, each = reports.ids[new], reports.value[new].mT.double()  # (S, n)
-        ratios = state["ratios"] + each.sum(1)
+        ids, each = reports.ids[new], reports.value[new].mT.double()  # (A, n)
+        asked = state["asked"] + each.sum(1)
+        ratios, error = everywhere(asked, self._asked(state), final["draws"][:, : self.shared])
         seen = state["weighted"].index_fill(0, ids, True)
-        k_hats = torch.tensor([smoothed(one).k_hat for one in each.unbind(1)])
-        weights = smoothed(ratios + self._wider(final, factors, state["powers"]))
+        k_hats = k_hats_of(each)
+        weights = smoothed(ratios + self._wider(state, factors))
+        inner = state["inner_error"]
         state = {
             **state,
+            "asked": asked,
             "ratios": ratios,
+            "inner_error": inner if error is None else inner.nan_to_num().hypot(error),
             "weighted": seen,
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
             "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
@@ -262,17 +282,45 @@ class Rounds:
             equal = bool((seen == state["narrow"]["weighted"]).all())
             state = self._together(state, factors) if equal else state
             return {**state, "stage": torch.tensor(DONE)}
-        if bool(state["heavy"].any()) and left > 0:
+        far = weights.k_hat >= K_HAT or weights.effective < FITTING * len(ratios)
+        if error is not None and far and int(state["again"]) < AGAIN and left > 0:
+            return self._proposed({**state, "again": state["again"] + 1}, state["final"])
+        if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
             return self._widened(state, factors, clock)
         if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
-    def _wider(self, final: Tree, factors: Factors, powers: Tensor) -> Tensor:
-        """Return the surrogate's log density minus that of raised factors, (S,)."""
-        if bool((powers == 1.0).all()):
+    def _wider(self, state: Tree, factors: Factors) -> Tensor:
+        """Return the surrogate's log density minus that which the draws are from, (S,)."""
+        final, powers = state["final"], state["powers"]
+        if bool((powers == 1.0).all()) and not bool(state["proposed"]):
             return torch.zeros(len(final["draws"]))
         return self._log_p(final["draws"], factors) - final["log_p"]
+
+    def _proposed(self, state: Tree, known: Tree) -> Tree:
+        """Return the state with draws about known weighted ones, for clients to weight.
+
+        The small errors of very many factors add up to more than the width of the posterior, so
+        that draws need not be those of the surrogate.
+        """
+        count, size = state["final"]["draws"].shape
+        proposal = fitted(known["draws"], known["log_weights"].exp())
+        draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
+        drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
+        proposed = {"proposed": torch.tensor(True), "final": drawn}
+        return {**state, **self._asking(state), **proposed}
+
+    def _asking(self, state: Tree) -> Tree:
+        """Return the part of the state of draws that nobody has weighted yet."""
+        none = torch.zeros_like(state["weighted"])
+        return {
+            "stage": torch.tensor(WEIGHT),
+            **{name: none.clone() for name in ("weighted", "heavy", "failed")},
+            "asked": torch.zeros_like(state["asked"]),
+            "ratios": torch.zeros_like(state["ratios"]),
+            "inner_error": torch.tensor(torch.nan),
+        }
 
     def _widened(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
         """Return the state with wider draws, as some clients' weights are heavy-tailed."""

@@ -152,10 +152,18 @@ def inverse_with_diagonal(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Ten
 
 
 def _inverse_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if matrix.shape[-1] == 1:  # LAPACK takes longer for a call than this for a thousand
-        good = (matrix > 0.0) & matrix.isfinite()
-        safe = torch.where(good, matrix, 1.0)
-        return 1.0 / safe, torch.where(good, safe.log(), torch.nan)[..., 0, 0]
+    if matrix.shape[-1] in (1, 2):  # LAPACK takes several times as long
+        first = matrix[..., :1, :1]
+        good = (first > 0.0) & first.isfinite()
+        first = torch.where(good, first, 1.0)
+        log_det = torch.where(good, first.log(), torch.nan)[..., 0, 0]
+        if matrix.shape[-1] == 1:
+            return 1.0 / first, log_det
+        slope = matrix[..., 1:, :1] / first
+        low, log_rest = _inverse_of(matrix[..., 1:, 1:] - first * slope.square())
+        cross = -slope * low
+        top = torch.cat([1.0 / first - slope * cross, cross], -1)
+        return torch.cat([top, torch.cat([cross, low], -1)], -2), log_det + log_rest
     tril, info = torch.linalg.cholesky_ex(matrix)
     good = (info == 0) & matrix.isfinite().all((-2, -1))
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)

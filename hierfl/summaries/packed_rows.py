@@ -22,6 +22,7 @@ from hierfl.summaries.units import Units, UnitScore
 
 # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds
 AT_ONCE = 1 << 18
+POINTS = 256  # at which a block of clients is carried at once
 MANY = 8  # units a client for which a product of matrices each pays
 
 
@@ -70,6 +71,15 @@ class PackedRows:
                 clients=len(who),
             ),
         )
+
+    def blocks(self) -> tuple[Tensor, ...]:
+        """Return positions of clients whose rows are few enough to be carried at many points at once.
+
+        What depends on a row alone is then computed once for many points.
+        """
+        scalars = torch.bincount(self.client, minlength=self.clients) * max(1, self.design.shape[1])
+        sizes = torch.bincount((scalars.cumsum(0) - 1).clamp(min=0) * POINTS // AT_ONCE)
+        return torch.arange(self.clients).split(sizes[sizes > 0].tolist())
 
     def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over units: at once, or one by one where the program cannot be mapped."""
@@ -239,13 +249,18 @@ class PackedRows:
         """Return the predictors from l = 0, (n, T, p), at l (C, T, L)."""
         x, count = self.design, line.shape[1]
         if len(x) < MANY * self.clients:
-            return line[self.client] @ x.mT
+            return product(line[self.client], x.mT)
         found = x.new_empty(len(x) * x.shape[1], count)
         ends = (torch.arange(self.clients + 1)[:, None] > self.client).sum(1) * x.shape[1]
         flat = x.flatten(0, 1)
         for k, (first, last) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
             torch.mm(flat[first:last], line[k].mT, out=found[first:last])
         return found.view(len(x), x.shape[1], count).mT
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """Return the product of batches of matrices; where they share one dimension, entry by entry."""
+    return one * other if one.shape[-1] == 1 else one @ other
 
 
 def _gradients(total: Tensor, inputs: tuple[Tensor, ...], *, create: bool = False) -> list[Tensor]:

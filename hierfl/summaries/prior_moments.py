@@ -41,13 +41,30 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
             found = torch.vmap(one)(torch.arange(DRAWS, dtype=torch.int32))
         except (RuntimeError, ValueError, NotImplementedError):
             try:
-                found = torch.stack([one(d) for d in range(FEW)])
+                alone = _independent(hierarchy, seed)
+                found = torch.stack([one(d) for d in range(FEW)]) if alone is None else alone
             except (NoKeyedDraw, NotImplementedError):
                 g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
                 away = torch.randn(DRAWS, block.size, generator=g, dtype=torch.float64)
                 return block.start.double() + WIDE * away
     low, high = (found.quantile(q, 0) for q in (0.01, 0.99))
     return found.nan_to_num().clamp(low, high)
+
+
+def _independent(hierarchy: Hierarchy, seed: int) -> Tensor | None:
+    """Return draws of a prior whose global sites are independent, from one trace; else None."""
+    block, zero = hierarchy.program.latents.global_block, torch.zeros(hierarchy.reading.own_size)
+    start = block.start.double()
+    here, there = (hierarchy.sites(start + by, zero, hierarchy.row) for by in (0.0, 0.7))
+    for site in block.sites:
+        value = here[site.name]["value"]
+        one, other = (sites[site.name]["fn"].log_prob(value) for sites in (here, there))
+        if not torch.equal(one, other):
+            return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed & 0x7FFFFFFF)
+        values = {s.name: here[s.name]["fn"].sample((DRAWS,)) for s in block.sites}
+    return torch.vmap(block.flatten)(values)
 
 
 def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | None:

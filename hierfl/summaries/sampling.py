@@ -30,9 +30,12 @@ from hierfl.summaries.weights import smoothed
 # importance sampling: points of a turn by the number of scales, turns, and points for each draw
 # that is kept
 PILOT, TURNS, MORE = ((4, 512), (12, 1024), (10**9, 2048)), 16, 3
+LEAST_PILOT, WORK = 64, 2_000_000  # points of a turn for each scale and one, and points x clients
 MANY_SCALES = 12  # more of them are tempered sooner
 ENOUGH = 0.8  # share of the points that is effective, with which a turn is the last
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
+MANY_CLIENTS = 4000  # with which a chain would take minutes
+MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
 NEAR_ZERO = (
     10.0  # in logs of a scale, from its median: nearly 0 beside the others', with no digits left
 )
@@ -140,7 +143,11 @@ def _weighted(
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
         log_p, mean, covariance = density.at(s)
         weights = smoothed((log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf))
-        if not (weights.k_hat < WORST_K_HAT and weights.effective > LEAST_SHARE * many):
+        # of few points k-hat is rough, and moments need no tails
+        share = weights.effective / many
+        least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
+        fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
+        if not (fits and share > LEAST_SHARE):
             return None
         k_hat = max(0.0, weights.k_hat)
         log_weights, none = weights.log, ~weights.log.isfinite()
@@ -170,7 +177,8 @@ def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
     """
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
-    e = normal_points(next(points for most, points in PILOT if size <= most), size + 1)
+    most = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
+    e = normal_points(min(most, next(n for scales, n in PILOT if size <= scales)), size + 1)
     least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
     best, stuck, tempered = 0.0, 0, False
     for turn in range(TURNS):

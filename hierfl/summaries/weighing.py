@@ -23,9 +23,9 @@ from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
 from hierfl.summaries.expectations import gauss_hermite
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.packed_rows import PackedRows, product
 
-NODES = {1: 12, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
+NODES = {1: 10, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more
 TIMES = (1, 4, 16)  # as many times as many points are tried
 MIXED = 128  # points where some are mixing variables
@@ -83,12 +83,16 @@ class Weigher:
             proposals: of their mixing variables, (2, C, M) and (2, C, M, M); None: the program has
             none.
         """
-        at = _At(self.hierarchy, rows, factor, fields, proposals)
+        whole = _At(self.hierarchy, rows, factor, fields, proposals)
+        each = [self._of_block(whole.some(who), draws, keys[who]) for who in rows.blocks()]
+        return Ratios(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+
+    def _of_block(self, at: _At, draws: Tensor, keys: Tensor) -> Ratios:
         points, log_weights = standard_points(self.hierarchy)
         if not self.sampled:
-            return at.ratios(draws, points.expand(rows.clients, *points.shape), log_weights)
+            return at.ratios(draws, points.expand(len(keys), *points.shape), log_weights)
         turns = self._turns(keys, points.shape[1])
-        if proposals is not None:
+        if at.proposals is not None:
             return at.ratios(draws, points @ turns, log_weights)
         some = draws[:: max(1, len(draws) // TRIED)]
         sets = [standard_points(self.hierarchy, times) for times in TIMES]
@@ -96,7 +100,7 @@ class Weigher:
         most = ERROR / math.sqrt(self.hierarchy.program.num_clients)
         rough = torch.stack([(t - tried[-1]).std(1) >= most for t in tried[:-1]])  # (2, C)
         needed = rough.to(torch.long).cumprod(0).sum(0)  # the first set that is good enough
-        log, error = torch.zeros(2, rows.clients, len(draws))
+        log, error = torch.zeros(2, len(keys), len(draws))
         for i in needed.unique().tolist():
             who = (needed == i).nonzero()[:, 0]
             e, w = sets[i]
@@ -162,7 +166,10 @@ class _At:
             return self
         factor = Factor(*(v[who] for v in self.factor))
         fields = {name: v[who] for name, v in self.fields.items()}
-        return _At(self.hierarchy, self.rows.some(who), factor, fields, None)
+        proposals = self.proposals
+        if proposals is not None:
+            proposals = Proposal(*(v[:, who] for v in proposals))
+        return _At(self.hierarchy, self.rows.some(who), factor, fields, proposals)
 
     def ratios(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         """Return the ratios at draws (S, K), by standard normal points (C, P, M + Dn)."""
@@ -180,7 +187,7 @@ class _At:
         parts = torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1]))
         each = []
         for p in parts:
-            w = mean[:, p, None] + points[:, None] @ tril[:, p].mT  # (C, s, P, D)
+            w = mean[:, p, None] + product(points[:, None], tril[:, p].mT)  # (C, s, P, D)
             each.append(_summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights)))
         return Ratios(*(torch.cat(found, 1) for found in zip(*each, strict=True)))
 
@@ -211,8 +218,8 @@ class _At:
         """Return log p(y | v) - log factor(v), (C, S, P), at w (C, S, P, D) and draws (S, K)."""
         u = draws[:, self.hierarchy.reading.shared]
         v = torch.cat([w, u[None, :, None].expand(*w.shape[:3], -1)], -1).flatten(1, 2)
-        log_factor = (v @ self.factor.shift[..., None])[..., 0]
-        log_factor = log_factor - 0.5 * ((v @ self.factor.precision) * v).sum(-1)
+        turned = product(v, self.factor.precision)
+        log_factor = ((self.factor.shift[:, None] - 0.5 * turned) * v).sum(-1)
         found = self.rows.values(v) - log_factor
         return found.view(w.shape[:3])
 

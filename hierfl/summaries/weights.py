@@ -19,6 +19,7 @@ ROUNDING = 1e-9  # log weights that differ by no more are equal
 # the mean, what lies beyond adds nothing. Its shape misleads there: of 200 sets of binomial rows
 # k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
 TAIL = math.log(2.0)
+LEAST_ASKED, TIMES = 100, 4  # draws for a quadratic, and as many as its coefficients times
 
 
 def unweighted(count: int, size: int) -> Tree:
@@ -70,3 +71,46 @@ def with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
     new = int((~state["weighted"][reports.ids]).sum())
     total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
     return {**state, "inner_error": total.sqrt()}
+
+
+# ------------------------------------------------------------------------------ of many clients
+def k_hats_of(log_ratios: Tensor) -> Tensor:
+    """Return k-hat of each client's weights (N,), of log ratios (S, N); 0 where there is no tail."""
+    found = torch.zeros(log_ratios.shape[1])
+    for k in (highest(log_ratios) > TAIL).nonzero()[:, 0].tolist():
+        found[k] = smoothed(log_ratios[:, k]).k_hat
+    return found
+
+
+def asked_of(size: int, most: int) -> int:
+    """Return how many draws of z (K = `size`) a quadratic needs to be fitted and tested."""
+    return min(most, max(LEAST_ASKED, TIMES * (size + 1) * (size + 2) // 2))
+
+
+def everywhere(log_ratios: Tensor, at: Tensor, draws: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the log ratio of all clients together at all draws, from some of them.
+
+    The posterior of many clients is narrow, and their log ratio is smooth: a quadratic of z fits.
+
+    Args:
+        log_ratios: (A,) summed over clients.
+        at: (A, K), where.
+        draws: (S, K).
+
+    Returns:
+        (S,), and the sd of the quadratic's error; None where all draws were asked for.
+    """
+    if len(at) == len(draws):
+        return log_ratios, None
+    middle, sd = draws.mean(0), draws.std(0) + 1e-300
+
+    def powers(z: Tensor) -> Tensor:
+        x = (z - middle) / sd
+        i, j = torch.triu_indices(x.shape[1], x.shape[1])
+        return torch.cat([torch.ones(len(x), 1), x, x[:, i] * x[:, j]], 1)
+
+    known = powers(at)
+    fitted = torch.linalg.lstsq(known, log_ratios[:, None]).solution
+    left = log_ratios - (known @ fitted)[:, 0]
+    error = (left.square().sum() / max(1, len(at) - known.shape[1])).sqrt()
+    return (powers(draws) @ fitted)[:, 0], error
