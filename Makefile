@@ -17,11 +17,11 @@ demo-flower: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python examples/flower_hospitals/deploy.py --out demo-flower-out
 
 test: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
 # The tests that take minutes. Their results are kept in tests/SLOW.md.
 test-slow: $(STAMP)
-	$(ONE_THREAD) HIERFL_SLOW=1 $(BIN)/python -m pytest -n $(WORKERS) -q -m slow --junitxml .slow.xml; \
+	$(ONE_THREAD) HIERFL_SLOW=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m slow --junitxml .slow.xml; \
 	status=$$?; $(BIN)/python -m tests.slow_results .slow.xml; exit $$status
 
 lint: $(STAMP)

@@ -1,5 +1,6 @@
 """Fixtures of all tests: what each starts from, and what it must leave behind."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -15,6 +16,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="takes minutes: run by make test-slow"))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage less often, and not among what all tests share: it took a twentieth of the time."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)
