@@ -137,7 +137,7 @@ METHODS: dict[str, Make] = {
     "fedrep": lambda s: methods.fedrep(
         split(s), **LAST, optimizer=SGD(0.1), head_steps=1, body_steps=8
     ),
-    "fedep": lambda _: methods.fedep(hierarchy),
+    "fedep": lambda _: methods.fedep(hierarchy, draws=8, steps=2),
     "fedpa": lambda s: methods.fedpa(common(s), server_optimizer=SGD(2.0)),
     "fedpop": lambda s: methods.fedpop(
         personal(s), step_size=0.02, server_optimizer=Adam(1.0), temperature=0.0
@@ -165,7 +165,7 @@ METHODS: dict[str, Make] = {
         common(s), hypernetwork=Mlp((4,)), **STEPS, server_optimizer=SGD(0.1)
     ),
     "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
-    "pvi": lambda _: methods.pvi(hierarchy),
+    "pvi": lambda _: methods.pvi(hierarchy, draws=8, steps=2),
     "scaffold": lambda s: methods.scaffold(common(s), optimizer=SGD(0.3), steps=4),
     "averaging_some": lambda s: methods.averaging_some(
         methods.pfedme(personal(s), **FAST), share=0.5

@@ -217,7 +217,8 @@ def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(way
     """
     pooled, alone = stationary(ROWS * H), B.mean(0)
     distances = []
-    for sd in (0.1, 0.4, 1.0, 3.0, 30.0):
+    together = way == "together"
+    for sd in (0.1, 0.4, 1.0, 3.0, 30.0) if together else (0.4,):
         gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + sd**2 * I2))
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
@@ -234,8 +235,9 @@ def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(way
         after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
         assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
         distances.append(float((gls - pooled).norm()))
-    assert distances == sorted(distances) and 0.0 < distances[0] < 0.03
-    assert torch.allclose(gls, alone, atol=2e-3)
+    if together:
+        assert distances == sorted(distances) and 0.0 < distances[0] < 0.03
+        assert torch.allclose(gls, alone, atol=2e-3)
 
 
 # ------------------------------------------------------------ O6: FedMAP's exact steps
@@ -258,22 +260,13 @@ def test_o6_the_exact_step_in_closed_form() -> None:
 def test_o6_exact_steps_never_increase_the_objective(way: str) -> None:
     data = toy(2)
     values = [float(envelope(data, torch.tensor([0.3, -0.2, 0.0, 0.0])))]
-    for rounds in (1, 2, 3, 6, 12):
-        values.append(
-            float(
-                envelope(
-                    data,
-                    gamma_of(
-                        fit(
-                            toy_method(server=LearnedVariance().best),
-                            data,
-                            rounds=rounds,
-                            **WAYS[way],
-                        )
-                    ),
-                )
-            )
-        )
+
+    def after_a_round(fitted: hierfl.Fit) -> None:
+        values.append(float(envelope(data, gamma_of(fitted))))
+
+    method = toy_method(server=LearnedVariance().best)
+    fit(method, data, rounds=12, callback=after_a_round, **WAYS[way])
+    assert len(values) == 13
     assert values == sorted(values, reverse=True)
     assert values[0] - values[1] > 1.0 and values[-2] - values[-1] < 1e-3
 
@@ -512,7 +505,7 @@ def test_o13_personal_models_equal_to_the_global_one_score_as_it_does() -> None:
             models.bayesian_network(module, prior_scale=1.0, y="kind"), optimizer=SGD(0.1), prox=1.0
         ),
         data,
-        rounds=5,
+        rounds=2,
     )
     same = fitted.personalize(data, rounds=0)
     out = data.fields["x"] @ fitted.message["theta.weight"].T + fitted.message["theta.bias"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,11 +25,12 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.nuts import sampled_program
+from hierfl.engine.rounds import begin, rounds
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.terms import log_joint
 from tests.program.distributions import MAKE, VALUE, Make, every_name
-from tests.programs import fit
+from tests.programs import fit, settings
 
 OF_CLIENT = torch.tensor([0, 0, 0, 1, 1])
 RAW = re.compile(
@@ -182,15 +184,13 @@ def said(run: Callable[[], object]) -> str | None:
     return None
 
 
-def trained(name: str, role: str, engine: Any) -> hierfl.Fit:
-    """Take one step."""
-    model, data = of(name, role)
-    return fit(hierfl.methods.fedsvi(model, guides.mean_field), data, rounds=1, engine=engine)
-
-
 def both_engines(name: str, role: str) -> hierfl.Fit:
     """Take a step on two engines, which must agree, with finite densities and gradients."""
-    runs = [trained(name, role, engine) for engine in ("vectorized", "sequential")]
+    model, data = of(name, role)
+    first = fit(hierfl.methods.fedsvi(model, guides.mean_field), data, rounds=1)
+    one_by_one = replace(first.federation, settings=settings(engine="sequential"))
+    *_, there = rounds(one_by_one, begin(one_by_one), 1)  # of the program that was read
+    runs = [first, replace(first, federation=one_by_one, progress=there)]
     elbo = [float(run.history["elbo"].iloc[0]) for run in runs]
     assert np.isfinite(elbo[0])
     assert elbo[0] == pytest.approx(elbo[1], rel=1e-8)
