@@ -235,7 +235,9 @@ def test_a_partial_cohort_is_refused() -> None:
 
 
 def test_too_many_global_unknowns_are_refused() -> None:
-    with pytest.raises(ProgramError, match=r"4 parameters \(2 of them in 'loc'\), and the limit is 3"):
+    with pytest.raises(
+        ProgramError, match=r"4 parameters \(2 of them in 'loc'\), and the limit is 3"
+    ):
         fit(fedlaplace(regression, max_global_size=3), federation(), rounds=2)
 
 
