@@ -14,15 +14,9 @@ from torch import Tensor
 
 def add_(rows: Tensor, vector: Tensor, at: Tensor) -> None:
     """Add vectors (..., d) in place to rows `at` (...) of (..., l, d), if 0 <= at < l."""
-    flat, vectors, row = (
-        rows.view(-1, rows.shape[-1]),
-        vector.reshape(-1, vector.shape[-1]),
-        at.reshape(-1),
-    )
-    index, there = (
-        torch.arange(len(row)) * rows.shape[-2] + row.long(),
-        (row >= 0) & (row < rows.shape[-2]),
-    )
+    length, width = rows.shape[-2:]
+    flat, vectors, row = rows.view(-1, width), vector.reshape(-1, width), at.reshape(-1)
+    index, there = torch.arange(len(row)) * length + row.long(), (row >= 0) & (row < length)
     if not bool(there.all()):
         index, vectors = index[there], vectors[there]
     flat.index_add_(0, index, vectors)

@@ -40,9 +40,8 @@ def _uniforms(count: int, size: int, seed: int) -> Array:
 
 def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
     """Return quasi-random normals (S, K): a scrambled Sobol sequence and its reflection about 0."""
-    half = torch.as_tensor(
-        ndtri(_uniforms(count // 2, size, seed)), dtype=torch.get_default_dtype()
-    )
+    points = ndtri(_uniforms(count // 2, size, seed))
+    half = torch.as_tensor(points, dtype=torch.get_default_dtype())
     return torch.cat([half, -half])
 
 
@@ -50,11 +49,9 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
     """Return normals (S, K) and factors (S, 1), whose products are quasi-random Student t's."""
     uniforms = _uniforms(count // 2, size + 1, seed)
     stretch = 1.0 / np.sqrt(gammaincinv(freedom / 2.0, uniforms[:, -1:]) * 2.0 / freedom)
-    normal, heavy = (
-        torch.as_tensor(v, dtype=torch.get_default_dtype())
-        for v in (ndtri(uniforms[:, :-1]), stretch)
-    )
-    return torch.cat([normal, -normal]), torch.cat([heavy, heavy])
+    dtype = torch.get_default_dtype()
+    normal = torch.as_tensor(ndtri(uniforms[:, :-1]), dtype=dtype)
+    return torch.cat([normal, -normal]), torch.as_tensor(stretch, dtype=dtype).repeat(2, 1)
 
 
 class Split(NamedTuple):
@@ -136,26 +133,21 @@ def smoothed(log_ratios: Tensor) -> Weights:
     count = len(x)
     tail = math.ceil(min(0.2 * count, 3.0 * math.sqrt(count)))
     order = np.argsort(x, kind="stable")
-    largest, cut = (
-        order[-tail:],
-        max(float(x[order[-tail - 1]]), math.log(np.finfo(np.float64).tiny)),
-    )
+    largest = order[-tail:]
+    cut = max(float(x[order[-tail - 1]]), math.log(np.finfo(np.float64).tiny))
     excess = np.exp(x[largest]) - math.exp(cut)
     k_hat = math.inf
     if tail >= 5 and excess[-1] > excess[0]:
         k_hat, scale = pareto_fit(excess)
         if math.isfinite(k_hat):
-            at = (np.arange(tail) + 0.5) / tail
-            quantiles = (
-                scale * np.expm1(-k_hat * np.log1p(-at)) / k_hat
-                if abs(k_hat) > 1e-12
-                else -scale * np.log1p(-at)
-            )
+            survival = np.log1p(-(np.arange(tail) + 0.5) / tail)
+            quantiles = -scale * survival
+            if abs(k_hat) > 1e-12:
+                quantiles = scale * np.expm1(-k_hat * survival) / k_hat
             x[largest] = np.minimum(np.log(quantiles + math.exp(cut)), 0.0)
     x = x - np.logaddexp.reduce(x)
-    return Weights(
-        torch.as_tensor(x, dtype=log_ratios.dtype), k_hat, float(1.0 / np.exp(2.0 * x).sum())
-    )
+    effective = float(1.0 / np.exp(2.0 * x).sum())
+    return Weights(torch.as_tensor(x, dtype=log_ratios.dtype), k_hat, effective)
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:

@@ -47,9 +47,9 @@ def _signed(value: int) -> int:
 
 def client_keys(names: Iterable[str]) -> Tensor:
     """Hash the clients' names to keys (N, 2) int32; two of a million agree with 3e-8."""
-    digests = b"".join(
-        hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names
-    )
+    digests = bytearray()
+    for name in names:
+        digests += hashlib.blake2b(str(name).encode(), digest_size=8).digest()
     return torch.from_numpy(np.frombuffer(digests, dtype="<i4").astype(np.int32).reshape(-1, 2))
 
 
@@ -69,10 +69,12 @@ def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return fold(key, *words)
     pair: Any = key.cpu().numpy()
-    mixed = (
-        item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item))
-        for item in words
-    )
+    mixed: list[Any] = []
+    for item in words:
+        if isinstance(item, Tensor):
+            mixed.append(item.to(torch.int32).cpu().numpy())
+        else:
+            mixed.append(np.int32(_signed(item)))
     # NumPy warns when a scalar wraps around, though not when an array does.
     with np.errstate(over="ignore"):
         both = _mixed(pair[..., 0], pair[..., 1], mixed)
@@ -88,11 +90,8 @@ def _mixed(first: Word, second: Word, words: Iterable[Any]) -> tuple[Word, Word]
 
 def root_key(seed: int) -> Tensor:
     """Return the key that all clients share, (2,) int32: draws outside the clients plate use it."""
-    return fold(
-        torch.tensor([_signed(0x9E3779B9), _signed(0x85EBCA6B)], dtype=torch.int32),
-        seed,
-        seed >> 32,
-    )
+    start = torch.tensor([_signed(0x9E3779B9), _signed(0x85EBCA6B)], dtype=torch.int32)
+    return fold(start, seed, seed >> 32)
 
 
 def seed_torch(seed: int) -> None:
@@ -157,9 +156,7 @@ def cohort(seed: int, round_: int, population: int, size: int) -> Tensor:
     """Draw a round's clients without replacement, in O(size): ascending positions (size,)."""
     if size == population:
         return torch.arange(population)
-    generator = np.random.Generator(
-        np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, round_], np.uint64))
-    )
-    return torch.from_numpy(
-        np.sort(generator.choice(population, size, replace=False, shuffle=False))
-    )
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, round_], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    drawn = generator.choice(population, size, replace=False, shuffle=False)
+    return torch.from_numpy(np.sort(drawn))

@@ -28,14 +28,11 @@ def keep_memory() -> bool:
     Linux, or where the environment sets malloc's thresholds itself.
     """
     set_by_user = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
-    if (
-        not sys.platform.startswith("linux")
-        or set_by_user
-        or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    ):
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if not sys.platform.startswith("linux") or set_by_user or tuned:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all([mallopt(name, size) == 1 for name, size in KEPT.items()])
+    return mallopt is not None and list(map(mallopt, KEPT, KEPT.values())) == [1] * len(KEPT)
 
 
 P = ParamSpec("P")

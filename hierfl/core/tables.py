@@ -36,20 +36,15 @@ def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
 
     def decorated(made: Class) -> Class:
         for name, form in (("__repr__", text_of), ("_repr_html_", html_of)):
-            setattr(made, name, _printing(of, form, made, name))
+
+            def printed(found: Any, form: Callable[[Shown], str] = form) -> str:
+                return form(of(found))
+
+            printed.__name__, printed.__qualname__ = name, f"{made.__qualname__}.{name}"
+            setattr(made, name, printed)
         return made
 
     return decorated
-
-
-def _printing(
-    of: Callable[[Any], Shown], form: Callable[[Shown], str], made: type, name: str
-) -> Callable[[Any], str]:
-    def printed(found: Any) -> str:
-        return form(of(found))
-
-    printed.__name__, printed.__qualname__ = name, f"{made.__qualname__}.{name}"
-    return printed
 
 
 def text_of(shown: Shown) -> str:
@@ -102,17 +97,12 @@ def cells(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the printed cells of a frame: three significant digits, nothing for NaN."""
     import pandas as pd  # slow to import
 
-    some = frame
-    if _is_long(frame):
-        some = pd.concat([frame.iloc[:FIRST], frame.iloc[-LAST:]])
-    table = pd.DataFrame(
-        {
-            str(name): [cell(value) for value in some.iloc[:, i]]
-            for i, name in enumerate(some.columns)
-        }
-    )
-    table.index = pd.Index([cell(value) for value in some.index], name=frame.index.name)
-    if _is_long(frame):
+    long = _is_long(frame)
+    some = pd.concat([frame.iloc[:FIRST], frame.iloc[-LAST:]]) if long else frame
+    columns = {str(name): list(map(cell, some.iloc[:, i])) for i, name in enumerate(some.columns)}
+    table = pd.DataFrame(columns)
+    table.index = pd.Index(list(map(cell, some.index)), name=frame.index.name)
+    if long:
         gap = pd.DataFrame([[GAP] * table.shape[1]], columns=table.columns, index=[GAP])
         table = pd.concat([table.iloc[:FIRST], gap, table.iloc[FIRST:]])
         table.index.name = frame.index.name

@@ -15,12 +15,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.data.arrays import Array, as_tensor
-from hierfl.data.consistency import (
-    check_consistent,
-    feature_names,
-    levels_without,
-    mapping_of,
-)
+from hierfl.data.consistency import check_consistent, feature_names, levels_without, mapping_of
 from hierfl.data.frames import Columns, Levels, parts_of_frame
 from hierfl.data.grouping import (
     checked_fraction,

@@ -263,9 +263,7 @@ def mapping_of(what: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]
     return values or {}
 
 
-def feature_names(
-    features: Mapping[str, Sequence[str]] | None,
-) -> dict[str, tuple[str, ...]]:
+def feature_names(features: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
     """Return the names of the columns of fields."""
     named = mapping_of("features", features)
     for name, labels in named.items():

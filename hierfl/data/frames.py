@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,6 @@ from hierfl.data.grouping import sort_by_client
 
 Columns = str | Sequence[str]
 Levels = Mapping[str, Sequence[str]]
-
-
-class FrameFields(NamedTuple):
-    """What the columns of a frame hold: fields, and by "field[column]" the names of codes."""
-
-    fields: dict[str, Array]
-    features: dict[str, tuple[str, ...]]
-    levels: dict[str, tuple[str, ...]]
 
 
 def parts_of_frame(
@@ -40,47 +33,44 @@ def parts_of_frame(
     twice = next((name for name in client_fields if name in fields), None)
     if twice is not None:
         raise ValueError(f"'{twice}' is both a field and a client field: rename one of them")
-    found = read_frame(frame, {**fields, **client_fields}, levels)
-    rows = sort_by_client(frame[client], None, found.fields)
-    own = {
-        name: constant_by_client(name, rows.fields[name], rows.offsets, rows.names)
-        for name in client_fields
-    }
-    return {
-        "fields": {name: rows.fields[name] for name in fields},
-        "offsets": rows.offsets,
-        "names": rows.names,
-        "client_fields": own,
-        "features": {name: v for name, v in found.features.items() if name in fields},
-        "levels": found.levels,
-    }
-
-
-def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> FrameFields:
-    """Read fields from columns of a pandas frame; `levels` of codes may be known already."""
-    found = FrameFields({}, {}, {})
-    for name, wanted in fields.items():
+    values: dict[str, Array] = {}
+    features: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, wanted in {**fields, **client_fields}.items():
         if is_column(frame, wanted):
-            found.fields[name] = _column(frame, wanted, name, levels, found.levels)
-            continue
-        if not isinstance(wanted, list | tuple):
-            raise _no_column(frame, wanted)
-        if not wanted:
-            raise ValueError(f"field '{name}' is given an empty list of columns: name at least one")
-        columns = []
-        for column in wanted:
-            key = f"{name}[{column}]"
-            values = as_tensor(_column(frame, column, key, levels, found.levels), key)
-            if len(found.levels.get(key, ())) > 2:
-                raise ValueError(
-                    f"column '{column}' of field '{name}' has {len(found.levels[key])} levels, "
-                    "whose codes are no amounts: read it as a field of its own, or as 0/1 columns "
-                    "(pandas.get_dummies)"
-                )
-            columns.append(values)
-        found.fields[name] = torch.stack(_of_one_dtype(columns), dim=1)
-        found.features[name] = tuple(map(str, wanted))
-    return found
+            values[name] = _column(frame, wanted, name, levels, found)
+        else:
+            values[name] = _columns(frame, wanted, name, levels, found)
+            features[name] = tuple(map(str, wanted))
+    rows = sort_by_client(frame[client], None, values)
+    own = {}
+    for name in client_fields:
+        features.pop(name, None)
+        sorted_rows = rows.fields.pop(name)
+        own[name] = constant_by_client(name, sorted_rows, rows.offsets, rows.names)
+    return {**rows._asdict(), "client_fields": own, "features": features, "levels": found}
+
+
+def _columns(
+    frame: Any, wanted: Any, name: str, levels: Levels, found: dict[str, tuple[str, ...]]
+) -> Tensor:
+    """Return several columns as numbers, (n, columns), and put their levels into `found`."""
+    if not isinstance(wanted, list | tuple):
+        raise _no_column(frame, wanted)
+    if not wanted:
+        raise ValueError(f"field '{name}' is given an empty list of columns: name at least one")
+    columns: list[Tensor] = []
+    for column in wanted:
+        key = f"{name}[{column}]"
+        columns.append(as_tensor(_column(frame, column, key, levels, found), key))
+        if len(found.get(key, ())) > 2:
+            raise ValueError(
+                f"column '{column}' of field '{name}' has {len(found[key])} levels, "
+                "whose codes are no amounts: read it as a field of its own, or as 0/1 columns "
+                "(pandas.get_dummies)"
+            )
+    dtype = reduce(torch.promote_types, (column.dtype for column in columns))
+    return torch.stack([column.to(dtype) for column in columns], dim=1)
 
 
 def is_column(frame: Any, name: Any) -> bool:
@@ -105,13 +95,6 @@ def _plain(name: object) -> bool:
 
 def _no_column(frame: Any, name: object) -> KeyError:
     return KeyError(f"the frame has no column '{name}': its columns are {list(frame.columns)}")
-
-
-def _of_one_dtype(columns: list[Tensor]) -> list[Tensor]:
-    dtype = columns[0].dtype
-    for column in columns[1:]:
-        dtype = torch.promote_types(dtype, column.dtype)
-    return [column.to(dtype) for column in columns]
 
 
 def _column(

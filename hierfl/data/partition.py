@@ -30,15 +30,8 @@ from hierfl.data.partition_checks import (
     numpy_seed,
 )
 
-__all__ = [
-    "class_mixes",
-    "dirichlet",
-    "label_skew",
-    "label_table",
-    "pathological",
-    "quantity_skew",
-    "to_clients",
-]
+__all__ = ["class_mixes", "dirichlet", "label_skew", "label_table", "pathological"]
+__all__ += ["quantity_skew", "to_clients"]
 
 
 @spelled

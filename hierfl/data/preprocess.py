@@ -81,16 +81,11 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
             "correct it, or make it NaN if it is missing"
         )
     # Clients in blocks, so that the float64 copies stay small beside the rows.
-    starts = data.offsets[:-1]
-    block = starts * values[0].numel() // BLOCK
+    block = data.offsets[:-1] * values[0].numel() // BLOCK
     clients = block.unique_consecutive(return_counts=True)[1].tolist()
     rows = [int(counts.sum()) for counts in data.counts.split(clients)]
-    found = [
-        _moments(part, owner - owner[0], number)
-        for part, owner, number in zip(
-            values.split(rows), data.row_client.split(rows), clients, strict=True
-        )
-    ]
+    blocks = zip(values.split(rows), data.row_client.split(rows), clients, strict=True)
+    found = [_moments(part, owner - owner[0], number) for part, owner, number in blocks]
     return Moments(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
@@ -126,12 +121,8 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
     """
     total = merged(client_moments(train, field))
     sd = (total.square / total.count.clamp(min=1.0)).sqrt()
-    values = _field(train, field)
-    precision = (
-        torch.finfo(values.dtype).eps
-        if values.is_floating_point()
-        else torch.finfo(torch.float64).eps
-    )
+    kind = _field(train, field).dtype
+    precision = torch.finfo(kind if kind.is_floating_point else torch.float64).eps
     constant = sd <= 8.0 * precision * total.mean.abs()
     dtype = torch.get_default_dtype()
     return Scaling(field, total.mean.to(dtype), torch.where(constant, 1.0, sd).to(dtype))

@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, gather, keys_of
+from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
 from hierfl.program.handlers import Answer
@@ -166,44 +166,34 @@ def check_apart(program: Program, data: ClientData) -> None:
     ids = torch.tensor([0, data.num_clients - 1])
     pair = gather(data, ids, index, None, keys_of(data, ids, 0, 0))
     pair = replace(pair, counts=torch.full_like(pair.counts, rows))
+    first = replace(mapped(pair, lambda v: v[:1]), own_keys=pair.own_keys[:1])
 
     def evaluate(away: float, batch: ClientBatch) -> Values:
         params, values = _of_clients(program, away, batch.num_clients)
         with Answer(params, batch):
             trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
-        return {
-            name: per_client(scored(site, site["fn"].log_prob(site["value"])))[:1]
-            for name, site in samples(trace)
-            if in_clients(site)
-        }
+        found: Values = {}
+        for name, site in samples(trace):
+            if in_clients(site):
+                density = scored(site, site["fn"].log_prob(site["value"]))
+                found[name] = per_client(density)[:1]
+        return found
 
-    found = first_difference(evaluate, _first(pair), pair)
-    if found:
+    if found := first_difference(evaluate, first, pair):
         raise ProgramError(
             f"site '{found}' depends on which clients are in the batch, and here all of them are: "
             "reduce over the rows of each client, by batch.mean and batch.sum, not over clients"
         )
 
 
-def _first(pair: ClientBatch) -> ClientBatch:
-    """Return the batch of the first client alone."""
-    return replace(
-        pair,
-        fields={name: v[:1] for name, v in pair.fields.items()},
-        client_fields={name: v[:1] for name, v in pair.client_fields.items()},
-        counts=pair.counts[:1],
-        own_keys=pair.own_keys[:1],
-    )
-
-
 def _of_clients(program: Program, away: float, count: int) -> tuple[Params, Values]:
-    """Return params and latent sites of some clients; the first client's do not vary with `count`."""
+    """Return params and latent sites of clients; the first client's do not vary with `count`."""
     each = [point(program, away, seed=seed) for seed in range(count)]
     params, values = each[0]
     local = [spec.name for spec in program.params if spec.is_local]
     own = {name: torch.stack([p[name] for p, _ in each]) for name in local}
-    sites = {s.name: len(s.batch_shape) - 2 for s in program.latents.local_block.sites}
-    return (
-        {**params, **stacked(program, own)},
-        {**values, **{n: torch.cat([v[n] for _, v in each], axis) for n, axis in sites.items()}},
-    )
+    sites = dict(values)
+    for site in program.latents.local_block.sites:
+        axis = len(site.batch_shape) - 2
+        sites[site.name] = torch.cat([v[site.name] for _, v in each], axis)
+    return {**params, **stacked(program, own)}, sites

@@ -174,9 +174,7 @@ class Generator(NamedTuple):
 
 GENERATORS: Mapping[str, Generator] = {
     "NumPy's global generator (np.random)": Generator(
-        np.random.seed,
-        np.random.get_state,
-        np.random.set_state,
+        np.random.seed, np.random.get_state, np.random.set_state
     ),
     PYTHON: Generator(random.seed, random.getstate, random.setstate),
     TORCH: Generator(noise.seed_torch, torch.random.get_rng_state, torch.random.set_rng_state),

@@ -205,11 +205,8 @@ def _state_of(thing: Any, ours: bool) -> dict[str, Any]:
 
 def _globals_of(code: CodeType) -> set[str]:
     """Return the names of the globals that code reads, with those of functions inside it."""
-    found = {
-        str(step.argval)
-        for step in dis.get_instructions(code)
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
+    reading = ("LOAD_GLOBAL", "LOAD_NAME")
+    found = {str(s.argval) for s in dis.get_instructions(code) if s.opname in reading}
     return found.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
@@ -220,14 +217,8 @@ def _text_of(code: CodeType) -> str:
         constants[0] = None
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     names = (code.co_names, code.co_varnames[: sum(counts)], code.co_freevars, code.co_cellvars)
-    text = (
-        code.co_code.hex(),
-        code.co_exceptiontable.hex(),
-        code.co_flags & ~HAS_DOCSTRING,
-        counts,
-        names,
-    )
-    return f"{text!r} {[_text_of_constant(value) for value in constants]!r}"
+    steps = (code.co_code.hex(), code.co_exceptiontable.hex(), code.co_flags & ~HAS_DOCSTRING)
+    return f"{(*steps, counts, names)!r} {[_text_of_constant(value) for value in constants]!r}"
 
 
 def _text_of_constant(value: Any) -> str:

@@ -88,22 +88,21 @@ def _is_packed(site: Site, values: Tensor) -> bool:
 def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
     """Return the local sites whose log density depends on a field of rows."""
     few = torch.arange(batch.num_rows - 1, 0, -1)
-    other = replace(
-        batch,
-        fields={name: v.index_select(1, few) for name, v in batch.fields.items()},
-        rows=batch.mask().index_select(1, few),
-    )
     # gradients find what other rows do not change, such as the mean of equal ones; other rows find
     # integers
-    marked = replace(batch, fields={name: _marked(v) for name, v in batch.fields.items()})
+    marked, less = {}, {}
+    for name, v in batch.fields.items():
+        marked[name] = v.detach().clone().requires_grad_() if v.is_floating_point() else v
+        less[name] = v.index_select(1, few)
+    other = replace(batch, fields=less, rows=batch.mask().index_select(1, few))
     with untouched_store(), torch.enable_grad():
-        densities = [_densities(model, b) for b in (marked, other)]
-    of_marked, of_other = densities
-    return {
-        name
-        for name, value in of_marked.items()
-        if value.requires_grad or not torch.equal(value, of_other.get(name, value))
-    }
+        of_marked = _densities(model, replace(batch, fields=marked))
+        of_other = _densities(model, other)
+    found = set()
+    for name, value in of_marked.items():
+        if value.requires_grad or not torch.equal(value, of_other.get(name, value)):
+            found.add(name)
+    return found
 
 
 def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
@@ -113,15 +112,8 @@ def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
             trace = poutine.trace(model).get_trace(batch)
     except Exception:  # whatever a user's model raises, such as where it leaves autograd
         return {}
-    return {
-        name: site["fn"].log_prob(site["value"])
-        for name, site in samples(trace)
-        if in_clients(site) and not in_data(site)
-    }
-
-
-def _marked(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_() if value.is_floating_point() else value
+    sites = {n: s for n, s in samples(trace) if in_clients(s) and not in_data(s)}
+    return {name: site["fn"].log_prob(site["value"]) for name, site in sites.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -132,13 +132,9 @@ def check_count(name: str, value: object) -> None:
         return
     if not isinstance(value, wanted) or isinstance(value, bool):
         kind = "a count, a share or None" if name == "cohort" else "an integer"
-        raise TypeError(f"{name} is {value!r}: it must be {kind}{_whole(name, value)}")
-
-
-def _whole(name: str, value: object) -> str:
-    """Return the integer that a float or a string stands for, as it is to be written."""
-    text = str(value).removesuffix(".0")
-    return f", {name}={text}" if text.isdecimal() and not isinstance(value, bool) else ""
+        text = str(value).removesuffix(".0")  # the integer that a float or a string stands for
+        fix = f", {name}={text}" if text.isdecimal() and not isinstance(value, bool) else ""
+        raise TypeError(f"{name} is {value!r}: it must be {kind}{fix}")
 
 
 def _no_method(method: Any) -> str | None:

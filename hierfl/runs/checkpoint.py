@@ -54,7 +54,7 @@ def save(
     table = progress.table
     if isinstance(table, Stored) and table.path != root / TABLE_FILE:
         table = table.copied(root / TABLE_FILE)
-    ours = partial(_is_of, about=about)
+    ours = partial(is_of_run, about=about)
     with writing(root, 0):
         draft = draft_of(root, progress.round)
         try:
@@ -87,24 +87,17 @@ def _write_draft(
             write_private(draft / name, content)
             hashes[name] = _hash(draft / name)
         else:
-            hashes[name] = _write_tensors(
-                draft / name, {k: v.contiguous() for k, v in content.items()}
-            )
-    record = {
-        "format": FORMAT,
-        "version": VERSION,
-        "round": progress.round,
-        "compiled": progress.compiled,
-        "hashes": hashes,
-        "about": sealed(about),
-        "history": progress.history,
-    }
+            tensors = {k: v.contiguous() for k, v in content.items()}
+            hashes[name] = _write_tensors(draft / name, tensors)
+    parts = {name: getattr(progress, name) for name in ("round", "compiled", "history")}
+    record = {"format": FORMAT, "version": VERSION, **parts}
+    record |= {"hashes": hashes, "about": sealed(about)}
     content = json.dumps({**record, "sha256": digest(record)}).encode()
     write_private(draft / RECORD, content)
     sync(draft)
 
 
-def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
+def is_of_run(path: Path, about: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint is of a run, as far as its record can be read."""
     try:
         return is_of(read_record(path)["about"], about)
@@ -120,7 +113,7 @@ def load(
     `template` is a run before its first round, for the structure of its states; `about`, or a part
     of it, must identify the run (None: any run).
     """
-    reasons = []
+    reasons, unknown = [], []
     for path in reversed(checkpoints(folder)):
         try:
             record = read_record(path)
@@ -129,30 +122,23 @@ def load(
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
             continue
-        unknown = check_same(
-            path, record["about"], about or {}
-        )  # before the files of another method are read
+        # before the files of another method are read
+        unknown = check_same(path, record["about"], about or {})
+        hashes = record["hashes"]
         try:
-            state = Progress(
-                _read(path / "global.safetensors", record["hashes"]["global"], template.server),
-                _read_table(path, record["hashes"]["local"], template.table),
-                tuple(record["history"]),
-                record["round"],
-                record["compiled"],
-            )
+            server = _read(path / "global.safetensors", hashes["global"], template.server)
+            table = _read_table(path, hashes["local"], template.table)
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
             continue
         if unknown:
-            warnings.warn(
-                f"whether '{path}' is of this run is not certain: {'; '.join(unknown[:3])}",
-                stacklevel=2,
-            )
+            doubt = "; ".join(unknown[:3])
+            warnings.warn(f"whether '{path}' is of this run is not certain: {doubt}", stacklevel=2)
         if reasons:
-            warnings.warn(
-                f"passed over damaged checkpoints of '{folder}': {'; '.join(reasons)}", stacklevel=2
-            )
-        return state
+            damaged = "; ".join(reasons)
+            warnings.warn(f"passed over damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
+        history = tuple(record["history"])
+        return Progress(server, table, history, record["round"], record["compiled"])
     found = "; ".join(reasons) or "there is none"
     raise CheckpointError(
         f"no undamaged checkpoint in '{folder}' ({found}): name another folder, or remove this one "
@@ -205,18 +191,17 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
 
 def _read_table(path: Path, expected: str, template: Table) -> Table:
     """Read the client states of a checkpoint."""
+    local, rows = path / "local.safetensors", path.parent / TABLE_FILE
     if not isinstance(template, Stored):
-        return _read(path / "local.safetensors", expected, template)
-    index = _read(
-        path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
-    )
+        return _read(local, expected, template)
+    index = _read(local, expected, {"places": template.places, "sums": template.sums})
     places = index["places"]
     if len(places) and int(places.min()) < NONE:
         raise CheckpointError("local.safetensors points before the beginning of the table")
-    if not (path.parent / TABLE_FILE).exists():
+    if not rows.exists():
         raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     try:
-        found = template.at(path.parent / TABLE_FILE, index)
+        found = template.at(rows, index)
     except OSError as error:
         raise CheckpointError(f"{TABLE_FILE} cannot be opened ({error.strerror})") from error
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
@@ -230,9 +215,8 @@ def _indices(root: Path) -> list[Tree]:
     found = []
     for path in checkpoints(root):
         with suppress(CheckpointError):  # a damaged one points to nothing
-            leaves = {
-                name.strip("[]'"): v for name, v in read_tensors(path / "local.safetensors").items()
-            }
+            tensors = read_tensors(path / "local.safetensors")
+            leaves = {name.strip("[]'"): v for name, v in tensors.items()}
             if "places" in leaves:
                 found.append(leaves)
     return found
@@ -244,9 +228,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path.name} is missing")
     try:
         return load_file(path)
-    except (
-        Exception
-    ) as error:  # safetensors raises its own, and those of torch at what it does not know
+    except Exception as error:  # safetensors' own, and torch's at what it does not know
         raise CheckpointError(f"{path.name} cannot be read ({error})") from error
 
 

@@ -147,27 +147,19 @@ def _of_params(given: _Given) -> Choice:
     model, params, made = given.model, given.read.params, given.made_by
     what = f"param '{min(p.name for p in params)}' is learned, without a prior"
     if isinstance(model, PersonalHeads):
-        return given.chosen(
-            methods.fedvi(model), "the model is PersonalHeads, whose params are learned"
-        )
-    if made == "learned_prior_network":
-        return given.chosen(
-            methods.fedmap(model), "the model is learned_prior_network, whose prior is learned"
-        )
-    if made == "bregman_network":
-        return given.chosen(
-            methods.pfedbred(model), "the model is bregman_network, whose prior is learned"
-        )
+        why = "the model is PersonalHeads, whose params are learned"
+        return given.chosen(methods.fedvi(model), why)
+    if made in ("learned_prior_network", "bregman_network"):
+        method = methods.fedmap if made == "learned_prior_network" else methods.pfedbred
+        return given.chosen(method(model), f"the model is {made}, whose prior is learned")
     if not given.read.latents.sites:
         if any(spec.is_local for spec in params):
-            return given.chosen(
-                methods.fedbn(model), f"{what}, some at each client, and no site is latent"
-            )
+            why = f"{what}, some at each client, and no site is latent"
+            return given.chosen(methods.fedbn(model), why)
         return given.chosen(methods.fedavg(model), f"{what}, and no site is latent")
     if given.is_large or made in NETWORKS:
-        return given.chosen(
-            methods.fedsvi(model, mean_field), f"{what}, and the model is a network"
-        )
+        why = f"{what}, and the model is a network"
+        return given.chosen(methods.fedsvi(model, mean_field), why)
     return given.structured(what)
 
 
@@ -183,25 +175,22 @@ def _two_stage(given: _Given) -> Choice:
     except FAILS as error:
         given.said.clear()
         return given.structured(f"two_stage does not take the model ({_first(error)})")
+    read = f"a client's likelihood reads {size} parameter" + "s" * (size != 1)
     if size > MOST_READ:
-        return given.structured(
-            f"a client's likelihood reads {size} parameters, too many for two_stage"
-        )
-    read = f"{size} parameter" + "s" * (size != 1)
-    why = f"every unknown has a prior, and a client's likelihood reads {read} only"
+        return given.structured(f"{read}, too many for two_stage")
+    why = f"every unknown has a prior, and {read} only"
     why += ", and is Gaussian: one exact round" if exact else ""
     return given.chosen(method, why, program)
 
 
 def _of_sums(given: _Given, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
+    only = "only sums may cross, and"
     if not everyone:
-        return given.structured("only sums may cross, and fedlaplace needs all clients each round")
+        return given.structured(f"{only} fedlaplace needs all clients each round")
     if given.shared * given.own > SLOW:
-        return given.structured(
-            f"only sums may cross, and {given.shared} x {given.own} unknowns are too many for "
-            "fedlaplace"
-        )
+        sizes = f"{given.shared} x {given.own}"
+        return given.structured(f"{only} {sizes} unknowns are too many for fedlaplace")
     method = methods.fedlaplace(given.model)
     try:
         program = given.read.under(method.guide)
@@ -210,9 +199,7 @@ def _of_sums(given: _Given, *, everyone: bool) -> Choice:
             federate(method, given.read.data, program=program)
     except FAILS as error:
         given.said.clear()
-        return given.structured(
-            f"only sums may cross, and fedlaplace does not take the model ({_first(error)})"
-        )
+        return given.structured(f"{only} fedlaplace does not take the model ({_first(error)})")
     return given.chosen(method, "every unknown has a prior, and only sums may cross", program)
 
 

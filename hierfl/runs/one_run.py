@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
 from hierfl.runs.choice import Choice
-from hierfl.runs.records import about, is_of
+from hierfl.runs.records import about
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear, discard, held
 
@@ -171,23 +172,16 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
     if not show:
         yield lambda where: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[last]}"),
-    )
-    with Bar(*columns) as bar:
+    begin, end = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
+    with Bar(begin, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), end) as bar:
         task = bar.add_task(name, total=total, completed=done, last="")
 
         def tick(where: Progress) -> None:
-            last = ", ".join(
-                f"{k} {v:.3g}" for k, v in where.history[-1].items() if k in ("elbo", "loss", SCORE)
-            )
-            skipped = left_out_of(where.history)
-            last += f"{', ' if last else ''}{skipped} skipped" if skipped else ""
-            bar.update(task, completed=where.round, last=last)
+            shown = where.history[-1].items()
+            last = [f"{k} {v:.3g}" for k, v in shown if k in ("elbo", "loss", SCORE)]
+            if skipped := left_out_of(where.history):
+                last.append(f"{skipped} skipped")
+            bar.update(task, completed=where.round, last=", ".join(last))
 
         yield tick
 
@@ -210,7 +204,7 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
         return _until_good(choice, data, call, ATTEMPTS)
     fitted = run(method, data, call, choice)
     if method.most_rounds is None:
-        _note(fitted, _judged(fitted, call))
+        _note(fitted, convergence(fitted, draws=_draws(fitted), seed=call.seed))
     return fitted
 
 
@@ -220,26 +214,19 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
     left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
     for rounds in left:
         fitted = run(choice.method, data, replace(call, rounds=rounds), choice)
-        found = _judged(fitted, call)
+        draws = _draws(fitted)
+        found = convergence(fitted, draws=draws, seed=call.seed)
         stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
-        if stopped or found.converged or rounds == left[-1] or _is_level(fitted, call):
+        if stopped or found.converged or rounds == left[-1]:
             break
+        if course_of(fitted, draws=draws, seed=call.seed).state == "level":
+            break  # more rounds will not help
         if call.shown:
             print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
         if call.checkpoint is not None:
             _clear(call.checkpoint, fitted)
     _note(fitted, found)
     return fitted
-
-
-def _judged(fitted: Fit, call: Call) -> Convergence:
-    """Judge a fit."""
-    return convergence(fitted, draws=_draws(fitted), seed=call.seed)
-
-
-def _is_level(fitted: Fit, call: Call) -> bool:
-    """Return whether more rounds will not help."""
-    return course_of(fitted, draws=_draws(fitted), seed=call.seed).state == "level"
 
 
 def _draws(fitted: Fit) -> int:
@@ -270,12 +257,5 @@ def _recorded(folder: Path | None) -> int:
 def _clear(folder: Path, fitted: Fit) -> None:
     """Remove the checkpoints of an attempt that was too short, so that the next one can begin."""
     who = about(fitted.method, fitted.federation, fitted.rounds)
-
-    def is_ours(path: Path) -> bool:
-        try:
-            return is_of(state.read_record(path)["about"], who)
-        except state.CheckpointError:
-            return False
-
     with held(folder):
-        discard(folder, is_ours)
+        discard(folder, partial(state.is_of_run, about=who))

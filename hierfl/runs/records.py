@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from hierfl.data.absent import is_absent
 from hierfl.data.clients import ClientData
@@ -67,10 +66,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_history(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(row, dict) and all(map(_is_entry, row.values())) for row in value
@@ -84,33 +79,27 @@ def _is_entry(value: Any) -> bool:
     return isinstance(value, int | float | str | None)
 
 
-def _are_hashes(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("global", "local")
-    )
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
+_is_text = _is(str)
 RECORD: dict[str, Callable[[Any], bool]] = {
     "round": _is_count,
-    "compiled": lambda value: isinstance(value, bool),
-    "hashes": _are_hashes,
-    "about": lambda value: isinstance(value, dict),
+    "compiled": _is(bool),
+    "hashes": lambda value: (
+        isinstance(value, dict) and all(_is_text(value.get(key)) for key in ("global", "local"))
+    ),
+    "about": _is(dict),
     "history": _is_history,
 }
-ABOUT: dict[str, Callable[[Any], bool]] = {
-    "method": lambda value: isinstance(value, dict),
-    "rounds": _is_count,
-    "seed": _is_whole,
-    "cohort": _is_count,
-    "clients": lambda value: isinstance(value, str),
-    "rows": lambda value: isinstance(value, str),
-    "fields": lambda value: isinstance(value, dict),
-}
+ABOUT = {"method": _is(dict), "rounds": _is_count, "seed": _is(int), "cohort": _is_count}
+ABOUT |= {"clients": _is_text, "rows": _is_text, "fields": _is(dict)}
 SCHEMA: dict[str, Callable[[Any], bool]] = {
     "names": _are_words,
     "features": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
-    "levels": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
 }
+SCHEMA["levels"] = SCHEMA["features"]
 
 
 def _check(
@@ -138,42 +127,24 @@ JSON = Any
 
 def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
     """Return what identifies a run, as JSON; `sealed` salts its private hashes for the disk."""
-    return {
-        "method": describe(method),
-        "rounds": rounds,
-        "seed": federation.seed,
-        "engine": federation.settings.engine,
-        "device": federation.device.type,
-        "cohort": federation.cohort,
-        **about_data(federation.data),
-    }
+    settings = {"engine": federation.settings.engine, "device": federation.device.type}
+    run = {"method": describe(method), "rounds": rounds, "seed": federation.seed, **settings}
+    return {**run, "cohort": federation.cohort, **about_data(federation.data)}
 
 
 def about_data(data: ClientData) -> dict[str, Any]:
     """Return what identifies the data of a run; rows that are not there are left out."""
-    found = {
-        "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
-        "fields": {
-            name: [str(v.dtype), *v.shape[1:]]
-            for name, v in {**data.fields, **data.client_fields}.items()
-        },
-    }
+    names = hashlib.sha256("\n".join(data.names).encode()).hexdigest()
+    known = {**data.fields, **data.client_fields}
+    forms = {name: [str(v.dtype), *v.shape[1:]] for name, v in known.items()}
+    found = {"clients": names, "fields": forms}
     if is_absent(data):
         return found
-    rows = [data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]
-    return {**found, "rows": _digest(rows)}
-
-
-def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:
-    return [fields[name] for name in sorted(fields)]
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    """Return a hash of the contents of tensors, which tells two splits of the same rows apart."""
-    found = hashlib.sha256()
-    for values in tensors:
-        found.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    hashed = hashlib.sha256()  # of the contents, which tell two splits of the same rows apart
+    own = [of[name] for of in (data.fields, data.client_fields) for name in sorted(of)]
+    for values in (data.counts, *own):
+        hashed.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return {**found, "rows": hashed.hexdigest()}
 
 
 def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:

@@ -38,8 +38,9 @@ def write(
         raise RowsNotSaved(
             f"a fit without its clients' rows is not saved again: copy its folder, or {HAND_IN}"
         )
-    schema = json.dumps(_described(federation)).encode()
-    beside: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: schema}
+    schema = {"names": list(data.names), "counts": data.counts.tolist(), **form_of(data)}
+    schema |= {"start": start_of(federation), "dtype": str(torch.get_default_dtype())}
+    beside: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
     if with_data:
         tensors = {f"field.{k}": v for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
@@ -67,18 +68,6 @@ def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -
                 f"'{folder}' holds this run after {record['round']} rounds, and this fit has done "
                 f"{round}: name another folder"
             )
-
-
-def _described(federation: Federation) -> dict[str, Any]:
-    """Return what the data look like, all but their values, as JSON."""
-    data = federation.data
-    return {
-        "names": list(data.names),
-        "counts": data.counts.tolist(),
-        **form_of(data),
-        "start": start_of(federation),
-        "dtype": str(torch.get_default_dtype()),
-    }
 
 
 def start_of(federation: Federation) -> str:
@@ -125,7 +114,7 @@ def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
 
 def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
     """Read what a saved fit holds of its data, from the checkpoint that is loaded."""
-    hashes = record["hashes"]
+    hashes, rows = record["hashes"], None
     for name in (SCHEMA, ROWS):
         if name in hashes and not state.is_whole(checkpoint / name, hashes[name]):
             raise state.CheckpointError(
@@ -133,44 +122,32 @@ def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
             )
     if SCHEMA not in hashes:
         return SavedData(None, None)
-    schema = _schema(checkpoint)
-    rows = _rows(checkpoint / ROWS, schema) if ROWS in hashes else None
+    try:
+        schema = checked_schema(read_json(checkpoint / SCHEMA))
+    except state.CheckpointError as error:
+        raise state.CheckpointError(
+            f"'{checkpoint / SCHEMA}' cannot be read ({error}): {HAND_IN}"
+        ) from error
+    if ROWS in hashes:
+        path = checkpoint / ROWS
+        try:
+            rows = _client_data(schema, state.read_tensors(path))
+        except Exception as error:  # `ClientData` or torch raises at what does not fit
+            raise state.CheckpointError(
+                f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): {HAND_IN}"
+            ) from error
     return SavedData(rows, schema)
 
 
-def _schema(place: Path) -> dict[str, Any]:
-    try:
-        return checked_schema(read_json(place / SCHEMA))
-    except state.CheckpointError as error:
-        raise state.CheckpointError(
-            f"'{place / SCHEMA}' cannot be read ({error}): {HAND_IN}"
-        ) from error
-
-
-def _rows(path: Path, schema: Mapping[str, Any]) -> ClientData:
-    """Put the rows together again."""
-    try:
-        return _client_data(schema, state.read_tensors(path))
-    except Exception as error:  # `ClientData` or torch raises at what does not fit
-        raise state.CheckpointError(
-            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): {HAND_IN}"
-        ) from error
-
-
 def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientData:
+    """Put the rows together again."""
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")
         if name != "offsets":
             part[kind][key] = value
-    offsets = tensors["offsets"]
+    offsets, names = tensors["offsets"], tuple(schema["names"])
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or int(offsets[0]) != 0:
         raise ValueError("the offsets of the clients' rows are not counts from 0")
-    return ClientData(
-        fields=part["field"],
-        offsets=offsets,
-        names=tuple(schema["names"]),
-        client_fields=part["client_field"],
-        features=labels_of(schema, "features"),
-        levels=labels_of(schema, "levels"),
-    )
+    features, levels = labels_of(schema, "features"), labels_of(schema, "levels")
+    return ClientData(part["field"], offsets, names, part["client_field"], features, levels)
