@@ -5,13 +5,11 @@ from __future__ import annotations
 import pyro
 import pyro.distributions as dist
 import torch
-from torch.distributions import constraints
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.sites import (
     Guide,
     Latents,
-    LatentSite,
     Model,
     ScaleLink,
     family,
@@ -53,16 +51,8 @@ def mean_field(
                 wide = torch.full_like(loc, init_scale)
                 scale = pyro.param(f"{site.name}.scale", wide, constraint=positive)
                 fn = dist.Normal(loc, scale).to_event(site.free_event_dim)
-                if not is_real(site):
+                if not site.is_real:
                     fn = dist.TransformedDistribution(fn, [site.transform])
                 pyro.sample(site.name, fn)
 
     return guide
-
-
-def is_real(site: LatentSite) -> bool:
-    """Return whether a site's values are all real numbers, so that it needs no transform."""
-    support = site.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real

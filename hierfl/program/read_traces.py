@@ -21,6 +21,7 @@ from hierfl.program.handlers import Noise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError
 from hierfl.program.sites import Latents, LatentSite, Model
 from hierfl.program.traces import (
+    NORMAL,
     Site,
     has_mean,
     in_clients,
@@ -30,6 +31,7 @@ from hierfl.program.traces import (
     is_latent,
     is_likelihood,
     samples,
+    unit_of,
     with_one_changed,
 )
 
@@ -145,6 +147,7 @@ def _latent(site: Site, pair: Site) -> LatentSite:
         fn.support,
         has_mean(fn),
         site["value"].detach().clone(),
+        _unit(fn, is_local=in_clients(site)),
     )
     back, _ = latent.constrain(latent.free_start)
     if not torch.allclose(back, latent.start, rtol=1e-2, atol=1e-3):
@@ -154,6 +157,15 @@ def _latent(site: Site, pair: Site) -> LatentSite:
             "support does not reach: use a distribution whose support has finite bounds, or none"
         )
     return latent
+
+
+def _unit(fn: Any, *, is_local: bool) -> Tensor | None:
+    """Return the unit of a site; None where it is 1, and of local sites that are not Normal."""
+    unit = unit_of(fn)
+    base = getattr(fn, "base_dist", fn)
+    if unit is None or bool((unit == 1.0).all()) or (is_local and not isinstance(base, NORMAL)):
+        return None
+    return unit
 
 
 def derived_of(trace: Any) -> dict[str, int | None]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import AffineTransform, ComposeTransform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import _sum_rightmost
@@ -28,12 +28,30 @@ Values = dict[str, Tensor]
 SIZE, IS_LOCAL = attrgetter("size"), attrgetter("is_local")
 
 
+class _InUnits(AffineTransform):  # type: ignore[misc]
+    """Multiplies by a unit, on the device and in the dtype of what it is given."""
+
+    def __init__(self, unit: Tensor, event_dim: int) -> None:
+        super().__init__(0.0, unit, event_dim)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x * self.scale.to(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y / self.scale.to(y)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = _sum_rightmost(self.scale.to(x).log().expand(x.shape), self.event_dim)
+        return total
+
+
 @dataclass(frozen=True, eq=False)
 class LatentSite:
     """A latent sample site of a model, in the shapes of one client.
 
     `plates` are (name, size, dim) of all but the clients' plate; `start` is the center of the
-    prior.
+    prior. Values whose prior is much wider or narrower than 1, such as the slope of an income, are
+    in a `unit` before they are unconstrained, a power of 2 in the shape of `start`.
     """
 
     name: str
@@ -44,12 +62,23 @@ class LatentSite:
     support: Constraint
     has_mean: bool
     start: Tensor
+    unit: Tensor | None = None
 
     @cached_property
     def transform(self) -> Transform:
         """The map from R^k to the support."""
         transform: Transform = biject_to(self.support)
-        return transform
+        if self.unit is None:
+            return transform
+        return ComposeTransform([transform, _InUnits(self.unit, len(self.event_shape))])
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its unconstrained values are its values."""
+        support = self.support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        return support is constraints.real and self.unit is None
 
     @cached_property
     def free_start(self) -> Tensor:

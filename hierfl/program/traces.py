@@ -18,6 +18,19 @@ from torch.distributions import biject_to
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 
+NEAR = 4.0  # log2 of the scale of a prior up to which its unit is 1
+WRAPPERS = (torch.distributions.Independent, dist.ExpandedDistribution, dist.FoldedDistribution)
+NORMAL = (torch.distributions.Normal, torch.distributions.MultivariateNormal)
+SCALED = (
+    *NORMAL,
+    torch.distributions.StudentT,
+    torch.distributions.Laplace,
+    torch.distributions.Cauchy,
+    torch.distributions.HalfNormal,
+    torch.distributions.HalfCauchy,
+    torch.distributions.Exponential,
+)
+
 Site = Any  # a node of a Pyro trace, or the message of a handler: a dict
 NAME = attrgetter("name")
 
@@ -122,7 +135,25 @@ def center(fn: Any, by_mean: bool) -> Tensor:
         return mean.expand(fn.shape())
     transform = biject_to(fn.support)
     value: Tensor = transform(torch.zeros(transform.inverse_shape(fn.shape())))
-    return value
+    unit = unit_of(fn)
+    return value if unit is None else value * unit
+
+
+def unit_of(fn: Any) -> Tensor | None:
+    """Return the scale of a prior as a power of 2, `fn.shape()`; 1 of a scale near 1.
+
+    None of a prior without a scale, such as a Gamma or a Dirichlet.
+    """
+    shape = fn.shape()
+    while isinstance(fn, WRAPPERS):
+        fn = fn.base_dist
+    if not isinstance(fn, SCALED):
+        return None
+    scale = 1.0 / fn.rate if isinstance(fn, torch.distributions.Exponential) else None
+    if scale is None:
+        scale = fn.scale_tril.norm(dim=-1) if hasattr(fn, "scale_tril") else fn.scale
+    log = scale.detach().expand(shape).log2()
+    return torch.where(log.isfinite() & (log.abs() > NEAR), log.round(), 0.0).exp2()
 
 
 class Center(Messenger):

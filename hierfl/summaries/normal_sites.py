@@ -22,7 +22,9 @@ class NotNormal(Exception):
 
 def means_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> Tensor:
     """Return the means of sites, unconstrained: (C, D) of local sites, (1, K) of global ones."""
-    return torch.cat([_flat(site, normal_of(found[site.name]["fn"]).loc) for site in sites], -1)
+    return torch.cat(
+        [_flat(site, normal_of(found[site.name]["fn"]).loc / _unit(site)) for site in sites], -1
+    )
 
 
 def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple[Tensor, Tensor]:
@@ -36,11 +38,13 @@ def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple
     for site, start in zip(sites, before, strict=True):
         fn = normal_of(found[site.name]["fn"])
         if isinstance(fn, torch.distributions.MultivariateNormal):
-            dense = _block_diagonal(_blocks(site, fn.precision_matrix))
-            tril = _blocks(site, fn.scale_tril)
+            unit = _unit(site)
+            across = unit[..., :, None] * unit[..., None, :] if unit.dim() else 1.0
+            dense = _block_diagonal(_blocks(site, fn.precision_matrix * across))
+            tril = _blocks(site, fn.scale_tril / (unit[..., None] if unit.dim() else 1.0))
             log_det = log_det - 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
         else:
-            scale = _flat(site, fn.scale)
+            scale = _flat(site, fn.scale / _unit(site))
             dense = torch.diag_embed(scale**-2.0)
             log_det = log_det - 2.0 * scale.log().sum(-1)
         after = sum(sizes) - start - site.size
@@ -72,6 +76,10 @@ def unwrapped(fn: Any) -> Any:
     while isinstance(fn, WRAPPERS):
         fn = fn.base_dist
     return fn
+
+
+def _unit(site: LatentSite) -> Tensor:
+    return torch.ones(()) if site.unit is None else site.unit
 
 
 def _flat(site: LatentSite, value: Tensor) -> Tensor:

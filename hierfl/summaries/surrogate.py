@@ -242,4 +242,5 @@ def _is_exp(site: LatentSite) -> bool:
     """Return whether the unconstrained values of a site are the logs of its values."""
     free = torch.linspace(-2.0, 2.0, site.size).view(site.free_start.shape)
     value = site.transform(free)
-    return value.shape == free.shape and torch.allclose(value, free.exp())
+    unit = torch.ones(()) if site.unit is None else site.unit
+    return value.shape == free.shape and torch.allclose(value / unit, free.exp())
