@@ -70,6 +70,7 @@ def means_of(each: pd.DataFrame, rows: ClientData) -> dict[tuple[str, str], floa
 
 def balanced(prediction: Prediction) -> pd.Series:
     """Return each client's balanced accuracy: the mean accuracy over the classes of its rows."""
+    prediction = prediction.by_client()
     label = prediction.known()[0].long()
     binary = prediction.kind == "binary"
     chosen = (prediction.mean > 0.5).long() if binary else prediction.mean.argmax(-1)

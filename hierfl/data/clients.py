@@ -16,7 +16,7 @@ from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import check_consistent, feature_names, levels_without, mapping_of
-from hierfl.data.frames import Columns, Levels, parts_of_frame
+from hierfl.data.frames import Columns, FrameRows, Levels, parts_of_frame
 from hierfl.data.grouping import (
     checked_fraction,
     chosen_clients,
@@ -46,6 +46,8 @@ class ClientData:
         features: field -> names of the columns in its last dimension, for tables and coordinates.
         levels: field, or "field[column]" -> names of its codes 0, 1, ..., if it was read from
             strings or categories.
+        frame_rows: where the rows stand in the frame that a `hierfl.formula` read them from; what
+            is given a frame answers in its order.
 
     Raises:
         TypeError: a field is no tensor of real numbers, or a name is not a string.
@@ -61,6 +63,7 @@ class ClientData:
     client_fields: Mapping[str, Tensor] = field(default_factory=dict)
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    frame_rows: FrameRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check that the names, the offsets and the fields fit together."""
@@ -271,6 +274,7 @@ class ClientData:
             offsets=offsets_of(counts),
             names=tuple(map(self.names.__getitem__, ids.tolist())),
             client_fields={name: v[ids] for name, v in self.client_fields.items()},
+            frame_rows=self.frame_rows and self.frame_rows.kept(rows),
         )
 
     def where(self, keep: Tensor) -> ClientData:

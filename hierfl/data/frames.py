@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,6 +20,46 @@ from hierfl.data.grouping import sort_by_client
 
 Columns = str | Sequence[str]
 Levels = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class FrameRows:
+    """Where rows stand in the frame, or the frames, that they were read from.
+
+    `place` (n,) is the position of each row, client after client, `index` has the labels of all
+    rows of the frame, and `known` (n,) says which rows have a label; None: all.
+    """
+
+    place: Tensor
+    index: Any
+    known: Tensor | None = None
+
+    def kept(self, rows: Tensor) -> FrameRows:
+        """Return some of the rows."""
+        return FrameRows(
+            self.place[rows], self.index, None if self.known is None else self.known[rows]
+        )
+
+    @property
+    def order(self) -> Tensor:
+        """Positions of the rows in the order of the frame, (n,)."""
+        return self.place.argsort()
+
+    @property
+    def labels(self) -> list[Any]:
+        """The frame's labels of the rows, in its order; their positions where two are equal."""
+        at = self.place.sort().values.tolist()
+        if not self.index.is_unique or isinstance(self.index, pd.MultiIndex):
+            return at
+        return self.index[at].tolist()
+
+    def arranged(self, values: Tensor, dim: int = 0) -> Tensor:
+        """Return values of the rows in the frame's order, NaN at rows that were left out."""
+        whole = len(self.place) == len(self.index)
+        dtype = values.dtype if whole else torch.promote_types(values.dtype, torch.float32)
+        shape = (*values.shape[:dim], len(self.index), *values.shape[dim + 1 :])
+        found = torch.full(shape, torch.nan) if not whole else torch.empty(shape, dtype=dtype)
+        return found.to(dtype).index_copy(dim, self.place, values.to(dtype))
 
 
 def parts_of_frame(

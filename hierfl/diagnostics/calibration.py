@@ -116,10 +116,13 @@ def calibration_error(
 def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
     """Return probabilities (n,) of 1 or of the predicted class, and whether each came true (n,).
 
+    They are of the rows whose labels count, client after client.
+
     Raises:
         ValueError: the rows have no labels, or the site is numeric (see `interval_coverage`).
     """
     expect_prediction(prediction, "prediction")
+    prediction = prediction.by_client()
     label, _ = prediction.known()
     if prediction.kind == "binary":
         return prediction.mean.double().numpy(), (label > 0.5).double().numpy()
@@ -165,6 +168,7 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
             `replicates` are of other rows.
     """
     expect_prediction(prediction, "prediction")
+    replicates, prediction = prediction.of_counted(replicates), prediction.by_client()
     label, _ = prediction.known()
     if prediction.kind == "categorical":
         raise ValueError(

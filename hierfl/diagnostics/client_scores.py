@@ -46,7 +46,10 @@ def client_scores(
         ValueError: the rows have no labels, or `replicates` are of other rows.
     """
     expect_prediction(prediction, "prediction")
-    table, label = prediction.scores(), prediction.known()[0]
+    if replicates is not None:
+        replicates = prediction.of_counted(replicates)
+    table, prediction = prediction.scores(), prediction.by_client()
+    label = prediction.known()[0]
     if prediction.kind == "numeric":
         assert prediction.sd is not None
         table["sharpness"] = _means(prediction, prediction.sd)

@@ -126,6 +126,7 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
         ValueError: the rows have no labels, or the site is numeric.
     """
     expect_prediction(prediction, "prediction")
+    prediction = prediction.by_client()
     label, log_score = prediction.known()
     if prediction.kind == "numeric":
         raise ValueError(f"site '{prediction.site}' is numeric: deviations are by class")

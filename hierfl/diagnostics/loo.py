@@ -31,6 +31,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
+from hierfl.posterior.arviz_groups import rows_in_order
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.labels import observed
@@ -119,6 +120,12 @@ def loo(
         scored = scored_clients(fit, draws, inner, correct, seed)
     else:
         scored = scored_rows(fit, fit.program.observed_site(site), draws, inner, correct, seed)
+        order, _ = rows_in_order(fit.federation.data)
+        weights = scored.log_weights
+        weights = weights[:, order] if weights.shape[1] > 1 else weights
+        scored = scored._replace(
+            log_likelihood=scored.log_likelihood[:, order], log_weights=weights
+        )
     likelihood = scored.log_likelihood
     if bool((likelihood == likelihood[:1]).all()):
         raise ValueError(
@@ -149,15 +156,14 @@ def _check_arguments(fit: Snapshot, by: By, draws: int, correct: str | None) -> 
 
 
 def _table(fit: Snapshot, by: By, each: LeftOut) -> pd.DataFrame:
-    table = pd.DataFrame(
-        {"elpd": each.elpd, "mc_se": each.mc_se, "k_hat": each.k_hat},
-        index=pd.RangeIndex(len(each.elpd), name="row"),
-    )
+    table = pd.DataFrame({"elpd": each.elpd, "mc_se": each.mc_se, "k_hat": each.k_hat})
     data = fit.federation.data
     if by == "client":
         table.index = pd.Index(fit.clients, name="client")
     else:
-        table.insert(0, "client", np.asarray(data.names)[data.row_client.numpy()])
+        order, labels = rows_in_order(data)
+        table.index = pd.Index(labels, name="row", tupleize_cols=False)
+        table.insert(0, "client", np.asarray(data.names)[data.row_client[order].numpy()])
     return table
 
 

@@ -117,6 +117,7 @@ def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistributi
     """
     expect_prediction(own, "own")
     expect_prediction(foreign, "foreign")
+    own, foreign = own.ordered(), foreign.ordered()
     if own.site != foreign.site:
         raise ValueError(
             f"own rows are predicted at site '{own.site}', foreign rows at '{foreign.site}': "

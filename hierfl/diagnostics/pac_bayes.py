@@ -45,7 +45,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.prediction import kind_of
+from hierfl.posterior.moments import kind_of
 from hierfl.posterior.snapshot import (
     Snapshot,
     expect_fit,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from hierfl.data.clients import ClientData
+from hierfl.data.frames import FrameRows
 from hierfl.formulas.answers import group_names
-from hierfl.formulas.columns import CENSORED, by_client, check_column, complete, numbers, prepared
+from hierfl.formulas.columns import (
+    CENSORED,
+    by_client,
+    check_column,
+    complete,
+    incomplete,
+    numbers,
+    prepared,
+)
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.schema import Schema
@@ -31,6 +42,7 @@ def client_data(
     inside: Inside,
     *,
     labeled: bool,
+    asked: bool = False,
 ) -> ClientData:
     """Return the rows of clients as the formula's program reads them.
 
@@ -41,29 +53,87 @@ def client_data(
         frames: one frame with the column of clients, or {client: frame}.
         inside: the known groups within clients; groups of other clients are added to it.
         labeled: the frames have the response.
+        asked: the rows are to be predicted: with missing="drop" some may lack the response.
 
     Raises:
         KeyError, TypeError, ValueError: a column is missing, or has a value that is not as agreed;
             the message names the client, the column and the value.
     """
+    placed, index = _placed(frames)
+    parts = by_client(placed, declared.clients)
+    known: dict[str, NDArray[np.bool_]] = {}
+    if labeled and asked and declared.missing == "drop":
+        parts, known = _with_labels(declared, parts)
+        labeled = any(of.any() for of in known.values())
     kinds = dict(declared.rows_of)
     if not labeled:
         for name in (declared.parts.response, *_of_response(declared)):
             kinds.pop(name, None)
     rows: dict[str, Fields] = {}
     above: dict[str, Fields] = {}
-    for client, frame in by_client(frames, declared.clients).items():
+    kept: list[int] = []
+    for client, frame in parts.items():
         own = complete(frame, kinds, client, declared.missing)
+        kept += own.index.tolist()
         rows[client], above[client] = _of_client(
             declared, schema, found, own, client, inside, labeled
         )
-    return ClientData.from_clients(
+    are_known = torch.as_tensor(np.concatenate([*known.values()])) if known and labeled else None
+    made = ClientData.from_clients(
         {client: {n: _tensor(v) for n, v in fields.items()} for client, fields in rows.items()},
         client_fields={
             name: _tensor(np.stack([fields[name] for fields in above.values()]))
             for name in next(iter(above.values()))
         },
     )
+    return replace(made, frame_rows=FrameRows(torch.tensor(kept), index, are_known))
+
+
+def _placed(frames: Any) -> tuple[Any, pd.Index[Any]]:
+    """Return frames whose rows are numbered, one frame after another, and their own labels."""
+    if isinstance(frames, pd.DataFrame):
+        return frames.set_axis(range(len(frames))), frames.index
+    if not isinstance(frames, Mapping) or not all(hasattr(f, "set_axis") for f in frames.values()):
+        return frames, pd.RangeIndex(0)  # which is refused
+    ends = np.cumsum([0, *map(len, frames.values())]).tolist()
+    named = zip(frames.items(), ends, strict=False)
+    placed = {name: f.set_axis(range(end, end + len(f))) for (name, f), end in named}
+    labels = [label for f in frames.values() for label in f.index.tolist()]
+    return placed, pd.Index(labels, tupleize_cols=False)
+
+
+def _with_labels(
+    declared: Declaration, parts: Mapping[str, pd.DataFrame]
+) -> tuple[dict[str, pd.DataFrame], dict[str, NDArray[np.bool_]]]:
+    """Return the rows that can be predicted, and which of them have a label, by client.
+
+    A row without a label gets that of another row, since the program reads one; it is not scored.
+    """
+    of_label = [declared.parts.response, *_of_response(declared)]
+    read = [name for name in declared.rows_of if name not in of_label]
+    of_label = [name for name in of_label if name in declared.rows_of]
+    whole, known, filler = {}, {}, None
+    for client, frame in parts.items():
+        own = frame[~incomplete(frame, read, client, "drop")]
+        if not len(own):
+            continue
+        whole[client], known[client] = own, ~incomplete(own, of_label, client, "drop")
+        if filler is None and known[client].any():
+            filler = own.iloc[int(known[client].argmax())]
+    left = len(parts) and sum(map(len, parts.values())) - sum(map(len, whole.values()))
+    if not whole:
+        raise ValueError("every row misses a value of a predictor: there is nothing to predict")
+    if left:
+        warnings.warn(
+            f"{left} rows miss a value of a predictor, and are not predicted: their answers are "
+            "NaN",
+            stacklevel=2,
+        )
+    if filler is not None:
+        for client, own in whole.items():
+            filled = {name: own[name].where(known[client], filler[name]) for name in of_label}
+            whole[client] = own.assign(**filled)
+    return whole, known
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
@@ -217,11 +287,11 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
     if "upper" in fields:  # it is read of intervals alone, and may be missing elsewhere
         interval = fields.get("cens", np.zeros(len(frame))) == CENSORED["interval"]
         fields["upper"] = np.where(interval, fields["upper"], fields["y"])
-    if "weights" in fields and not (fields["weights"] >= 0.0).all():
-        row = int((fields["weights"] < 0.0).argmax())
+    if "weights" in fields and not (fields["weights"] > 0.0).all():
+        row = int((fields["weights"] <= 0.0).argmax())
         raise ValueError(
-            f"the weight in row {row} of client '{client}' is {fields['weights'][row]}: it must "
-            "be 0 or more"
+            f"the weight in row {row} of client '{client}' is {fields['weights'][row]:g}: it must "
+            "be above 0; leave out rows that do not count"
         )
     read = {name: v for name, v in fields.items() if name in declared.family.additions}
     try:

@@ -190,6 +190,18 @@ def complete(
     frame: pd.DataFrame, columns: Mapping[str, Kind | None], client: str, missing: str
 ) -> pd.DataFrame:
     """Return a client's rows without those that miss a value; "refuse" refuses them."""
+    gone = incomplete(frame, columns, client, missing)
+    if gone.all():
+        raise ValueError(
+            f"every row of client '{client}' misses a value: leave the client out, or fill them"
+        )
+    return frame[~gone] if gone.any() else frame
+
+
+def incomplete(
+    frame: pd.DataFrame, columns: Iterable[str], client: str, missing: str
+) -> NDArray[np.bool_]:
+    """Return which rows of a client miss a value, (n,); "refuse" refuses them."""
     gone = np.zeros(len(frame), dtype=bool)
     for name in columns:
         check_column(frame, name, client)
@@ -206,11 +218,7 @@ def complete(
             raise ValueError(
                 f"column '{name}' of client '{client}' is infinite in row {row}: fix the value"
             )
-    if gone.all():
-        raise ValueError(
-            f"every row of client '{client}' misses a value: leave the client out, or fill them"
-        )
-    return frame[~gone] if gone.any() else frame
+    return gone
 
 
 def check_column(frame: pd.DataFrame, name: str, client: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from hierfl.data.clients import ClientData
+from hierfl.formulas.client_data import client_data
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula
 
@@ -29,13 +30,14 @@ def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
     return ready, rows_of(ready, data), None if validation is None else rows_of(ready, validation)
 
 
-def rows_of(model: object, rows: Any, fitted: Collection[str] = ()) -> Any:
+def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bool = False) -> Any:
     """Return rows as a program reads them; only frames of a formula are changed.
 
     Args:
         model: of a program.
         rows: frames where the model is a formula.
         fitted: the clients of the fit, whose groups within them must be known.
+        asked: they are to be predicted: with missing="drop" some may lack the response.
 
     Raises:
         KeyError, TypeError, ValueError: as `Formula.data`.
@@ -47,4 +49,12 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = ()) -> Any:
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     response = model.declared.parts.response
     labeled = all(response in getattr(frame, "columns", ()) for frame in frames)
-    return model.data(rows, labeled=labeled)
+    return client_data(
+        model.declared,
+        model.agreed,
+        model.layout,
+        rows,
+        model._inside,
+        labeled=labeled,
+        asked=asked,
+    )

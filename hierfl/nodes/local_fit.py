@@ -177,7 +177,14 @@ def _new_rows(node: Node, given: Mapping[str, Tensor]) -> ClientData:
     known = {*given, *own.client_fields}
     features = {name: v for name, v in own.features.items() if name in known}
     levels = {name: v for name, v in own.levels.items() if name.partition("[")[0] in known}
-    return replace(own, fields=dict(given), offsets=ends, features=features, levels=levels)
+    return replace(
+        own,
+        fields=dict(given),
+        offsets=ends,
+        features=features,
+        levels=levels,
+        frame_rows=None,
+    )
 
 
 def _table_of_rows(found: Prediction) -> pd.DataFrame:

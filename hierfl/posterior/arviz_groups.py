@@ -75,14 +75,14 @@ class Groups:
 
         Labels of a joint site may be by row, while its log density is by client.
         """
-        owners = [data.names[k] for k in data.row_client.tolist()]
-        self.coords.update(
-            {ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)}
-        )
+        order, labels = rows_in_order(data)
+        owners = [data.names[k] for k in data.row_client[order].tolist()]
+        self.coords.update({ROW: labels, "row_client": (ROW, owners), CLIENT: list(data.names)})
         for site, value in values.items():
             lead = 0 if group == "observed_data" else 1
             rest = value.shape[lead + 1 :]
             first = ROW if self._is_by_row(group, site) else CLIENT
+            value = value.index_select(lead, order) if first == ROW else value
             dims = [first, *(f"{site}_dim_{i}" for i in range(len(rest)))]
             self.put(group, site, value, dims)
 
@@ -101,6 +101,13 @@ class Groups:
         """Add one variable, with the names of its dimensions in this group."""
         self.arrays.setdefault(group, {})[name] = value.detach().numpy()
         self.dims[f"{group}/{name}"] = dims
+
+
+def rows_in_order(data: ClientData) -> tuple[Tensor, list[Any]]:
+    """Return positions of rows (n,) in the order of the frame they were read from, and its labels."""
+    if data.frame_rows is None:
+        return torch.arange(data.num_rows), list(range(data.num_rows))
+    return data.frame_rows.order, data.frame_rows.labels
 
 
 def feature_dim(features: Any, size: int) -> str | None:

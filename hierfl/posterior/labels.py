@@ -16,6 +16,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labeled
 from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
+from hierfl.posterior.moments import without_unknown
 from hierfl.posterior.snapshot import Snapshot, restricted
 from hierfl.program.check_data import LACKING
 from hierfl.program.handlers import unchecked
@@ -26,7 +27,9 @@ from hierfl.program.sites import Values
 def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
     """Return the known labels by observed site, (n, *event) of rows or (N, *event) of clients."""
     fields = {**data.fields, **data.client_fields}
-    return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
+    known = {site: fields[name] for site, name in fit.program.labels.items() if name in fields}
+    rows = fit.program.terms_of_rows
+    return {site: without_unknown(data, v) if site in rows else v for site, v in known.items()}
 
 
 @one_at_a_time

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -21,11 +19,12 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
+from hierfl.posterior.moments import averaged, joined, kind_of, known_of, moments, site_at
 from hierfl.posterior.snapshot import Snapshot, by_state_alone, restricted
-from hierfl.program.check_data import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
+ARRAYS = ("label", "mean", "sd", "log_score", "noise", "counts")  # of a prediction, by row
 MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 
 
@@ -34,11 +33,12 @@ def _shown(found: Prediction) -> Shown:
     size = f"{data.num_rows} rows of {len(data.names)} clients"
     title = f"Prediction of '{found.site}' ({found.kind}): {size}"
     if found.label is not None and found.log_score is not None:
-        score = float(found.log_score.double().mean())
+        score = float(found.log_score.double().nanmean())
         words = f"Mean log score of a row: {score:.3f} nats; higher is better."
         return Shown(title, found.scores(), words)
     client = np.asarray(data.names)[data.row_client.numpy()]
-    flat = found.mean.reshape(len(found.mean), -1).double().numpy()
+    mean = found.mean if found.place is None else found.mean[found.place]
+    flat = mean.reshape(len(mean), -1).double().numpy()
     columns = ["mean"] if flat.shape[1] == 1 else [f"mean {i}" for i in range(flat.shape[1])]
     frame = pd.DataFrame(flat, columns=columns).groupby(client, sort=False).mean()
     frame = frame.iloc[:, :MOST_COLUMNS].rename_axis("client")
@@ -49,7 +49,12 @@ def _shown(found: Prediction) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The posterior predictive distribution of every row, client after client as in `data`.
+    """The posterior predictive distribution of every row.
+
+    Rows are in the order of the frame that they were given in, and otherwise client after client as
+    in `data`. A label counts as it does in the fit: a row that the model masks, or that has no
+    label, has NaN as `label` and `log_score` and is not scored; one that it scales, as `weights(w)`
+    of a formula does, counts so many times.
 
     Args:
         data: the rows, labeled or not.
@@ -59,11 +64,13 @@ class Prediction:
             for a categorical one.
         sd: (n,) standard deviation of y, from the draws and the likelihood; None for a categorical
             site.
-        log_score: (n,) log of the mean density of the true label, nats, higher is better; None
-            where labels are unknown.
+        log_score: (n,) log of the mean density of the true label, to the power of how often it
+            counts; nats, higher is better; None where labels are unknown.
         noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None
             for a numeric site.
         kind: "binary", "categorical" or "numeric".
+        counts: (n,) how often each row's label counts; None: once each.
+        place: (rows of `data`,) where each row of `data` stands among these; None: in its place.
     """
 
     data: ClientData
@@ -74,6 +81,69 @@ class Prediction:
     log_score: Tensor | None
     noise: Tensor | None
     kind: str
+    counts: Tensor | None = None
+    place: Tensor | None = None
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row a row: client, mean (of each class), sd, label and log score.
+
+        Its index is that of the frame that the rows were given in.
+        """
+        at = slice(None) if self.place is None else self.place.numpy()
+        index = (
+            range(len(self.mean)) if self.data.frame_rows is None else self.data.frame_rows.index
+        )
+        names = np.full(len(self.mean), None, dtype=object)
+        names[at] = np.asarray(self.data.names, dtype=object)[self.data.row_client.numpy()]
+        columns: dict[str, Any] = {"client": names}
+        for name in ("mean", "sd", "label", "log_score"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            flat = value.reshape(len(value), -1).double().numpy()
+            several = {f"{name} {j}": flat[:, j] for j in range(flat.shape[1])}
+            columns |= {name: flat[:, 0]} if flat.shape[1] == 1 else several
+        used = index if self.place is not None else range(len(self.mean))
+        return pd.DataFrame(columns, index=pd.Index(used, tupleize_cols=False))
+
+    @property
+    def counted(self) -> Tensor:
+        """Positions of the rows whose labels count, client after client."""
+        place = torch.arange(len(self.mean)) if self.place is None else self.place
+        return place if self.counts is None else place[self.counts[place] > 0.0]
+
+    def ordered(self) -> Prediction:
+        """Return the rows client after client, as in `data`, without those left out."""
+        if self.place is None:
+            return self
+        some: dict[str, Any] = {
+            n: None if v is None else v[self.place] for n, v in self._arrays().items()
+        }
+        return replace(self, place=None, **some)
+
+    def by_client(self) -> Prediction:
+        """Return the rows whose labels count, client after client as in its `data`.
+
+        Raises:
+            ValueError: none counts.
+        """
+        own = self.ordered()
+        if own.counts is None or bool((own.counts > 0.0).all()):
+            return own
+        keep = own.counts > 0.0
+        if not bool(keep.any()):
+            raise ValueError(f"the rows have no labels for site '{self.site}': nothing to score")
+        some: dict[str, Any] = {n: None if v is None else v[keep] for n, v in own._arrays().items()}
+        return replace(own, data=own.data.where(keep), **some)
+
+    def of_counted(self, replicates: Tensor) -> Tensor:
+        """Return replicates (S, n) of these rows, as (S, rows of `by_client`)."""
+        if replicates.dim() < 2 or replicates.shape[1] != len(self.mean):
+            return replicates  # which is refused where they are used
+        return replicates[:, self.counted]
+
+    def _arrays(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ARRAYS}
 
     def scores(self) -> pd.DataFrame:
         """Score each client: log score, and accuracy and Brier score or root mean squared error.
@@ -84,14 +154,21 @@ class Prediction:
         Raises:
             ValueError: the rows have no labels.
         """
-        label, log_score = self.known()
-        row = {"log_score": log_score, **self._losses(label)}
+        self.known()
+        own = self.by_client()
+        label, log_score = own.known()
+        row = {"log_score": log_score, **own._losses(label)}
         frame = pd.DataFrame({name: v.double().numpy() for name, v in row.items()})
-        client = np.asarray(self.data.names)[self.data.row_client.numpy()]
+        client = np.asarray(own.data.names)[own.data.row_client.numpy()]
+        if own.counts is not None:
+            losses = list(frame.columns[1:])
+            each = own.counts.double().numpy()
+            mean = pd.Series(each).groupby(client, sort=False).transform("mean").to_numpy()
+            frame[losses] = frame[losses].mul(each / mean, axis=0)
         table = frame.groupby(client, sort=False).mean()
         if "rmse" in table:
             table["rmse"] = np.sqrt(table["rmse"])
-        table.insert(0, "rows", self.data.counts.numpy())
+        table.insert(0, "rows", own.data.counts.numpy())
         table.index.name = "client"
         return table
 
@@ -125,60 +202,6 @@ def expect_prediction(value: Any, what: str) -> None:
     """Refuse what is no prediction, where one is expected as the argument `what`."""
     if not isinstance(value, Prediction):
         raise TypeError(f"{what} is {shown(value)}, not a Prediction: hand over fit.predict(rows)")
-
-
-def kind_of(fn: Any) -> str:
-    """Return "binary", "categorical", "numeric", or "other" for vectors."""
-    if fn.event_shape:
-        return "other"
-    base = getattr(fn, "base_dist", fn)
-    if isinstance(base, dist.Bernoulli):
-        return "binary"
-    return "categorical" if isinstance(base, dist.Categorical) else "numeric"
-
-
-def moments(site: str, fn: Any, label: Tensor | None) -> Tree:
-    """Return what is averaged over draws: moments or class probabilities, entropy, log density."""
-    base = getattr(fn, "base_dist", fn)
-    probabilities = isinstance(base, dist.Categorical)
-    mean, variance = (fn.probs, None) if probabilities else mean_and_variance(site, fn)
-    out = {"mean": mean}
-    if kind_of(fn) in ("binary", "categorical"):
-        p = out["mean"]
-        each = torch.special.entr(p)
-        out["noise"] = each.sum(-1) if probabilities else each + torch.special.entr(1.0 - p)
-    if variance is not None:
-        out["square"] = variance + mean**2
-    if label is not None:
-        out["log_prob"], out["label"] = fn.log_prob(label), label
-    return out
-
-
-def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance of a site's distribution, where they have a closed form."""
-    base = getattr(fn, "base_dist", fn)
-    if isinstance(
-        base, dist.StudentT
-    ):  # torch sets its entries by a mask, which torch.vmap does not allow
-        df = base.df.expand(fn.shape())
-        spread = base.scale.expand(fn.shape()) ** 2 * df / (df - 2.0)
-        mean = torch.where(df > 1.0, base.loc.expand(fn.shape()), torch.nan)
-        return mean, torch.where(df > 2.0, spread, torch.where(df > 1.0, torch.inf, torch.nan))
-    try:
-        return fn.mean, fn.variance
-    except (NotImplementedError, AttributeError) as error:
-        raise ValueError(
-            f"site '{site}' ({kind_of_distribution(fn)}) has no mean and variance in closed form, "
-            "which a prediction averages: draw its labels instead, fit.posterior_predictive()"
-        ) from error
-
-
-def averaged(name: str, value: Tensor) -> Tensor:
-    """Average over draws, (C, S, 1, B, ...) -> (C, B, ...); log densities by logsumexp."""
-    value = value.squeeze(2)
-    if name == "label":
-        return value[:, 0]
-    return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
 
 
 @one_at_a_time
@@ -244,16 +267,16 @@ def predicted(
     kinds: set[str] = set()
 
     def score(params: Params, values: Values, asked: ClientBatch) -> Tree:
-        fn, value = program.observed(values, asked, params)[site]
-        kinds.add(kind_of(fn))
-        return moments(site, fn, value if known else None)
+        found = site_at(program, site, values, asked, params)
+        kinds.add(kind_of(found.fn))
+        return moments(site, found.fn, found.value if known else None, found.counts)
 
     total: dict[str, Tensor] = {}
     some = min(draws, max(1, MOST_NUMBERS // int(rows.counts.max())))
     for first in range(0, draws, max(1, some)):
         count = min(some, draws - first)
         flat = _averaged(run(score, first, count))
-        total = flat if count == draws else _joined(total, flat, first, count)
+        total = flat if count == draws else joined(total, flat, first, count)
     return _prediction(rows, site, total, kinds.pop())
 
 
@@ -265,36 +288,38 @@ def _averaged(chunks: Iterable[Chunk]) -> dict[str, Tensor]:
     return {name: torch.cat(v) for name, v in flat.items()}
 
 
-def _joined(
-    total: Mapping[str, Tensor], more: dict[str, Tensor], before: int, count: int
-) -> dict[str, Tensor]:
-    """Join averages over `before` draws and averages over `count` further ones."""
-    if not before:
-        return more
-    share = count / (before + count)
-    joined = {
-        name: torch.lerp(value, more[name], share)
-        for name, value in total.items()
-        if value.is_floating_point()
-    }
-    if "label" in more:
-        joined["label"] = more["label"]
-    if "log_prob" in more:
-        joined["log_prob"] = torch.logaddexp(
-            total["log_prob"] + math.log1p(-share), more["log_prob"] + math.log(share)
-        )
-    return joined
-
-
 def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: str) -> Prediction:
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
+    label, log_score, counts = (flat.get(name) for name in ("label", "log_prob", "counts"))
+    known = known_of(rows)
+    if label is not None and known is not None and not bool(known.all()):
+        counts = (torch.ones(len(known)) if counts is None else counts) * known
+    if label is not None and counts is not None and not bool((counts > 0.0).all()):
+        none = counts == 0.0
+        assert log_score is not None
+        label = label.to(torch.promote_types(label.dtype, torch.float32))
+        label = label.masked_fill(none.view(-1, *[1] * (label.dim() - 1)), torch.nan)
+        log_score = log_score.masked_fill(none, torch.nan)
     return Prediction(
         data=rows,
         site=site,
-        label=flat.get("label"),
+        label=label,
         mean=flat["mean"],
         sd=sd,
-        log_score=flat.get("log_prob"),
+        log_score=log_score,
         noise=flat.get("noise"),
         kind=kind,
+        counts=counts,
     )
+
+
+def in_frame_order(found: Prediction) -> Prediction:
+    """Return a prediction in the order of the frame that its rows were read from."""
+    rows = found.data.frame_rows
+    if rows is None:
+        return found
+    values = found._arrays()
+    arranged: dict[str, Any] = {
+        n: None if v is None else rows.arranged(v) for n, v in values.items()
+    }
+    return replace(found, place=rows.place, **arranged)

@@ -13,7 +13,7 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import joined_local, mapped_or_in_turn
-from hierfl.posterior.prediction import mean_and_variance
+from hierfl.posterior.moments import mean_and_variance
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values

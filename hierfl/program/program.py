@@ -12,7 +12,6 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from pyro import poutine
-from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
@@ -22,7 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
 from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
-from hierfl.program.traces import Center, Site
+from hierfl.program.traces import Center, Site, scored
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -205,7 +204,7 @@ class Program:
         """Return the model's deterministic sites at given values of its latent sites."""
         if not self.derived:
             return {}
-        nodes = self._conditioned(values, params, batch)
+        nodes = self.conditioned(values, params, batch)
         return {name: nodes[name]["value"] for name in self.derived}
 
     def observed(
@@ -215,24 +214,24 @@ class Program:
 
         A latent site that has no value is drawn from its prior.
         """
-        nodes = self._conditioned(values, params, batch)
+        nodes = self.conditioned(values, params, batch)
         return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
 
     def log_likelihoods(self, values: Values, batch: ClientBatch, params: Params) -> Values:
-        """Return each likelihood term's log density given the latent sites, unscaled.
+        """Return each likelihood term's log density given the latent sites, as it counts.
 
         Returns:
             Observed site or factor -> (..., C, B), or (..., C, 1) where it has one value a client;
-            0 where the model masks it.
+            times its scale, and 0 where the model masks it.
         """
-        nodes = self._conditioned(values, params, batch)
-        found: Values = {}
-        for name in (*self.labels, *self.factors):
-            site = nodes[name]
-            found[name] = scale_and_mask(site["fn"].log_prob(site["value"]), 1.0, site["mask"])
-        return found
+        nodes = self.conditioned(values, params, batch)
+        return {
+            name: scored(nodes[name], nodes[name]["fn"].log_prob(nodes[name]["value"]))
+            for name in (*self.labels, *self.factors)
+        }
 
-    def _conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
+    def conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
+        """Return the trace's nodes given latent sites."""
         with Answer(params, batch, reparameterized=False):
             nodes: dict[str, Site] = (
                 poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes

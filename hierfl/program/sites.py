@@ -28,20 +28,21 @@ Values = dict[str, Tensor]
 SIZE, IS_LOCAL = attrgetter("size"), attrgetter("is_local")
 
 
-class _InUnits(AffineTransform):  # type: ignore[misc]
+class _InUnits(AffineTransform):
     """Multiplies by a unit, on the device and in the dtype of what it is given."""
 
     def __init__(self, unit: Tensor, event_dim: int) -> None:
         super().__init__(0.0, unit, event_dim)
+        self.unit = unit
 
     def _call(self, x: Tensor) -> Tensor:
-        return x * self.scale.to(x)
+        return x * self.unit.to(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return y / self.scale.to(y)
+        return y / self.unit.to(y)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = _sum_rightmost(self.scale.to(x).log().expand(x.shape), self.event_dim)
+        total: Tensor = _sum_rightmost(self.unit.to(x).log().expand(x.shape), self.event_dim)
         return total
 
 

@@ -21,6 +21,7 @@ from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 NEAR = 4.0  # log2 of the scale of a prior up to which its unit is 1
 WRAPPERS = (torch.distributions.Independent, dist.ExpandedDistribution, dist.FoldedDistribution)
 NORMAL = (torch.distributions.Normal, torch.distributions.MultivariateNormal)
+POINTWISE = (torch.distributions.MultivariateNormal, torch.distributions.Exponential)
 SCALED = (
     *NORMAL,
     torch.distributions.StudentT,
@@ -149,9 +150,7 @@ def unit_of(fn: Any) -> Tensor | None:
         fn = fn.base_dist
     if not isinstance(fn, SCALED):
         return None
-    scale = 1.0 / fn.rate if isinstance(fn, torch.distributions.Exponential) else None
-    if scale is None:
-        scale = fn.scale_tril.norm(dim=-1) if hasattr(fn, "scale_tril") else fn.scale
+    scale: Tensor = fn.stddev if isinstance(fn, POINTWISE) else fn.scale
     log = scale.detach().expand(shape).log2()
     return torch.where(log.isfinite() & (log.abs() > NEAR), log.round(), 0.0).exp2()
 

@@ -55,13 +55,17 @@ def measure(
     strange = None
     if foreign is not None and prediction is not None:
         strange = out_of_distribution(prediction, asked.predicted(foreign))
-    if prediction is not None and prediction.label is None:
+    if prediction is not None and (prediction.label is None or not len(prediction.counted)):
         prediction = None
-    counted = prediction is not None and prediction.kind != "categorical"
+    replicates = None
+    if prediction is not None:
+        if prediction.kind != "categorical":
+            replicates = prediction.of_counted(asked.replicates(rows))
+        prediction = prediction.by_client()
     scored = Scored(
         fit=fit,
         prediction=prediction,
-        replicates=asked.replicates(rows) if counted else None,
+        replicates=replicates,
         held_out=held_out is not None,
         foreign=strange,
     )

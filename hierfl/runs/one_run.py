@@ -153,7 +153,7 @@ def _score(fitted: Fit, validation: ClientData) -> float:
         scores = fitted.predict(validation, site=site, draws=50).log_score
         if scores is None:
             raise ValueError(f"validation has no labels for site '{site}': nothing to score")
-        total += float(scores.mean())
+        total += float(scores.nanmean())
     return total
 
 

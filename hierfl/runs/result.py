@@ -31,7 +31,7 @@ from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
-from hierfl.posterior.prediction import Prediction, predict
+from hierfl.posterior.prediction import Prediction, in_frame_order, predict
 from hierfl.program.program import Program
 from hierfl.runs import saved
 from hierfl.runs.personalize import personalized
@@ -91,9 +91,9 @@ class Fit:
         clock = Clock(self.progress.round, max(self.rounds, 1))
         return self.federation.server.last(self.progress.server, clock)
 
-    def _rows(self, rows: ClientData | Frames) -> Any:
+    def _rows(self, rows: ClientData | Frames, *, asked: bool = True) -> Any:
         """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
-        return rows_of(self.method.model, rows, self.clients)
+        return rows_of(self.method.model, rows, self.clients, asked=asked)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
@@ -196,7 +196,8 @@ class Fit:
         """Predict each row by its own client's posterior; labels may be absent.
 
         Args:
-            rows: of clients that were fitted, matched by name.
+            rows: of clients that were fitted, matched by name. The answer to a frame is in its
+                order; rows that cannot be predicted, as missing="drop" leaves them out, are NaN.
             site: the observed site to predict; None: the model's only one.
             draws: S, of the posterior to average over; 1 is enough for point estimates.
             seed: of the draws.
@@ -206,7 +207,9 @@ class Fit:
             ValueError: a field is missing or holds NaN; or the model observes several sites and
                 `site` is None.
         """
-        return predict(self, self._rows(rows), site=site, draws=draws, seed=seed)
+        data = self._rows(rows)
+        found = predict(self, data, site=site, draws=draws, seed=seed)
+        return found if data is rows else in_frame_order(found)
 
     def replicate(
         self, rows: ClientData | Frames, *, site: str | None = None, draws: int = 200, seed: int = 0
@@ -216,7 +219,9 @@ class Fit:
         The labels of one draw share its latent sites, so they are dependent as those of one
         client's rows are. Arguments and errors are those of `predict`; `draws` is S.
         """
-        return replicate(self, self._rows(rows), site=site, draws=draws, seed=seed)
+        data = self._rows(rows)
+        drawn = replicate(self, data, site=site, draws=draws, seed=seed)
+        return drawn if data is rows else data.frame_rows.arranged(drawn, 1)
 
     def personalize(
         self, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
@@ -235,7 +240,7 @@ class Fit:
                 or `from_scratch` is False, and a client is new.
         """
         federation, progress = personalized(
-            self, self._rows(data), rounds, from_scratch=from_scratch
+            self, self._rows(data, asked=False), rounds, from_scratch=from_scratch
         )
         return replace(self, federation=federation, progress=progress)
 

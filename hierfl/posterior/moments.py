@@ -1,0 +1,138 @@
+"""What is averaged over draws of each row, and how often its label counts: as in the fit.
+
+A row that a program masks has no label, and one that it scales, as `weights(w)` of a formula does,
+counts so many times: in log densities, and in the means of scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.program.check_data import kind_of as kind_of_distribution
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Values
+from hierfl.program.traces import scored
+
+
+class Site(NamedTuple):
+    """An observed site at given latent sites; `counts` of its labels, None: once each."""
+
+    fn: Any
+    value: Tensor
+    counts: Tensor | None
+
+
+def site_at(
+    program: Program, name: str, values: Values, batch: ClientBatch, params: Params
+) -> Site:
+    """Return an observed site of some rows at given latent sites."""
+    site = program.conditioned(values, params, batch)[name]
+    fn, mask = site["fn"], site["mask"]
+    while hasattr(fn, "_mask"):  # of dist.mask
+        own = torch.as_tensor(fn._mask)
+        mask, fn = own if mask is None else own & mask, fn.base_dist
+    if mask is None and isinstance(site["scale"], float | int) and site["scale"] == 1:
+        return Site(fn, site["value"], None)
+    like = torch.ones(fn.batch_shape)
+    return Site(fn, site["value"], scored({"scale": site["scale"], "mask": mask}, like))
+
+
+def known_of(rows: ClientData) -> Tensor | None:
+    """Return which rows have a label of their own, (n,); None: all."""
+    return None if rows.frame_rows is None else rows.frame_rows.known
+
+
+def without_unknown(rows: ClientData, label: Tensor) -> Tensor:
+    """Return the labels of rows (n, ...), NaN where a row has none of its own."""
+    known = known_of(rows)
+    if known is None or bool(known.all()):
+        return label
+    whole = label.to(torch.promote_types(label.dtype, torch.float32))
+    return whole.masked_fill(~known.view(-1, *[1] * (label.dim() - 1)), torch.nan)
+
+
+def kind_of(fn: Any) -> str:
+    """Return "binary", "categorical", "numeric", or "other" for vectors."""
+    if fn.event_shape:
+        return "other"
+    base = getattr(fn, "base_dist", fn)
+    if isinstance(base, dist.Bernoulli):
+        return "binary"
+    return "categorical" if isinstance(base, dist.Categorical) else "numeric"
+
+
+def moments(site: str, fn: Any, label: Tensor | None, counts: Tensor | None = None) -> Tree:
+    """Return what is averaged over draws: moments or class probabilities, entropy, log density."""
+    base = getattr(fn, "base_dist", fn)
+    probabilities = isinstance(base, dist.Categorical)
+    mean, variance = (fn.probs, None) if probabilities else mean_and_variance(site, fn)
+    out = {"mean": mean}
+    if kind_of(fn) in ("binary", "categorical"):
+        p = out["mean"]
+        each = torch.special.entr(p)
+        out["noise"] = each.sum(-1) if probabilities else each + torch.special.entr(1.0 - p)
+    if variance is not None:
+        out["square"] = variance + mean**2
+    if label is not None:
+        out["log_prob"], out["label"] = fn.log_prob(label), label
+        if counts is not None:
+            none = counts == 0.0
+            out["log_prob"] = torch.where(none, 0.0, out["log_prob"] * counts)
+            out["counts"] = counts.expand(out["log_prob"].shape)
+    return out
+
+
+def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance of a site's distribution, where they have a closed form."""
+    base = getattr(fn, "base_dist", fn)
+    if isinstance(
+        base, dist.StudentT
+    ):  # torch sets its entries by a mask, which torch.vmap does not allow
+        df = base.df.expand(fn.shape())
+        spread = base.scale.expand(fn.shape()) ** 2 * df / (df - 2.0)
+        mean = torch.where(df > 1.0, base.loc.expand(fn.shape()), torch.nan)
+        return mean, torch.where(df > 2.0, spread, torch.where(df > 1.0, torch.inf, torch.nan))
+    try:
+        return fn.mean, fn.variance
+    except (NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"site '{site}' ({kind_of_distribution(fn)}) has no mean and variance in closed form, "
+            "which a prediction averages: draw its labels instead, fit.posterior_predictive()"
+        ) from error
+
+
+def averaged(name: str, value: Tensor) -> Tensor:
+    """Average over draws, (C, S, 1, B, ...) -> (C, B, ...); log densities by logsumexp."""
+    value = value.squeeze(2)
+    if name in ("label", "counts"):
+        return value[:, 0]
+    return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
+
+
+def joined(
+    total: Mapping[str, Tensor], more: dict[str, Tensor], before: int, count: int
+) -> dict[str, Tensor]:
+    """Join averages over `before` draws and averages over `count` further ones."""
+    if not before:
+        return more
+    share = count / (before + count)
+    joined = {
+        name: torch.lerp(value, more[name], share)
+        for name, value in total.items()
+        if value.is_floating_point()
+    }
+    joined |= {name: more[name] for name in ("label", "counts") if name in more}
+    if "log_prob" in more:
+        joined["log_prob"] = torch.logaddexp(
+            total["log_prob"] + math.log1p(-share), more["log_prob"] + math.log(share)
+        )
+    return joined
