@@ -105,7 +105,7 @@ class Loop:
         else:
             self._work, spec = list(self._graph.run(*leaves)), self._graph.spec
         if (spec is not self._work_spec and spec != self._work_spec) or any(
-            map(_unlike, self._work, work)
+            map(_differs, self._work, work)
         ):
             self._spec = None  # the next step has other inputs, and needs another graph
         self._work_spec = spec
@@ -115,7 +115,7 @@ class Loop:
         return tree_unflatten(self._work, self._work_spec)
 
 
-def _unlike(a: Tensor, b: Tensor) -> bool:
+def _differs(a: Tensor, b: Tensor) -> bool:
     return a.dtype != b.dtype or a.shape != b.shape
 
 

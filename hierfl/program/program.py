@@ -161,7 +161,7 @@ class Program:
         """Return the batch's part of the pooled negative ELBO, (), at one draw."""
         return self.terms(params, batch).loss(self.share).sum()
 
-    def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
+    def draw_with_terms(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site once, with the terms at that draw.
 
         Minus the sum of the terms is log p(draw, rows) - log q(draw), its log importance weight.
