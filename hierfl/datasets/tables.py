@@ -100,14 +100,8 @@ def rats() -> ClientData:
     """
     arrays = load(_RATS)
     names = [f"rat {k}" for k in range(1, 31)]
-    x = arrays["x"][:, None].astype(np.float64)
-    return ClientData.from_arrays(
-        arrays["rat"] - 1,
-        names=names,
-        features={"x": ["age"]},
-        x=x,
-        y=arrays["y"].astype(np.float64),
-    )
+    x, y = arrays["x"][:, None].astype(np.float64), arrays["y"].astype(np.float64)
+    return ClientData.from_arrays(arrays["rat"] - 1, names=names, features={"x": ["age"]}, x=x, y=y)
 
 
 @read_from(_ELECTION)
@@ -121,13 +115,11 @@ def election88() -> ClientData:
     """
     arrays = load(_ELECTION)
     states, first = np.unique(arrays["state"], return_index=True)
+    own = {"region": arrays["region_full"][first] - 1, "v_prev": arrays["v_prev_full"][first]}
     return ClientData.from_arrays(
         np.searchsorted(states, arrays["state"]),
         names=[_STATES[s - 1] for s in states],
-        client_fields={
-            "region": arrays["region_full"][first] - 1,
-            "v_prev": arrays["v_prev_full"][first],
-        },
+        client_fields=own,
         features={"x": ["female", "black"]},
         x=np.stack([arrays["female"], arrays["black"]], axis=1).astype(np.float64),
         y=arrays["y"].astype(np.float64),
@@ -142,12 +134,9 @@ def office_caltech10() -> ClientData:
     Fields: `x` (n, 800), counts of SURF words in an image, as floats; `y` (n,) int64, 0..9.
     """
     arrays = load(_OFFICE)
-    return ClientData.from_arrays(
-        arrays["client_id"],
-        names=arrays["domains"].tolist(),
-        x=arrays["x"].astype(np.float32),
-        y=arrays["y"].astype(np.int64) - 1,
-    )
+    ids, names, x = arrays["client_id"], arrays["domains"].tolist(), arrays["x"]
+    y = arrays["y"].astype(np.int64) - 1
+    return ClientData.from_arrays(ids, names=names, x=x.astype(np.float32), y=y)
 
 
 _TRAUMA = Source(

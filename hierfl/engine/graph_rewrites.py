@@ -231,11 +231,13 @@ def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     Inductor may run other readers after the input is overwritten; a product with a dimension of
     size 1 becomes such a reader.
     """
-    return all(
-        _is(reader, aten.bmm.default)
-        and 1 not in (*reader.args[0].meta["val"].shape[1:], reader.args[1].meta["val"].shape[2])  # type: ignore[union-attr]
-        for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}
-    )
+    for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}:
+        if not _is(reader, aten.bmm.default):
+            return False
+        left, right = (arg.meta["val"].shape for arg in reader.args)  # type: ignore[union-attr]
+        if 1 in (*left[1:], right[2]):
+            return False
+    return True
 
 
 def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
@@ -251,12 +253,9 @@ def _is_read_once(weight: fx.Node) -> bool:
     chain = [weight]
     while any(_is(chain[-1], view) for view in VIEWS):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
-    own = chain[-1]
-    return (
-        all(len(node.users) == 1 for node in chain)
-        and any(_is(own, op) for op in FRESH)
-        and own.meta["val"].is_contiguous()
-    )
+    own, is_read_once = chain[-1], all(len(node.users) == 1 for node in chain)
+    is_new = any(_is(own, op) for op in FRESH)
+    return is_read_once and is_new and own.meta["val"].is_contiguous()
 
 
 def _viewed(node: fx.Node) -> fx.Node:
@@ -288,24 +287,10 @@ def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
 
 
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)
-RESHAPED = (
-    aten.transpose.int,
-    aten.permute.default,
-    aten.expand.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.detach.default,
-    aten.alias.default,
-)
-FRESH = (
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-    aten.div.Tensor,
-    aten.add.Scalar,
-    aten.mul.Scalar,
-    aten.neg.default,
-)
+RESHAPED = (aten.transpose.int, aten.permute.default, aten.expand.default, aten.select.int)
+RESHAPED += (aten.slice.Tensor, aten.detach.default, aten.alias.default)
+FRESH = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+FRESH += (aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
 
 
 def _is(node: object, op: object) -> bool:

@@ -182,7 +182,9 @@ def over_own(
             with z, wide or nullcontext():
                 program.guide(b)
 
-        values, terms = replace(program, guide=guide).draw_with_terms(params, replace(batch, own_keys=keys))
+        values, terms = replace(program, guide=guide).draw_with_terms(
+            params, replace(batch, own_keys=keys)
+        )
         log_own = -(terms.nll + terms.local_kl)[0]
         log_own = log_own if wide is None else log_own + wide.correction()
         return values, -terms.global_kl, log_own, z.vector(), z.log_q()

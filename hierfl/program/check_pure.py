@@ -153,6 +153,7 @@ def check_boundary(
                 )
 
 
+NUMPY = "NumPy's global generator (np.random)"
 PYTHON = "Python's global generator (random)"
 TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
 # a seed that no model sets itself: a generator seeded and drawn from has moved too
@@ -173,9 +174,7 @@ class Generator(NamedTuple):
 
 
 GENERATORS: Mapping[str, Generator] = {
-    "NumPy's global generator (np.random)": Generator(
-        np.random.seed, np.random.get_state, np.random.set_state
-    ),
+    NUMPY: Generator(np.random.seed, np.random.get_state, np.random.set_state),
     PYTHON: Generator(random.seed, random.getstate, random.setstate),
     TORCH: Generator(noise.seed_torch, torch.random.get_rng_state, torch.random.set_rng_state),
 }

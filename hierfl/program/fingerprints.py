@@ -197,10 +197,8 @@ def _state_of(thing: Any, ours: bool) -> dict[str, Any]:
         extra = ("base_dist", "transforms", "reinterpreted_batch_ndims")
         names = [*thing.arg_constraints, *(n for n in extra if n in vars(thing))]
         return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
-    settings = isinstance(thing, SimpleNamespace | Namespace)
-    if ours or settings or callable(thing) or isinstance(thing, torch.distributions.Transform):
-        return dict(getattr(thing, "__dict__", {}))
-    return {}
+    known = isinstance(thing, SimpleNamespace | Namespace | torch.distributions.Transform)
+    return dict(getattr(thing, "__dict__", {})) if ours or known or callable(thing) else {}
 
 
 def _globals_of(code: CodeType) -> set[str]:
