@@ -287,9 +287,14 @@ def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
 
 
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)
-RESHAPED = (aten.transpose.int, aten.permute.default, aten.expand.default, aten.select.int)
+RESHAPED: tuple[object, ...] = (
+    aten.transpose.int,
+    aten.permute.default,
+    aten.expand.default,
+    aten.select.int,
+)
 RESHAPED += (aten.slice.Tensor, aten.detach.default, aten.alias.default)
-FRESH = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+FRESH: tuple[object, ...] = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 FRESH += (aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
 
 
