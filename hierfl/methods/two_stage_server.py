@@ -68,7 +68,7 @@ class Rounds:
         count, size = program.num_clients, reading.size
         kept = len(reading.origin) + self.surrogate.mixed
         exact = hierarchy.spread is not None
-        weighted = min(self.draws, max(FEWEST_WEIGHTED, self.draws * MANY // max(MANY, count)))
+        weighted = min(self.draws, max(FEWEST_WEIGHTED, self.draws * MANY // max(2 * MANY, count)))
         weighted = self.draws if exact else weighted
         asked = weighted if count <= FAR_MANY or kept > self.shared else asked_of(kept, weighted)
         like = program.prototype.client_fields

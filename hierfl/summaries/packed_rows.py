@@ -229,19 +229,18 @@ class PackedRows:
 
     def _values(self, at: Tensor) -> Tensor:
         rest = at[..., self.line.rest]
-        dim: int | None = 0
-        if self.clients == 1 or not rest.shape[-1] or bool((rest == rest[:1]).all()):
-            rest, dim = (
-                rest[0],
-                None,
-            )  # the same for all units: what depends on it alone is computed once
-        else:
-            rest = rest[self.client]
+        # what depends on s alone is computed once where s is the same for all units; and what
+        # depends on a row alone, once for all points where there is no s
+        points = 0 if rest.shape[-1] else None
+        same = self.clients == 1 or points is None or bool((rest == rest[:1]).all())
+        rest = rest[0] if same else rest[self.client]
+        rest = rest if points == 0 else rest[0]
 
         def of_unit(eta: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
-            return torch.vmap(lambda e, r: self.of_unit(e, r, *own))(eta, rest)
+            one = torch.vmap(lambda e, r: self.of_unit(e, r, *own), in_dims=(0, points))
+            return one(eta, rest)
 
-        dims = (0, dim, *[0] * len(self.tensors))
+        dims = (0, None if same else 0, *[0] * len(self.tensors))
         eta = self._predictors(at[..., self.line.inside])
         return self.by_client(self.over_units(of_unit, eta, rest, *self.tensors, in_dims=dims))
 

@@ -116,7 +116,8 @@ def sample(
     """
     word = noise.word(f"two_stage {seed}") & 0x7FFFFFFF
     if not surrogate.mixed:
-        found = _weighted(surrogate, factors, count, start, final=final, seed=word)
+        least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
+        found = by_importance(surrogate, factors, count, start, word, final=final, least=least)
         if found is not None:
             return found
     g = torch.Generator().manual_seed(word)
@@ -127,10 +128,20 @@ def sample(
 
 
 # ------------------------------------------------------------------------- importance sampling
-def _weighted(
-    surrogate: Surrogate, factors: Factors, count: int, start: Start, *, final: bool, seed: int
+def by_importance(
+    surrogate: Surrogate,
+    factors: Factors,
+    count: int,
+    start: Start,
+    seed: int,
+    *,
+    final: bool,
+    least: float,
 ) -> Draws | None:
-    """Return draws by importance sampling of the scales; None where the proposal is not good enough."""
+    """Return draws by importance sampling of the scales; None where the proposal is not good enough.
+
+    Of draws that are not final a share `least` must be effective, or k-hat be low.
+    """
     hierarchy = surrogate.hierarchy
     density = Density(surrogate, factors, start.bounds)
     equal = torch.full((count,), -math.log(count))
@@ -145,7 +156,6 @@ def _weighted(
         weights = smoothed((log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf))
         # of few points k-hat is rough, and moments need no tails
         share = weights.effective / many
-        least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
         fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
         if not (fits and share > LEAST_SHARE):
             return None

@@ -24,16 +24,16 @@ doi:10.1214/07-BA218); that factors stand in for rows is hierfl's choice.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hierfl.core import noise
 from hierfl.core.importance_sampling import K_HAT, smoothed
 from hierfl.method import Surprise
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.sampling import Start, sample
+from hierfl.summaries.sampling import LEAST_SHARE, Draws, Start, by_importance
 from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of z
@@ -86,14 +86,16 @@ def surprises(known: Known) -> Surprise:
             unsure.append(k)
     for k in sorted(unsure, key=lambda k: float(found.p[k]))[:AGAIN]:
         others = _without(known, k)
-        equal = torch.full((len(others),), 1.0 / len(others))
-        moments = _moments(known, others)
-        found.p[k], found.away[k] = _tail(known, k, moments, equal)
+        if others is None:
+            found.p[k] = found.away[k] = torch.nan
+            continue
+        moments = _moments(known, others.draws)
+        found.p[k], found.away[k] = _tail(known, k, moments, others.log_weights.exp())
     return found
 
 
-def _without(known: Known, client: int) -> Tensor:
-    """Return draws of z (S, K) given the factors of all clients but one."""
+def _without(known: Known, client: int) -> Draws | None:
+    """Return draws of z given the factors of all clients but one; None where they are not good."""
     one = torch.tensor(client)
     rest = known.factors
     precision, shift = (v.index_fill(0, one, 0.0) for v in (rest.precision, rest.shift))
@@ -101,14 +103,11 @@ def _without(known: Known, client: int) -> Tensor:
     if rest.num_rows is not None and rest.square is not None:
         num_rows, square = (v.index_fill(0, one, 0.0) for v in (rest.num_rows, rest.square))
         rest = rest._replace(num_rows=num_rows, square=square)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of chains whose draws tell moments alone
-        draws = known.draws
-        equal = torch.full((len(draws),), -math.log(len(draws)))
-        start = Start(draws, equal, known.bounds, False)
-        count, seed = min(DRAWS, len(draws)), known.seed + client
-        found = sample(known.surrogate, rest, count, start, final=True, seed=seed)
-        return found.draws
+    equal = torch.full((len(known.draws),), -math.log(len(known.draws)))
+    start, count = Start(known.draws, equal, known.bounds, False), min(DRAWS, len(known.draws))
+    seed = noise.word(f"two_stage without {client} {known.seed}") & 0x7FFFFFFF
+    given = known.surrogate, rest, count, start, seed
+    return by_importance(*given, final=False, least=LEAST_SHARE)
 
 
 def _moments(known: Known, draws: Tensor) -> tuple[Tensor, ...]:
