@@ -42,7 +42,7 @@ MOST = {  # of these arguments, so that a page takes seconds
     "steps": 20,
     "warmup": 20,
 }
-LONGER = {"docs/diagnostics.md": {"rounds": 40}}  # fewer rounds say nothing about convergence
+LONGER = {"docs/diagnostics.md": {"rounds": 10}}  # a trend is estimated from these
 FEWER_PATIENTS = ("docs/diagnostics.md", "docs/runs.md", "docs/privacy.md")
 
 
@@ -80,6 +80,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(choice, "MOST_SHARED", 0)
     monkeypatch.setattr(one_run, "ATTEMPTS", (4,))
     monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names
+    monkeypatch.setattr("hierfl.diagnostics.trend.LEAST_ROUNDS", 10)
     if page in FEWER_PATIENTS:
         monkeypatch.setattr(hierfl.datasets, "heart_disease", fewer_patients)
     names = run(page)

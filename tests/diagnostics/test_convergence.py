@@ -221,7 +221,7 @@ def test_a_method_that_was_cut_short_is_not_good() -> None:
 
 KINDS: dict[str, Any] = {
     "fedsvi": lambda d: fit(fedsvi(means), d, rounds=5),
-    "bfi": lambda d: fit(methods.bfi(means), d, rounds=3),
+    "bfi": lambda d: fit(methods.bfi(means, steps=3), d, rounds=1),
     "pvi": lambda d: fit(methods.pvi(means), d, rounds=3),
     "fedlaplace": lambda d: fit(fedlaplace(means, weighting_rounds=0), d, rounds=20),
     "delta": lambda d: fit(fedsvi(means, guides.delta), d, rounds=5),

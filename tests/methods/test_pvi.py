@@ -190,7 +190,7 @@ def test_correlated_hierarchies() -> None:
 
 @pytest.mark.parametrize("by_row", [False, True])
 def test_bfi_is_exact_for_gaussian_models(by_row: bool) -> None:
-    loc, precision = gaussian(fit(bfi(line), e1(by_row=by_row), rounds=1))
+    loc, precision = gaussian(fit(bfi(line, steps=5), e1(by_row=by_row), rounds=1))
     close(loc, MEAN)
     close(precision, PRECISION)
 
