@@ -119,9 +119,8 @@ class FromFactor:
             found: Candidate = torch.vmap(each)(e, sides_of(count, hierarchy))
             joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
         log_weights = joint + found.log_weight
-        uniform = noise.uniforms(
-            noise.fold(batch.key, noise.word("_local.choice")), (1,), first.dtype
-        )
+        choice = noise.fold(batch.key, noise.word("_local.choice"))
+        uniform = noise.uniforms(choice, (1,), first.dtype)
         at = (log_weights.softmax(0).cumsum(0) < uniform[:, 0]).sum(0, keepdim=True)
         at = at.clamp(max=count - 1)
         vectors = found.vector

@@ -200,9 +200,8 @@ def low_rank_normal(
 
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
-        factor = pyro.param(
-            "_shared.factor", 0.1 * _start_noise("_shared.factor", block.size, rank)
-        )
+        start = 0.1 * _start_noise("_shared.factor", block.size, rank)
+        factor = pyro.param("_shared.factor", start)
         fn = dist.LowRankMultivariateNormal(loc, scale[:, None] * factor, scale**2)
         return _drawn(block, fn, loc, scale, batch)
 

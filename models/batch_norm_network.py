@@ -95,30 +95,25 @@ def batch_norm_network(
 
     def batch_norm_network(batch: ClientBatch) -> None:
         label, rows, clients = given_output(), field(batch, x), batch.num_clients
-        shared = {
-            name: pyro.param(f"theta.{name}", start.clone()) for name, start in tensors.items()
-        }
+        shared = {name: pyro.param(f"theta.{name}", v.clone()) for name, v in tensors.items()}
         with batch.clients():
             own = {}
             for layer, norm in layers.items():
                 for part in norm.parts:
                     start = getattr(norm, part).detach()
-                    own[f"{layer}.{part}"] = pyro.param(
-                        f"norm.{layer}.{part}", start.expand(clients, 1, *start.shape).clone()
-                    )[:, 0]
+                    whole = start.expand(clients, 1, *start.shape).clone()
+                    own[f"{layer}.{part}"] = pyro.param(f"norm.{layer}.{part}", whole)[:, 0]
             if layers:
                 learning = pyro.param("norm.learning", torch.zeros(clients, 1))[:, 0]
                 own |= {f"{layer}.learning": learning for layer in layers}
             mask = batch.mask().to(batch.counts.dtype)
             if clients == 1:
-                output, seen = run_client(
-                    shared, {name: value[0] for name, value in own.items()}, rows[0], mask[0]
-                )
+                mine = {name: value[0] for name, value in own.items()}
+                output, seen = run_client(shared, mine, rows[0], mask[0])
                 output, seen = output[None], [value[None] for value in seen]
             else:
-                output, seen = torch.vmap(lambda o, r, t: run_client(shared, o, r, t))(
-                    own, rows, mask
-                )
+                each = torch.vmap(lambda o, r, t: run_client(shared, o, r, t))
+                output, seen = each(own, rows, mask)
             parts = [f"{layer}.{part}" for layer in layers for part in ("mean", "var")]
             for part, value in zip(parts, seen, strict=True):
                 pyro.deterministic(f"seen.{part}", value[:, None], event_dim=1)

@@ -175,15 +175,11 @@ def bregman_network(
 
     def bregman_network(batch: ClientBatch) -> None:
         label = given_output()
-        theta = {
-            n: pyro.param(f"theta.{n}", to_weights.inv(v), constraint=Means(prior))
-            for n, v in tensors.items()
-        }
+        start = {n: to_weights.inv(v) for n, v in tensors.items()}
+        theta = {n: pyro.param(f"theta.{n}", v, constraint=Means(prior)) for n, v in start.items()}
         with batch.clients():
-            own = {
-                n: to_weights(pyro.sample(f"w.{n}", BregmanKernel(prior, mu)))
-                for n, mu in theta.items()
-            }
+            drawn = {n: pyro.sample(f"w.{n}", BregmanKernel(prior, mu)) for n, mu in theta.items()}
+            own = {n: to_weights(v) for n, v in drawn.items()}
             output = apply(net, own, {}, field(batch, x), mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)

@@ -60,9 +60,8 @@ class ClientNorm(nn.Module):
             if start is not None:
                 value = start.detach().clone()
             learned = start is not None and name in ("weight", "bias") and start.requires_grad
-            self.register_parameter(
-                name, nn.Parameter(value.to(torch.get_default_dtype()), requires_grad=learned)
-            )
+            value = value.to(torch.get_default_dtype())
+            self.register_parameter(name, nn.Parameter(value, requires_grad=learned))
         # 1: normalize by the batch, 0: by the stored statistics
         self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
@@ -166,9 +165,8 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
     for layer, norm in layers.items():
         for part in ("mean", "var"):
             start = getattr(norm, part).detach()
-            found[f"{layer}.{part}"] = pyro.param(
-                f"{STATISTICS}{layer}.{part}", start.expand(count, 1, *start.shape).clone()
-            )
+            start = start.expand(count, 1, *start.shape).clone()
+            found[f"{layer}.{part}"] = pyro.param(f"{STATISTICS}{layer}.{part}", start)
     return found
 
 

@@ -63,9 +63,8 @@ def learned_prior_network(
     def learned_prior_network(batch: ClientBatch) -> None:
         label = given_output()
         above = {name: priors[name].above(name, start) for name, start in tensors.items()}
-        pyro.factor(
-            "hyper", -torch.stack([priors[name].hyper(a) for name, a in above.items()]).sum()
-        )
+        penalties = [priors[name].hyper(a) for name, a in above.items()]
+        pyro.factor("hyper", -torch.stack(penalties).sum())
         with batch.clients():
             own = {
                 name: pyro.sample(f"w.{name}", priors[name].given(a)) for name, a in above.items()

@@ -93,10 +93,8 @@ class PersonalHeads:
 
     def _embedded(self, batch: ClientBatch) -> Tensor:
         """Return the embedding of all rows, (C, B, features)."""
-        params = {
-            name: pyro.param(f"embedding.{name}", start.clone())
-            for name, start in self.tensors.items()
-        }
+        start = self.tensors.items()
+        params = {name: pyro.param(f"embedding.{name}", v.clone()) for name, v in start}
         with batch.clients():  # for what a client has of its own: statistics of batch norm
             features = apply(self.net, {}, params, field(batch, self.x), mask=batch.rows)
         if features.shape[2:] != (self.features,):
@@ -121,9 +119,8 @@ class PersonalHeads:
         if self.global_scale is not None:
             params = [weight, offset, *(pyro.param(f"embedding.{name}") for name in self.tensors)]
             prior = dist.Normal(0.0, self.global_scale)
-            pyro.factor(
-                "global_prior", torch.stack([prior.log_prob(p).sum() for p in params]).sum()
-            )
+            each = torch.stack([prior.log_prob(p).sum() for p in params])
+            pyro.factor("global_prior", each.sum())
         with batch.clients():
             scale = torch.full((self.local_features, self.outputs), self.prior_scale)
             # (C, 1, local_features, outputs)

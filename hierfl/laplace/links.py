@@ -29,9 +29,8 @@ class _Times(torch.autograd.Function):
     def forward(v: Tensor, matrix: Tensor) -> Tensor:
         lead, shared = v.shape[:-1], matrix.shape[:-2]
         own = max((d + 1 for d, size in enumerate(shared) if size != 1), default=0)
-        flat = v.reshape(*lead[:own], -1, v.shape[-1]) @ matrix.reshape(
-            *shared[:own], *matrix.shape[-2:]
-        )
+        flat = v.reshape(*lead[:own], -1, v.shape[-1])
+        flat = flat @ matrix.reshape(*shared[:own], *matrix.shape[-2:])
         return flat.reshape(*lead, matrix.shape[-1])
 
     @staticmethod
@@ -52,9 +51,8 @@ class _Times(torch.autograd.Function):
         matrix = matrix[None] if matrix_dim is None else matrix.movedim(matrix_dim, 0)
         # Other maps have given v dims that the matrix lacks: there the matrix is shared.
         if matrix.dim() != v.dim() + 1:
-            matrix = matrix.reshape(
-                matrix.shape[0], *[1] * (v.dim() + 1 - matrix.dim()), *matrix.shape[1:]
-            )
+            lacking = [1] * (v.dim() + 1 - matrix.dim())
+            matrix = matrix.reshape(matrix.shape[0], *lacking, *matrix.shape[1:])
         return _times(v, matrix), 0
 
 

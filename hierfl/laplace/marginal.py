@@ -143,9 +143,8 @@ class Marginal:
             found = found + step * (1.0 / (step.norm() + 1e-12)).clamp(max=1.0)
         slope, precision = h.curved(found)
         rest = newton_step(slope, precision, cap=1.0) @ slope
-        return h.density(found) + 0.5 * rest + _volume(precision), ~(
-            _is_positive_definite(precision) & (rest.abs() < NEAR**2)
-        )
+        good = _is_positive_definite(precision) & (rest.abs() < NEAR**2)
+        return h.density(found) + 0.5 * rest + _volume(precision), ~good
 
     def expand(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
@@ -167,10 +166,8 @@ class Marginal:
             slope, pull = vjp(function, at)[:2]
             return slope, torch.vmap(lambda a: pull(a)[0])(along)
 
-        unit = torch.eye(len(at), dtype=z.dtype)
-        _, slope_jacobian = rows(
-            lambda u: self.at(u[:size], batch).slope(u[size:]), torch.eye(len(mode), dtype=z.dtype)
-        )
+        unit, axes = (torch.eye(len(v), dtype=z.dtype) for v in (at, mode))
+        _, slope_jacobian = rows(lambda u: self.at(u[:size], batch).slope(u[size:]), axes)
         covariance = torch.linalg.inv_ex(precision).inverse
         mode_slope = covariance @ slope_jacobian[:, :size]
         both = torch.cat([unit[:size, :size], mode_slope])  # J = (I; S)
@@ -184,9 +181,8 @@ class Marginal:
         slope, second = rows(grad(whole), both.T)
         hessian = second @ both
         value = self.at(z, batch).density(mode) + _volume(precision)
-        return Expansion(value, slope @ both, 0.5 * (hessian + hessian.T)), Inner(
-            mode, mode_slope, lost, precision
-        )
+        found = Expansion(value, slope @ both, 0.5 * (hessian + hessian.T))
+        return found, Inner(mode, mode_slope, lost, precision)
 
     def _without_own_sites(self, z: Tensor, batch: ClientBatch) -> tuple[Expansion, Inner]:
         """Return the expansion without local sites, where L is the log likelihood itself."""
@@ -246,11 +242,9 @@ def _check_curved(program: Program) -> None:
         _, precision, lost = marginal.mode(z, marginal.start(z, batch), batch, 30)
     if not bool(lost) and bool(precision.isfinite().all()):
         return
-    for site, piece in zip(
-        marginal.own.sites,
-        precision.diagonal().split([s.size for s in marginal.own.sites]),
-        strict=True,
-    ):
+    sites = marginal.own.sites
+    pieces = precision.diagonal().split([s.size for s in sites])
+    for site, piece in zip(sites, pieces, strict=True):
         if not bool((piece > 1e-9).all()):
             raise ProgramError(
                 f"local site '{site.name}' cannot be integrated out: given the other sites, the "

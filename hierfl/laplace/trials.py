@@ -57,9 +57,8 @@ def perturbed(
         u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # positive features stay positive
         return v * (1.0 + 0.3 * u) + 0.1 * u
 
-    return replace(
-        batch, fields={name: moved(name, v) for name, v in batch.fields.items()}, rows=None
-    )
+    fields = {name: moved(name, v) for name, v in batch.fields.items()}
+    return replace(batch, fields=fields, rows=None)
 
 
 def first_row(batch: ClientBatch) -> ClientBatch:

@@ -97,10 +97,9 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
         )
     if not own and head != "none":
         raise ProgramError('head is empty: name a prefix of some param, or say head="none"')
-    common = {name: value for name, value in above.items() if name not in own}
-    return BodyAndHead(
-        common, {name: above[name] for name in above if name in own}, in_program=False
-    )
+    body = {name: value for name, value in above.items() if name not in own}
+    mine = {name: value for name, value in above.items() if name in own}
+    return BodyAndHead(body, mine, in_program=False)
 
 
 def check_has_body(parts: BodyAndHead, method: str) -> None:

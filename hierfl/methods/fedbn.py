@@ -83,9 +83,8 @@ def fedbn(
             return {"seen": torch.tensor(there)} if kept else {}
 
         def split(params: Params) -> tuple[Params, Params]:
-            return {k: v for k, v in params.items() if k not in kept}, {
-                k: v for k, v in params.items() if k in kept
-            }
+            moving = {k: v for k, v in params.items() if k not in kept}
+            return moving, {k: v for k, v in params.items() if k in kept}
 
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(split(params(message, own))[0]), "kept": split(own)[1]}

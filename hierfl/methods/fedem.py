@@ -130,8 +130,7 @@ def fedem(
         given = {k: v for k, v in program.start()[0].items() if k.startswith("0.")}
         first = {name.removeprefix("0."): value for name, value in given.items()}
         each = starts_of(first, components, program.seed, starts)
-        return averaging_server(
-            {f"{m}.{name}": v[m] for m in range(components) for name, v in each.items()}
-        )
+        begin = {f"{m}.{name}": v[m] for m in range(components) for name, v in each.items()}
+        return averaging_server(begin)
 
     return Method("fedem", mixture(model, components=components), delta, client, server)

@@ -228,9 +228,8 @@ class Moments:
             values, _ = torch.vmap(
                 lambda z: self.marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
             )(points)
-            energy = points @ cavity["shift"] - 0.5 * (points @ cavity["precision"] * points).sum(
-                -1
-            )
+            bent = (points @ cavity["precision"] * points).sum(-1)
+            energy = points @ cavity["shift"] - 0.5 * bent
             log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
             weights = (log_weights + self.standard.log_weights).softmax(0)
             effective = 1.0 / weights.square().sum()

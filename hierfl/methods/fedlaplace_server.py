@@ -289,10 +289,8 @@ def finished(state: Tree) -> bool:
 
 def logged(state: Tree) -> dict[str, float]:
     """Return the next stage, q's move, raised eigenvalues, k-hat and effective points."""
-    numbers = {
-        name: float(state[name]) for name in ("stage", "moved", "raised", "k_hat", "effective")
-    }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    names = ("stage", "moved", "raised", "k_hat", "effective")
+    return {name: float(state[name]) for name in names if math.isfinite(state[name])}
 
 
 def _at(stage: int, part: int) -> Tree:

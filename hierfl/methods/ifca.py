@@ -133,10 +133,8 @@ def ifca(
                 of_all = share.view(-1, *[1] * (before.dim() - 1))
                 return torch.where(of_all > 0.0, summed / of_all.clamp(min=1e-30), before)
 
-            return {
-                "theta": tree_map(moved, state["theta"], means["mine"]["theta"]),
-                "share": share,
-            }
+            theta = tree_map(moved, state["theta"], means["mine"]["theta"])
+            return {"theta": theta, "share": share}
 
         theta = starts_of(common_params(program, "ifca"), clusters, program.seed, starts)
         return Server({"theta": theta, "share": torch.ones(clusters) / clusters}, update)

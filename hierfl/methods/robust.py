@@ -130,9 +130,8 @@ def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
     away = tree_map(lambda v, m: v - m, values, middle)
     distance = _flat(away).norm(dim=1)
     factor = (_median(distance) / distance.clamp(min=1e-30)).clamp(max=1.0)
-    return tree_map(
-        lambda m, d: m + torch.tensordot(factor.to(d.dtype), d, 1) / count, middle, away
-    )
+    pulled = tree_map(lambda d: torch.tensordot(factor.to(d.dtype), d, 1) / count, away)
+    return tree_map(torch.add, middle, pulled)
 
 
 def _median(values: Tensor) -> Tensor:

@@ -110,11 +110,9 @@ def _client(
     zero = zeros_like(common_params(program, "scaffold"))
 
     def start(message: Tree, own: Tree) -> Tree:
-        correction = sub(message["c"], own["c"])
-        none = torch.zeros(())
-        first = {"at_theta": zero} if option == "I" else {}
-        work = {"w": message["theta"], "correction": correction, "taken": none, "loss": none}
-        return {**work, **first}
+        none, first = torch.zeros(()), {"at_theta": zero} if option == "I" else {}
+        work = {"w": message["theta"], "correction": sub(message["c"], own["c"])}
+        return {**work, "taken": none, "loss": none, **first}
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         gradient, value = slope(lambda w: program.mean_loss(w, batch), work["w"])
@@ -165,19 +163,15 @@ def _server(program: Program, server_lr: float) -> Server:
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         moved = tree_map(lambda t, d: t + server_lr * d, state["theta"], means["moved"])
-        return {
-            "theta": moved,
-            "sum": add(state["sum"], scaled(means["corrected"], clock.clients)),
-            "joined": add(state["joined"], scaled(means["joined"], clock.clients)),
-        }
+        whole = add(state["sum"], scaled(means["corrected"], clock.clients))
+        joined = add(state["joined"], scaled(means["joined"], clock.clients))
+        return {"theta": moved, "sum": whole, "joined": joined}
 
     def down(state: Tree, clock: Clock) -> Tree:
         count = state["joined"]["clients"]
         whole = program.num_clients * state["joined"]["weight"] / count.clamp(min=1.0)
-        return {
-            "theta": state["theta"],
-            "c": scaled(state["sum"], torch.where(count > 0.0, 1.0 / whole, 0.0)),
-        }
+        c = scaled(state["sum"], torch.where(count > 0.0, 1.0 / whole, 0.0))
+        return {"theta": state["theta"], "c": c}
 
     joined = {"clients": torch.zeros(()), "weight": torch.zeros(())}
     start = {"theta": theta, "sum": zeros_like(theta), "joined": joined}

@@ -175,9 +175,7 @@ class LogNormalHazards:
     def time_at(self, hazard: Tensor) -> Tensor:
         """Return exp(loc + scale z), where Phi(-z) is exp(-H)."""
         deep = hazard.double().clamp(max=DEEPEST)
-        low = torch.special.ndtri(
-            -torch.expm1(-deep)
-        )  # exact where H is small, the other where large
+        low = torch.special.ndtri(-torch.expm1(-deep))  # exact where H is small, else the other is
         z = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
         return (self.fn.loc + self.fn.scale * z.to(self.fn.loc.dtype)).exp()
 
