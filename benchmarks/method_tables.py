@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hierfl.methods.about import HEADINGS, About, Wrapper, described
+from hierfl.methods.about import HEADINGS, About, Wrapper
+from hierfl.methods.listed import described
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("methods.md", "privacy.md")

@@ -24,7 +24,8 @@ from hierfl import cli
 from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
-from hierfl.methods.about import About, described, names
+from hierfl.methods.about import About
+from hierfl.methods.listed import described, names
 from hierfl.program import public_names
 from hierfl.runs import choice, one_run
 

@@ -12,7 +12,8 @@ from hierfl.cli.messages import show_files, show_wide, stopped, unwritable
 
 def methods() -> None:
     """List all methods: what is common and what local, what a client keeps, sends and discloses."""
-    from hierfl.methods.about import HEADINGS, About, described
+    from hierfl.methods.about import HEADINGS, About
+    from hierfl.methods.listed import described
 
     rows = [
         (name, *(getattr(about, field) for field in HEADINGS))

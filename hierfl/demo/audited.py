@@ -10,7 +10,7 @@ from hierfl import methods
 from hierfl.data.clients import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.method import Method
-from hierfl.methods.about import names
+from hierfl.methods.listed import names
 
 
 def method_of(text: str) -> Method:

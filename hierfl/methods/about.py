@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec
 
 from hierfl.method import Method
 from hierfl.program.recipes import recorded
 
 P = ParamSpec("P")
-Said = TypeVar("Said")
 HEADINGS = {
     "common": "global",
     "own": "local",
@@ -85,18 +84,3 @@ def _described(builder: Callable[P, Method], about: About | Wrapper) -> Callable
     made = recorded(builder)
     made.__dict__["__about__"] = about
     return made
-
-
-def described(kind: type[Said]) -> dict[str, Said]:
-    """Return what methods (`About`) or wrappers (`Wrapper`) say, those with posteriors first."""
-    from hierfl import methods
-
-    said: dict[str, Any] = {n: getattr(methods, n).__about__ for n in methods.__all__}
-    found = {name: about for name, about in sorted(said.items()) if isinstance(about, kind)}
-    points = {n for n, about in found.items() if getattr(about, "guide", "").startswith("points")}
-    return {name: found[name] for name in sorted(found, key=lambda n: (n in points, n))}
-
-
-def names() -> list[str]:
-    """Return the names of all exported methods and wrappers."""
-    return [*described(About), *described(Wrapper)]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hierfl.method import Client, Method, Phase
-from hierfl.methods.about import names
+from hierfl.methods.listed import names
 from hierfl.nodes.messages import Refused
 
 FILE = "policy.toml"  # in the node's folder

@@ -342,7 +342,10 @@ CASES: dict[str, Case] = {
     "two_stage": Case(
         lambda: methods.two_stage(regression, draws=100),
         {
-            "factor": {"precision": (2, 2), "shift": (2,), "height": ()},
+            "factor": {
+                **{"precision": (2, 2), "shift": (2,), "height": ()},
+                **{"num_rows": (), "square": ()},  # its likelihood is Normal
+            },
             "raised": (),
             "misread": (),
         },  # D = 2, U = 0

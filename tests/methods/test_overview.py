@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from benchmarks.method_tables import outdated
 from hierfl import methods
 from hierfl.cli import app
-from hierfl.methods.about import About, described
+from hierfl.methods.about import About
+from hierfl.methods.listed import described
 
 
 def test_the_tables_of_the_docs_are_up_to_date() -> None:

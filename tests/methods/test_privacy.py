@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
+from hierfl import guides, methods
 from hierfl.core import noise
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
@@ -24,7 +24,7 @@ from hierfl.method import Clock, Phase
 from hierfl.methods.two_stage_stages import WEIGHT
 from tests.methods.cases import CASES, CROSSES, METHODS
 from tests.methods.test_messages import exchange, names_of_local_things, shapes
-from tests.programs import federation
+from tests.programs import federation, logistic
 
 FEW = ("fedavg", "pfedme", "fedabml", "pfedbred", "pfedbayes")
 
@@ -47,10 +47,10 @@ def test_a_client_keeps_local_params_and_the_state_of_their_optimizer(name: str)
 
 
 def test_weighting_sends_one_scalar_per_draw() -> None:
-    run = federate(METHODS["two_stage"](), federation())
+    run = federate(methods.two_stage(logistic, draws=100), federation())
     start = begin(run)
     message = run.server.down({**start.server, "stage": torch.tensor(WEIGHT)}, Clock(3, 60))
-    assert shapes(message) == {"loc": (2,), "covariance": (2, 2), "draws": (100, 4)}
+    assert shapes(message) == {"loc": (2,), "covariance": (2, 2), "draws": (100, 2)}
     up, _ = client_round(run, run.client.phases, message, start.table, torch.arange(4), 3)
     assert {name: tuple(of.value.shape) for name, of in up.items()} == {"log_ratios": (4, 100)}
 
