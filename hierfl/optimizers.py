@@ -34,11 +34,8 @@ class Optimizer(Protocol):
     ) -> tuple[Tree, Tree]:
         """Return what to add to the params, and the next state.
 
-        Args:
-            updates: gradients of the loss, of the params' shapes.
-            state: from `init` or the previous `update`.
-            params: where the gradients were taken; some optimizers need them.
-            inplace: torchopt's flag; always False here.
+        `updates` are gradients at `params`, which some optimizers need; `inplace` is torchopt's
+        flag, here always False.
         """
 
 
@@ -78,7 +75,7 @@ class Adam:
 
     Args:
         lr: step size, > 0.
-        betas: decay rates of the two moments, in [0, 1); the defaults are the paper's.
+        betas: decay rates of the two moments, in [0, 1); the default is the paper's.
         eps: added to the square root of the second moment; the default is the paper's.
         weight_decay: of the decoupled decay, params <- params - lr weight_decay params; 0: none.
     """
@@ -112,7 +109,7 @@ class Adam:
 @spelled
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """A `torch.optim` optimizer as pure functions: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.1})`.
+    """A `torch.optim` optimizer as functions: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.1})`.
 
     It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the
     optimizers of torch.optim count their steps on the host, which vmap does not allow.
@@ -126,10 +123,7 @@ class TorchOptimizer:
     options: dict[str, Any]
 
     def init(self, params: Tree) -> Tree:
-        """Return a state of zeros before the first step; only its shapes matter.
-
-        The torch optimizer makes its own initial values at the first step.
-        """
+        """Return a state of zeros before the first step; only its shapes matter."""
         _, state = self._step(params, zeros_like(params), None)
         return {"begun": torch.zeros(()), "of": zeros_like(state)}
 

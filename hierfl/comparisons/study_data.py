@@ -32,17 +32,15 @@ class Partition(Table):
 
     Args:
         kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (each
-            class dealt in Dirichlet shares) and "class_mixes" (each client has a Dirichlet mix, and
-            all as many rows); `hierfl.studies.image_splits` and `hierfl.data.partition` have the
-            rules.
+            class dealt in Dirichlet shares) or "class_mixes" (a Dirichlet mix and equally many rows
+            for each client); see `hierfl.studies.image_splits` and `hierfl.data.partition`.
         clients: how many.
         classes: of a client; unused by "dirichlet" and "class_mixes".
         train: training rows of a client in each class; for "equal_classes".
         test: test rows of a client in each class; for "equal_classes".
         share: of all rows, in (0, 1]; for "shared_classes".
         concentration: of the Dirichlet distribution; smaller is more skewed.
-        authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows;
-            for "power_law".
+        authors_labels: with the wrong labels of PRIOR's MNIST script; for "power_law".
     """
 
     kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet", "class_mixes"]
@@ -67,10 +65,8 @@ class Data(Table):
     """The rows.
 
     Args:
-        name: of the data set. All but those of `TO_PARTITION` have clients of their own, and no
-            partition; "fedmap_..." are FedMAP's synthetic clients, under three skews, and both
-            "..._lines" the papers' toy problems (`hierfl.studies.drawn_clients`).
-        partition: of all others.
+        name: of the data set; `hierfl.studies.drawn_clients` has "fedmap_..." and "..._lines".
+        partition: of the image sets, which have no clients of their own.
         clients: so many of the data set's own clients take part, the first ones; None: all.
         scaling: "pixel": each column by its mean and sd over the training rows of participating
             clients; "one": all columns by one mean and sd; "none".
@@ -116,37 +112,32 @@ class Evaluation(Table):
     """What is measured.
 
     Args:
-        last_rounds: the scores of so many last rounds are averaged; of a method that takes fewer
-            rounds, with all clients in each, as many as are the same share of its run. Scores of
-            methods that tune for a prediction, and of new clients, are of the last round alone.
+        last_rounds: the scores of so many last rounds are averaged, or the same share of a run that
+            takes fewer rounds. Scores of methods that tune for a prediction, and of new clients,
+            are of the last round alone.
         round_of_all: P is scored after one more round, in which all clients train. Without it, a
-            client is scored by what it kept of the last round that it was in, which is long ago for
-            most where `run.cohort` is small. G is scored before that round, and curves have G
-            alone.
+            client is scored by what it kept of its last round, which is long ago for most where
+            `run.cohort` is small. G is scored before that round, and curves have G alone.
         every: rounds between the points of a curve; 0: no curve.
         weighting: "rows": every test row counts the same; "clients": every client. Results have
             both; this one is shown, and tuned by.
         metric: "accuracy"; "balanced_accuracy", the mean over a client's classes of its accuracy in
             each; or, of real labels, "explained", 1 minus the mean squared error over the variance
-            of all training labels. Results have all that there are; this one is shown, and tuned
-            by.
+            of all training labels. Results have all; this one is shown, and tuned by.
         new_clients: so many clients take no part in training, and join at the end.
         join_rounds: rounds of training on their own rows, or for methods with "+FT" of tuning,
             after which new clients are scored.
-        tune_steps: steps of fine-tuning, of "P+FT" and of methods with "+FT"; 0: as many as a round
-            has.
+        tune_steps: steps of fine-tuning, of "P+FT" and of methods with "+FT"; 0: those of a round.
         draws: of a posterior, for a prediction.
         global_rows: test rows of all clients together on which each client's model is scored as
             well; 0: none.
         calibration: P gets the calibration error of its predicted classes, over all test rows.
-        foreign: images that each client predicts, as many as it has test rows; P gets the AUROC of
-            the entropy (FedABML, Figures 5 and 6), and entropies.csv the entropies. An image set;
+        foreign: images that each client predicts, as many as it has test rows: an image set;
             "unseen_classes", images of `data.unseen_classes`; or "shuffled_pixels", the test rows
-            with pixels in random order.
+            with pixels in random order. P gets the AUROC of the entropy (FedABML, Figures 5 and 6).
         along: what is measured at the points of curves besides. "new_clients": P of new clients
             after the first of `join_rounds`; "coherence": of the gradients in the global params of
-            clients that have trained, -log det (PRIOR, Figure 2); "clients": every client's score,
-            in clients.csv.
+            clients that have trained, -log det (PRIOR, Figure 2); "clients": every client's score.
         by_class: the first client's loss on each class minus the mean over clients (PRIOR, Figure
             3), in classes.csv.
     """

@@ -58,8 +58,7 @@ class Net(Table):
         conv: channels of convolutions on the image, each followed by the activation and 2 x 2
             maximum pooling.
         kernel: pixels along a side of each convolution's kernel.
-        hidden: units of each hidden layer; none, and no convolution: multinomial logistic
-            regression.
+        hidden: units of each hidden layer; none, and no convolution: logistic regression.
         activation: between layers; "leaky_relu" has the slope 0.1.
         bias: of dense layers.
     """
@@ -77,19 +76,16 @@ class Run(Table):
     Args:
         rounds: of training.
         cohort: clients of a round; None: all.
-        everyone_trains: all clients train in each round, and a share of cohort / N of them is
-            averaged.
+        everyone_trains: all clients train in each round, and a share of cohort / N is averaged.
         evaluations: gradient evaluations of a client in a round, on one mini-batch each.
-        counts_steps: `evaluations` are steps in place of gradient evaluations, of which some
-            methods take several in a step.
+        counts_steps: `evaluations` are steps, of which some methods take several evaluations each.
         batch: rows of a mini-batch.
         scale: standard deviation at which learned prior scales start.
         lr: step size of gradient descent, where it is not tuned.
         adam: step size of Adam, where it is not tuned.
         seeds: one run of each; a seed fixes partition, initial weights and noise.
         start: seed of the initial weights of all runs; None: that of the run.
-        compiled: whether steps are compiled. Runs of a method share its graphs, whatever their step
-            sizes and seeds.
+        compiled: whether steps are compiled; runs of a method share its graphs.
     """
 
     rounds: int = Field(default=100, gt=0)
@@ -143,19 +139,16 @@ class Entry(Table):
             not. Default: the label.
         label: in tables. In a file it is the name of the entry's table.
         settings: options of the method in `hierfl.methods`, by name. An option that ends in
-            `optimizer` is "sgd" or "adam" with the step size that is chosen, or a step size of SGD;
-            of any other option "lr" stands for the step size that is chosen. FedMAP has `variance`
-            besides, of its prior.
+            `optimizer` is "sgd" or "adam" with the chosen step size, or a step size of SGD; "lr" as
+            the value of another option is the chosen step size. FedMAP has its prior's `variance`.
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
         averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more
             than average.
-        fine_tune: clients are scored after fine-tuning as well, "P+FT", of what the last round
-            left; training does not depend on it. Behind a name, "+FT" lets clients that adapt take
-            the method's own steps first.
+        fine_tune: clients are scored after fine-tuning as well, "P+FT"; training does not depend on
+            it. Behind a name, "+FT" lets clients that adapt take the method's own steps first.
         cohort: in place of the run's.
         published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers
-            that stand beside it, or (method, variant, metric) where the metric is not that of
-            `[published]`.
+            that stand beside it, or (method, variant, metric) for another metric.
     """
 
     name: str
@@ -204,10 +197,9 @@ class Published(Table):
         table: such as "T1"; of several, the first that has the method's number.
         dataset: as the paper calls it.
         model: as the paper calls it; of several, the first that has the method's number.
-        classes: of a client, where the paper has several splits of a data set; None: it has one.
+        classes: of a client, where the paper has several splits of a data set.
         metric: of the paper's.
-        new_metric: of the paper's for new clients, after the last of `join_rounds`; "": there is
-            none.
+        new_metric: of the paper's for new clients, after the last of `join_rounds`; "": none.
     """
 
     paper: str
@@ -232,8 +224,7 @@ class Study(Table):
         methods: what is compared, by label.
         leave_out: labels of methods that are not; for variants.
         published: numbers of a paper.
-        costs: the table has what a client receives, sends and keeps, and seconds and gradient
-            evaluations of a round.
+        costs: the table has bytes, seconds and gradient evaluations of a client and a round.
         notes: sentences that stand under the table.
         see: what to see in the figures and the table, in a sentence or two.
     """

@@ -23,15 +23,12 @@ def equal_mass(
 
     Args:
         p: (n,) probabilities.
-        y: (n,) labels, 0 or 1.
+        y: (n,) labels, 0 or 1; another number than of probabilities, or none, is a ValueError.
         bins: how many; fewer where a bin would have less than 2 rows.
         prob: of the interval of each share (Jeffreys').
 
     Returns:
         Mean probability, share of ones, and lower and upper end of its interval, each (bins,).
-
-    Raises:
-        ValueError: `p` and `y` have different lengths, or are empty.
 
     >>> [v.round(2).tolist() for v in equal_mass([0.1, 0.3, 0.7, 0.9], [0, 0, 1, 1], bins=2)[:2]]
     [[0.2, 0.8], [0.0, 1.0]]
@@ -84,12 +81,9 @@ def calibration_error(
     Args:
         p: (n,) probabilities of 1, or of the predicted class.
         y: (n,) 0 or 1: the label, or whether the predicted class is right.
-        bins: as in `equal_mass`.
+        bins: as in `equal_mass`, as are its errors.
         draws: of labels under perfect calibration.
         seed: of those draws.
-
-    Raises:
-        ValueError: `p` and `y` have different lengths, or are empty.
 
     >>> calibration_error([0.2, 0.2, 0.8, 0.8], [0, 0, 1, 1], bins=2).ece.__round__(3)
     0.2

@@ -79,11 +79,8 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
     ("fair"; Ferro 2014).
 
     Args:
-        replicates: (S, n), S > 1, from `Fit.replicate`.
+        replicates: (S, n), S > 1, from `Fit.replicate`; another shape is a ValueError.
         label: (n,).
-
-    Raises:
-        ValueError: there is only one replicate, or the numbers of rows differ.
 
     >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0])).item()
     0.0
@@ -166,8 +163,7 @@ class Gap:
             `held_out` and `out_of_sample`, the loss from the first to the second; with new clients
             also `new_clients` and `participation`, the loss from participating clients to new ones
             (Yuan, Morningstar, Ning and Singhal 2022; FedVI, Fig. 5).
-        clients: one row a fitted client: each score on its training rows minus that on its held-out
-            rows.
+        clients: one row a fitted client: its scores on training rows minus those on held-out rows.
         pac_bayes: the terms of the bound, if they were given.
     """
 
@@ -228,10 +224,7 @@ def effective_clients(log_weights: ArrayLike) -> float:
     history.
 
     Args:
-        log_weights: (N,) log omega; the weights need not sum to 1.
-
-    Raises:
-        ValueError: there are no weights, or one is NaN or infinite.
+        log_weights: (N,) log omega, not NaN or infinite; the weights need not sum to 1.
 
     >>> effective_clients([0.0, 0.0, -1e6])
     2.0

@@ -25,9 +25,8 @@ class Coherence:
     """The generalized coherence of N vectors (Gish and Cochran 1988), as in PRIOR's Fig. 2.
 
     Args:
-        estimate: 1 - det G, with G the Gram matrix of the normalized vectors. It is 0 where all are
-            orthogonal, and 1 where they are linearly dependent, as more vectors than dimensions
-            must be.
+        estimate: 1 - det G, with G the Gram matrix of the normalized vectors: 0 where all are
+            orthogonal, 1 where they are linearly dependent.
         minus_log_det: -log det G >= 0, informative where `estimate` is close to 1; infinite at 1.
         vectors: N.
     """
@@ -113,17 +112,13 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
 
     l_ic is the mean negative log score of client i's n_ic rows of class c. The deviation is 0 where
     a client has no rows of a class. On every client's own test rows these are the paper's local
-    deviations. Where each client predicts a copy of the same rows, all n_ic of a class are equal,
-    and these are its global deviations.
+    deviations, and where each client predicts a copy of the same rows its global ones.
 
     Args:
-        prediction: of labeled rows; binary or categorical.
+        prediction: of labeled rows; binary or categorical, else a ValueError.
 
     Returns:
         One row a client, one column a class that occurs.
-
-    Raises:
-        ValueError: the rows have no labels, or the site is numeric.
     """
     expect_prediction(prediction, "prediction")
     prediction = prediction.by_client()

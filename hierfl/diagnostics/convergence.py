@@ -67,11 +67,9 @@ class Convergence:
         error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
         gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO
-            at the end; `error`, the standard error of that mean; `ratio` of the two, about 1 where
-            only noise is left, NaN for point estimates; `still`, whether the ratio is below 3. Empty
-            where the history shows no trend of an ELBO.
-        k_hat: Pareto shape of the weights, the method's own if it has weighted its draws; NaN
-            without weights.
+            at the end; `error`, its standard error; `ratio` of the two, about 1 where only noise is
+            left, NaN for point estimates; `still`, whether it is below 3. Empty without a trend.
+        k_hat: Pareto shape of the weights, also of those of the method itself; NaN without any.
         effective: effective number of weighted draws; NaN without weights.
         scalars: one row a scalar of a site: site, client, index, shift (signed), shift_error, ratio
             and ratio_error (relative). Empty where nothing was weighted.
@@ -96,9 +94,9 @@ class Convergence:
     def sites(self) -> pd.DataFrame:
         """The guide beside its weighted draws, one row a site; empty where nothing was weighted.
 
-        How many `scalars` it has; `shift`, the largest difference of means, in weighted standard
-        deviations; `ratio_min` and `ratio_max`, the range of the guide's standard deviation over the
-        weighted one; `error`, the largest Monte Carlo standard error of these.
+        `scalars` are counted; `shift` is the largest difference of means, in weighted standard
+        deviations; `ratio_min` and `ratio_max` the range of the guide's standard deviation over the
+        weighted one; `error` the largest Monte Carlo standard error of these.
         """
         return self.scalars if self.scalars.empty else by_site(self.scalars)
 

@@ -61,8 +61,8 @@ class Loo:
         elpd: expected log predictive density, summed over rows or clients, nats; higher is better.
         se: its standard error.
         p: the effective number of parameters.
-        table: by row or client, `elpd`, its Monte Carlo standard error `mc_se`, and `k_hat` (at 0.7
-            or more do not trust either: refit without that row or client); by row also `client`.
+        table: by row or client, `elpd`, its Monte Carlo standard error `mc_se`, and `k_hat` (from
+            0.7 on trust neither: refit without that row or client); by row also `client`.
         arviz: the estimate as an ArviZ object.
         data: a hash of the labels, by which `compare` refuses fits of different data.
     """

@@ -93,8 +93,8 @@ class OutOfDistribution:
 
     Args:
         clients: one row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats),
-            auroc and fpr95 of the entropy; for binary and categorical sites also of the mutual
-            information (mi_auroc, mi_fpr95).
+            auroc and fpr95 of the entropy, and where there are classes of the mutual information
+            (mi_auroc, mi_fpr95).
         overall: the same for all rows together.
         entropies: of own rows and of foreign rows, nats, ordered by client.
     """
@@ -164,12 +164,9 @@ def _rows(prediction: Prediction) -> dict[str, slice]:
 
 
 def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) -> Floats:
-    """Estimate the density of entropies on a grid (FedABML, Figs. 5 and 6).
+    """Estimate the density of entropies (n,), nats, on a grid (m,) (FedABML, Figs. 5 and 6).
 
-    Args:
-        values: (n,) entropies >= 0, nats.
-        grid: (m,) points, nats.
-        width: standard deviation of the kernel, nats.
+    `width` is the standard deviation of the kernel, nats.
     """
     flat = np.asarray(values, dtype=float).ravel()
     both, at = np.concatenate([flat, -flat]), np.asarray(grid, dtype=float)

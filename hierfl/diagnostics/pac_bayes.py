@@ -10,9 +10,8 @@ posterior q,
 The risk is E_q[loss] on new rows of the same clients, in the same shares; it is not that of new
 clients. The last term is Hoeffding's bound of the slack in Eq. (9) of Vedadi et al. 2023, which is
 Theorem 3 of Germain et al. 2016. That slack is infinite for many unbounded losses, so the log loss
-is clipped. A hierarchy is one set of latent sites: its KL is that of the global sites, plus that of
-each client's own given the global ones. The rows of a client need not have the distribution of
-another's.
+is clipped. The KL of a hierarchy is that of the global sites, plus that of each client's own given
+the global ones. Clients' rows may have different distributions.
 
 A prior that was trained on the same rows is not fixed before them. Learn it from some of the rows
 and take the bound on the others:

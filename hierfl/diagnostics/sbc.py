@@ -165,7 +165,7 @@ def sbc(
         guide: a family, or a guide function.
         data_like: the clients and their numbers of rows; fields that the model does not observe are
             used as they are.
-        replications: R.
+        replications: R, 1 or more.
         draws: L, of each fitted guide; best where L + 1 is divisible by 20.
         steps: of each fit; the step size is the optimizer's in the first half, and falls linearly
             to 0 in the second.
@@ -175,7 +175,6 @@ def sbc(
 
     Raises:
         ProgramError: data cannot be drawn from the model, or the guide draws one client at a time.
-        ValueError: `replications`, `draws`, `steps` or `num_particles` is below 1.
     """
     if min(replications, draws, steps, num_particles) < 1:
         raise ValueError("replications, draws, steps and num_particles must be 1 or more")
@@ -292,16 +291,10 @@ def _numbers(ranks: Ranks) -> Iterator[tuple[str, Ranks]]:
 def ecdf_band(
     count: int, at: NDArray[np.float64], *, prob: float = 0.95, simulations: int = 2000
 ) -> NDArray[np.float64]:
-    """Return a simultaneous band for the ECDF of uniform ranks, (2, len(at)).
+    """Return a simultaneous band for the ECDF of `count` uniform ranks at points, (2, points).
 
     Pointwise binomial intervals, at the level at which a share `prob` of simulated samples stays
     inside everywhere.
-
-    Args:
-        count: number of ranks.
-        at: points in (0, 1).
-        prob: of the band.
-        simulations: from which the level is found.
     """
     generator = np.random.Generator(np.random.Philox(0))
     cells = np.diff(at, prepend=0.0, append=1.0)

@@ -121,18 +121,14 @@ def corrected(
     """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7.
 
     Args:
-        fit: a run whose guide has a density.
+        fit: a run whose guide has a density, of labeled clients; others are a ValueError.
         draws: S, resampled from the proposals; a proposal may appear several times.
-        proposals: draws weighted in each round; None: twice `draws`, at least 4000.
+        proposals: draws weighted in each round, 100 or more; None: twice `draws`, at least 4000.
         inner: draws of each client's local sites for each proposal; four times as many after the
             first round.
         rounds: the most rounds; another is run while the effective draws are fewer than `draws` (or
             than 1000).
         seed: of the draws.
-
-    Raises:
-        ValueError: the guide has no density, clients have no labels, `proposals` is below 100, or
-            `draws`, `inner` or `rounds` is below 1.
     """
     expect_fit(fit)
     for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):

@@ -62,8 +62,7 @@ class Prediction:
         label: (n,) the true labels; None where they are unknown.
         mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities
             for a categorical one.
-        sd: (n,) standard deviation of y, from the draws and the likelihood; None for a categorical
-            site.
+        sd: (n,) standard deviation of y, from the draws and the likelihood; None of classes.
         log_score: (n,) log of the mean density of the true label, to the power of how often it
             counts; nats, higher is better; None where labels are unknown.
         noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None
