@@ -52,9 +52,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (FileNotFoundError, ImportError, NotTheFile):
         raise
-    except (
-        Exception
-    ) as error:  # zlib's, zipfile's, NumPy's, and those of what is computed from wrong arrays
+    except Exception as error:  # zlib's, zipfile's, NumPy's, and of what wrong arrays lead to
         raise NotTheFile(
             f"'{path}' is not the file it should be ({type(error).__name__}: {str(error)[:300]}): "
             "get it again"

@@ -53,11 +53,9 @@ class Graphs:
         leaves, spec = tree_flatten(trees)
         leaves = [leaf.contiguous() for leaf in leaves]
         graph = self.graph(name, function, leaves, spec, 0)
-        return (
-            function(*tree_unflatten(leaves, spec))
-            if graph is None
-            else tree_unflatten(graph.run(*leaves), graph.spec)
-        )
+        if graph is None:
+            return function(*tree_unflatten(leaves, spec))
+        return tree_unflatten(graph.run(*leaves), graph.spec)
 
     def graph(
         self,

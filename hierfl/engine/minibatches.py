@@ -139,11 +139,10 @@ def steps(
     """
     half = None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
     keys, done = keys_of(data, ids, seed, *at), 0
-    blocks = (
-        _all_rows(data, ids, phase.count, keys, half, few_widths=few_widths)
-        if phase.batch_size is None
-        else _mini_batches(data, ids, phase, seed=seed, at=at)
-    )
+    if phase.batch_size is None:
+        blocks = _all_rows(data, ids, phase.count, keys, half, few_widths=few_widths)
+    else:
+        blocks = _mini_batches(data, ids, phase, seed=seed, at=at)
     counts = data.counts[ids] if half is None else half.counts
     own = {name: values[ids][:, None] for name, values in data.client_fields.items()}
     fixed = {"client_fields": own, "counts": counts.to(torch.get_default_dtype())}
@@ -254,9 +253,9 @@ class _Plan:
         """Plan a phase; the arguments and the error are those of `row_plan`."""
         if phase.batch_size is None:
             raise ValueError("a phase on all rows has no row plan")
-        half = (
-            None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
-        )
+        half = None
+        if phase.rows != "all":
+            half = half_of(data, ids, phase.rows, seed=seed, round_=at[0])
         counts = data.counts[ids] if half is None else half.counts
         size = min(phase.batch_size, int(counts.max()))
         by_epoch = phase.unit == "epoch"

@@ -192,22 +192,19 @@ def _serve(task: Callable[[Any], object], line: socket.socket) -> None:
         try:
             answer: tuple[bool, object] = (True, task(item))
         except Exception as error:
-            answer = (
-                False,
-                error if _can_be_sent(error) else RuntimeError(f"{type(error).__name__}: {error}"),
-            )
+            answer = (False, _sendable(error))
         try:
             send(line, answer)
         except OSError:
             return
 
 
-def _can_be_sent(error: Exception) -> bool:
+def _sendable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return False
-    return True
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 # ------------------------------------------------------------------ messages
@@ -257,8 +254,6 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return (
-        torch.frombuffer(data, dtype=dtype).view(shape)
-        if len(data)
-        else torch.empty(shape, dtype=dtype)
-    )
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(shape)

@@ -30,23 +30,21 @@ class Settings:
         engine: "vectorized" carries many clients at once; "sequential" runs one after another, so
             that breakpoints and prints work. Both give the same numbers.
         chunk: clients carried at once by "vectorized"; None: as many as fit the cache.
-        compile: whether local steps are compiled; compiled numbers agree with eager ones to
-            rounding. "auto" compiles where the run is long enough to repay it, judged by the
-            seconds of one eager step and the number of its operations; for self-stopping methods,
-            the expected number of rounds is used. A resumed run keeps the choice of the first one.
-            From the second round on, `torch.get_num_threads()` processes share the chunks of a
-            compiled run (on Linux).
+        compile: whether local steps are compiled, which agrees with eager steps to rounding. "auto"
+            compiles where the run is long enough to repay it, by the seconds of one eager step and
+            the number of its operations; for self-stopping methods, the expected number of rounds
+            is used. A resumed run keeps the first one's choice. From the second round on,
+            `torch.get_num_threads()` processes share the chunks of a compiled run (on Linux).
         device: where clients work, such as "cuda"; the server, the client states and the returned
             fit stay on the CPU.
         on_client_error: "raise" stops the run at a client that fails, or whose update is not
-            finite. "skip" leaves such a client out of that round: it is not counted, its client
-            state stays as it was, and `history["left_out"]` and the report name it with the reason.
-            A round without any client left stops the run. With either, `history["far_out"]` names
-            updates that are counted and are at least ten times the median norm and far out of the
-            cohort's spread (`hierfl.engine.aggregate`).
-        min_rows: clients with fewer rows take no part and send nothing; a warning names them.
-            `Fit.personalize` infers their client states from their own rows afterwards. An update
-            of a client with few rows reveals much about each of them (docs/privacy.md).
+            finite. "skip" leaves such a client out of that round: its client state stays as it
+            was, and `history["left_out"]` and the report name it with the reason; without any
+            client left the run stops. With either, `history["far_out"]` names updates of at least
+            ten times the median norm and far out of the cohort's spread.
+        min_rows: clients with fewer rows take no part and send nothing; a warning names them, and
+            `Fit.personalize` infers their states afterwards. An update of a client with few rows
+            reveals much about each of them (docs/privacy.md).
         disclose: what the server may see. "summaries": a summary of each client, as in a
             meta-analysis (`Method.discloses`). "sums": only sums over clients, so that secure
             aggregation would do; a method that needs more is refused, and none is chosen.

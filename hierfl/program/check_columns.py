@@ -137,9 +137,8 @@ def _far(data: ClientData, name: str) -> Iterator[str]:
     columns = values if values.dim() == 2 else values[:, None]
     low, high = columns.aminmax(dim=0)
     largest: Tensor = torch.maximum(low.double().abs(), high.double().abs())
-    for j in (
-        (largest > FAR).nonzero()[:, 0].tolist()
-    ):  # the mean and sd of the others are smaller still
+    # the mean and sd of the others are smaller still
+    for j in (largest > FAR).nonzero()[:, 0].tolist():
         column = columns[:, j].double()
         mean, sd = column.mean().item(), column.std().item()
         if max(abs(mean), sd) > FAR:

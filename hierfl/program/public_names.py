@@ -131,15 +131,11 @@ def model(*, name: str | None = None) -> Callable[[F], F]: ...
 def model(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
     """Mark a model so that `hierfl.load` finds it: `@hierfl.model` or `(name="radon")`.
 
-    The program that loads a fit marks the same model. `load` compares it with the one that was
-    fitted, and refuses another one of the same name.
+    The program that loads a fit marks the same model; `load` refuses another one of the same name.
 
     Args:
-        function: the model, a function of a `ClientBatch`.
-        name: what it is recorded as. Default None: the function's own name.
-
-    Returns:
-        The function itself.
+        function: the model, a function of a `ClientBatch`, which is returned.
+        name: what it is recorded as. Default: the function's own name.
 
     Raises:
         TypeError: `function` cannot be called, or has no name of its own and none is given.
@@ -159,18 +155,7 @@ def guide(function: F, /, *, name: str | None = None) -> F: ...
 def guide(*, name: str | None = None) -> Callable[[F], F]: ...
 @spelled
 def guide(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
-    """Mark a guide or a guide family so that `hierfl.load` finds it, as `hierfl.model` does.
-
-    Args:
-        function: a guide function, or a family.
-        name: what it is recorded as. Default None: the function's own name.
-
-    Returns:
-        The guide itself.
-
-    Raises:
-        TypeError, ValueError: as `hierfl.model`.
-    """
+    """Mark a guide or a guide family so that `hierfl.load` finds it, as `hierfl.model` does."""
     return _marker("guide", function, name)
 
 

@@ -112,31 +112,29 @@ def load(
 
     No code is stored, and none that the folder names is run. The method is built again from its
     record: what is hierfl's own by its public name, your own model and guide where this program has
-    marked them, `@hierfl.model` and `@hierfl.guide`, under the names that were recorded. All else
-    is handed in.
+    marked them, `@hierfl.model` and `@hierfl.guide`. All else is handed in.
 
     What is marked or handed in is compared with the record: settings, the code and constants of
     functions, their closures, defaults and the globals they read, and the layers, shapes and fixed
-    values of modules. Only where a module's learned weights start may differ: the checkpoint
-    replaces them. Code is compared under the Python version that wrote the record; under another
-    one a warning says that it is not.
+    values of modules; not where learned weights start. Code is compared under the Python version
+    that wrote the record; under another one a warning says that it is not.
 
     Args:
         folder: of the fit or the run.
         method: that was fitted; None: built again.
-        model: of the method that is built again, where it is neither hierfl's nor marked.
-        guide: of the method that is built again, where it is neither hierfl's nor marked.
-        data: the clients' training rows, which are compared with a salted hash of those that were
-            fitted; None: those saved with the fit, and if there are none, the fit answers what
-            needs no rows (global draws, new clients, and fitted clients where the guide reads no
-            rows), and refuses the rest by `RowsNotSaved`.
+        model: of the method that is built again, if neither hierfl's nor marked.
+        guide: the same.
+        data: the clients' training rows, compared with a salted hash of those that were fitted;
+            None: those saved with the fit. If there are none, the fit answers what needs no rows
+            (global draws, new clients, and fitted clients where the guide reads no rows), and
+            refuses everything else by `RowsNotSaved`.
 
     Raises:
         TypeError: `folder` is no path.
         CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of
             other clients; the message names what differs.
         CannotRemake: the method cannot be built again, or the model or guide is another one.
-        RowsNotSaved: the rows were not saved, and are needed to read the program at all: pass them.
+        RowsNotSaved: the rows were not saved, and are needed to read the program at all.
         ValueError: `method` is given together with `model` or `guide`.
     """
     handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}

@@ -40,13 +40,9 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
         rounds: steps, 1 or more.
         seed: of everything random.
 
-    Returns:
-        The fit, whose history has no bytes: nothing is sent.
-
     Raises:
         ValueError: the method is another one or takes other steps, `rounds` is below 1, the guide
-            draws one client at a time, or padding the clients to one length would take too much
-            memory.
+            draws one client at a time, or padding to one length would take too much memory.
         ProgramError: a model or guide that cannot be run as it is written, or whose clients depend
             on each other.
     """

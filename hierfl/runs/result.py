@@ -74,9 +74,8 @@ class Fit:
     def history(self) -> pd.DataFrame:
         """One row a round: clients, what the method logs, bytes down and up, seconds, score.
 
-        With `on_client_error="skip"`, `left_out` lists the clients that were left out, each with
-        the reason. `far_out` lists updates far larger than the others': client, share, and norm in
-        medians.
+        With `on_client_error="skip"`, `left_out` lists the clients that were left out, with the
+        reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
         """
         return pd.DataFrame(list(self.progress.history))
 
@@ -154,7 +153,7 @@ class Fit:
 
         Args:
             draws: S; one label of each row for each draw of the latent sites.
-            rows: of clients that were fitted, matched by name; None: the rows they were fitted to.
+            rows: of fitted clients, matched by name; None: the rows they were fitted to.
             seed: of the draws.
 
         Raises:
@@ -196,16 +195,15 @@ class Fit:
         """Predict each row by its own client's posterior; labels may be absent.
 
         Args:
-            rows: of clients that were fitted, matched by name. The answer to a frame is in its
-                order; rows that cannot be predicted, as missing="drop" leaves them out, are NaN.
+            rows: of clients that were fitted, matched by name.
             site: the observed site to predict; None: the model's only one.
             draws: S, of the posterior to average over; 1 is enough for point estimates.
             seed: of the draws.
 
         Raises:
             KeyError: a client was not fitted (`personalize` it first), or the site is not observed.
-            ValueError: a field is missing or holds NaN; or the model observes several sites and
-                `site` is None.
+            ValueError: a field is missing or holds NaN; or several sites are observed, and `site`
+                is None.
         """
         data = self._rows(rows)
         found = predict(self, data, site=site, draws=draws, seed=seed)
@@ -248,7 +246,7 @@ class Fit:
         """Summarize every site as a table, local ones by client, and say whether to trust the fit.
 
         Args:
-            draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
+            draws: S, 20 or more; None: 1000, and down to 100 where they would take minutes.
             seed: of the draws.
 
         Raises:
@@ -273,8 +271,7 @@ class Fit:
         Args:
             folder: made if it does not exist.
             with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the
-                fit; without them it answers what needs no rows, and `hierfl.load(folder, data=...)`
-                the rest.
+                fit; without them `hierfl.load(folder, data=...)` does.
 
         Raises:
             CheckpointError: the folder holds another run, or this one after more rounds.
@@ -302,12 +299,12 @@ class Fit:
 
         Args:
             path: of the file; an earlier report there is replaced.
-            held_out: labeled rows of fitted clients that were kept from the fit, to score; None:
-                the training rows are scored, with a warning.
+            held_out: labeled rows of fitted clients to score; None: the training rows are scored,
+                with a warning.
             foreign: out-of-distribution rows under the clients' names, to see whether predictions
                 are less certain.
-            local_only: a fit of the same local sites in which clients share nothing; its estimates
-                are shown beside this fit's.
+            local_only: a fit of the same local sites in which clients share nothing, whose
+                estimates are shown beside this fit's.
             site: the observed site that is scored, as in `predict`.
             title: of the page.
             draws: S, of the posterior.
@@ -318,7 +315,7 @@ class Fit:
 
         Raises:
             KeyError: rows of a client that was not fitted.
-            ValueError: a field is missing; held-out rows have no labels; or several sites are
+            ValueError: a field is missing, held-out rows have no labels, or several sites are
                 observed and `site` is None.
             FileExistsError: the file is there already, and is no report of hierfl.
         """

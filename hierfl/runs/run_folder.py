@@ -110,11 +110,10 @@ def _in_use(root: Path) -> FolderInUse:
             break
         time.sleep(0.01)
     known = isinstance(who, dict) and {"pid", "host", "since"} <= set(who)
-    holder = (
-        f"process {who['pid']} on host {who['host']} has been writing to it since {who['since']}"
-        if known
-        else "another process is writing to it"
-    )
+    holder = "another process is writing to it"
+    if known:
+        where = f"process {who['pid']} on host {who['host']}"
+        holder = f"{where} has been writing to it since {who['since']}"
     return FolderInUse(
         f"'{root}' is in use: {holder}; wait until it has ended, or name another folder"
     )
