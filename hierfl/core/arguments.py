@@ -129,14 +129,16 @@ def keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
     `**options: Unpack[Options]` takes the keys of the TypedDict `Options`.
     """
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind in KEYWORDS]
-    for rest in (p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD):
-        typed = str(rest.annotation).removeprefix("Unpack[").removesuffix("]")
-        options = getattr(function, "__globals__", {}).get(typed)
-        if not is_typeddict(options):
-            return None
-        known += options.__annotations__
+    known: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in KEYWORDS:
+            known.append(parameter.name)
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            typed = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
+            options = getattr(function, "__globals__", {}).get(typed)
+            if not is_typeddict(options):
+                return None
+            known += options.__annotations__
     return tuple(known)
 
 

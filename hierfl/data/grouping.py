@@ -38,7 +38,7 @@ def sort_by_client(
     """Sort rows by client, keeping their order within each; `names` are those of ids 0..N-1."""
     raw = ids_of(client_id)
     ids, inverse, counts = np.unique(raw, return_inverse=True, return_counts=True)
-    labels = tuple(str(i) for i in ids) if names is None else _names_of(ids, names)
+    labels = tuple(map(str, ids)) if names is None else _names_of(ids, names)
     order = torch.as_tensor(np.argsort(inverse, kind="stable"))
     tensors = {name: as_tensor(values, name) for name, values in fields.items()}
     for name, values in tensors.items():
@@ -79,7 +79,7 @@ def _names_of(ids: NDArray[Any], names: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(
             f"client '{names[absent[0]]}' has no rows: leave it out, or give it at least one"
         )
-    return tuple(str(n) for n in names)
+    return tuple(map(str, names))
 
 
 def join_clients(

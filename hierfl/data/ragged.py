@@ -27,11 +27,11 @@ def cut_ragged(
     are. A chunk of up to `few` rows, padded ones included, is not cut. Each of `counts` (N,) is one
     kind of rows that a chunk is padded in.
     """
-
-    def padded(ids: Tensor) -> int:
-        return max(len(ids) * int(rows[ids].max()) - int(rows[ids].sum()) for rows in counts)
-
-    if all(padded(part) <= padding for part in parts):
+    padded = 0
+    for part in parts:
+        for rows in counts:
+            padded = max(padded, len(part) * int(rows[part].max()) - int(rows[part].sum()))
+    if padded <= padding:
         return tuple(parts)
     ids = torch.cat(tuple(parts))
     lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
