@@ -46,7 +46,8 @@ FITTING = 0.3
 # clients beyond which fewer draws are weighted, as each costs every client a pass over its rows;
 # and the fewest
 MANY, FEWEST_WEIGHTED = 500, 1000
-FAR_MANY = 4000  # clients beyond which they weight only as many draws as a quadratic needs
+ROUGH = 0.1  # sd of the error of a quadratic of z, in nats, with which all draws are weighted
+FAR_MANY = 1000  # clients beyond which they weight only as many draws as a quadratic needs
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
@@ -111,13 +112,13 @@ class Rounds:
         """Return the message: any client's v, and draws to weight if factors are final."""
         message = self.belief(state)
         if int(state["stage"]) == WEIGHT:
-            message["draws"] = self._asked(state)
+            message["draws"] = state["final"]["draws"][self._asked(state), : self.shared]
         return message
 
     def _asked(self, state: Tree) -> Tensor:
-        """Return the draws of z that clients weight (A, K), evenly among the final ones."""
-        draws, count = state["final"]["draws"][:, : self.shared], len(state["asked"])
-        return draws if count == len(draws) else draws[:: len(draws) // count][:count]
+        """Return which of the final draws clients weight, (A,) int64, evenly among them."""
+        count, asked = len(state["final"]["draws"]), len(state["asked"])
+        return torch.arange(asked) * (count // asked)
 
     @property
     def shared(self) -> int:
@@ -255,16 +256,19 @@ class Rounds:
         new = ~state["weighted"][reports.ids]
         ids, each = reports.ids[new], reports.value[new].mT.double()  # (A, n)
         asked = state["asked"] + each.sum(1)
-        ratios, error = everywhere(asked, self._asked(state), final["draws"][:, : self.shared])
+        base = self._wider(state, factors)
+        ratios, error = everywhere(
+            asked, self._asked(state), final["draws"][:, : self.shared], base
+        )
         seen = state["weighted"].index_fill(0, ids, True)
         k_hats = k_hats_of(each)
-        weights = smoothed(ratios + self._wider(state, factors))
+        weights = smoothed(ratios + base)
         inner = state["inner_error"]
         state = {
             **state,
             "asked": asked,
             "ratios": ratios,
-            "inner_error": inner if error is None else inner.nan_to_num().hypot(error),
+            "inner_error": inner.nan_to_num().square().add(error**2).sqrt() if error else inner,
             "weighted": seen,
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
             "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
@@ -283,7 +287,9 @@ class Rounds:
             state = self._together(state, factors) if equal else state
             return {**state, "stage": torch.tensor(DONE)}
         far = weights.k_hat >= K_HAT or weights.effective < FITTING * len(ratios)
-        if error is not None and far and int(state["again"]) < AGAIN and left > 0:
+        if error > ROUGH and left > 0:  # a quadratic will not do
+            return {**state, **self._asking(state), "asked": torch.zeros_like(ratios)}
+        if bool(state["proposed"]) and far and int(state["again"]) < AGAIN and left > 0:
             return self._proposed({**state, "again": state["again"] + 1}, state["final"])
         if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
             return self._widened(state, factors, clock)
@@ -374,8 +380,9 @@ class Rounds:
             return None
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             factors, draws = Factors(**state["factors"]), state["final"]["draws"]
-            if bool((state["powers"] < 1.0).any()):  # then they are of the posterior
-                draws = resampled(draws, (-state["ratios"]).log_softmax(0), len(draws))
+            if bool((state["powers"] < 1.0).any() | state["proposed"]):
+                weights = state["final"]["log_weights"] - state["ratios"]
+                draws = resampled(draws, weights.log_softmax(0), len(draws))
             found = surprises(Known(self.surrogate, factors, draws, state["bounds"], self.seed))
             return Surprise(*(v[self.surrogate.hierarchy.program.ranks] for v in found))
 

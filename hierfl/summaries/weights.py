@@ -19,7 +19,8 @@ ROUNDING = 1e-9  # log weights that differ by no more are equal
 # the mean, what lies beyond adds nothing. Its shape misleads there: of 200 sets of binomial rows
 # k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
 TAIL = math.log(2.0)
-LEAST_ASKED, TIMES = 100, 4  # draws for a quadratic, and as many as its coefficients times
+LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
+PASSES = 4  # of the fit of a quadratic
 
 
 def unweighted(count: int, size: int) -> Tree:
@@ -87,30 +88,33 @@ def asked_of(size: int, most: int) -> int:
     return min(most, max(LEAST_ASKED, TIMES * (size + 1) * (size + 2) // 2))
 
 
-def everywhere(log_ratios: Tensor, at: Tensor, draws: Tensor) -> tuple[Tensor, Tensor | None]:
+def everywhere(
+    log_ratios: Tensor, at: Tensor, draws: Tensor, log_base: Tensor
+) -> tuple[Tensor, float]:
     """Return the log ratio of all clients together at all draws, from some of them.
 
-    The posterior of many clients is narrow, and their log ratio is smooth: a quadratic of z fits.
+    The posterior of many clients is narrow, and their log ratio is smooth: a quadratic of z fits
+    where the posterior is, which is where its squares are weighted.
 
     Args:
         log_ratios: (A,) summed over clients.
-        at: (A, K), where.
+        at: (A,) int64, of the draws.
         draws: (S, K).
+        log_base: (S,) to which log ratios are added for log weights.
 
     Returns:
-        (S,), and the sd of the quadratic's error; None where all draws were asked for.
+        (S,), and the sd of the quadratic's error under the posterior; 0 where all draws were asked.
     """
     if len(at) == len(draws):
-        return log_ratios, None
-    middle, sd = draws.mean(0), draws.std(0) + 1e-300
-
-    def powers(z: Tensor) -> Tensor:
-        x = (z - middle) / sd
-        i, j = torch.triu_indices(x.shape[1], x.shape[1])
-        return torch.cat([torch.ones(len(x), 1), x, x[:, i] * x[:, j]], 1)
-
-    known = powers(at)
-    fitted = torch.linalg.lstsq(known, log_ratios[:, None]).solution
-    left = log_ratios - (known @ fitted)[:, 0]
-    error = (left.square().sum() / max(1, len(at) - known.shape[1])).sqrt()
-    return (powers(draws) @ fitted)[:, 0], error
+        return log_ratios, 0.0
+    x = (draws - draws.mean(0)) / (draws.std(0) + 1e-300)
+    i, j = torch.triu_indices(x.shape[1], x.shape[1])
+    powers = torch.cat([torch.ones(len(x), 1), x, x[:, i] * x[:, j]], 1)
+    known, share = powers[at], torch.full((len(at),), 1.0 / len(at))
+    for _ in range(PASSES):
+        root = share.sqrt()[:, None]
+        fitted = torch.linalg.lstsq(root * known, root * log_ratios[:, None]).solution[:, 0]
+        share = (known @ fitted + log_base[at]).softmax(0)
+    left = log_ratios - known @ fitted
+    degrees = max(1e-3, 1.0 - known.shape[1] * float(share.square().sum()))
+    return powers @ fitted, float(((share * left.square()).sum() / degrees).sqrt())
