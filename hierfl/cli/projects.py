@@ -1,4 +1,4 @@
-"""`hierfl methods`, `audit`, `new`, `data get` and `node`: projects, and what owners of nodes do."""
+"""`hierfl methods`, `audit`, `new`, `data get` and `node`: what owners of nodes do."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def compare(
 def _variants_compared(
     study: str, quick: bool, folder: Path, variant: list[str] | None, processes: int
 ) -> list[Failed]:
-    """Run the variants of a study; leave out those whose data are missing, unless they are named."""
+    """Run the variants of a study, without those whose data are missing unless they are named."""
     from hierfl.comparisons import read_study
 
     declared = read_study.read(read_study.find(study), quick=quick)

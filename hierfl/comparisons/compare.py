@@ -94,9 +94,7 @@ class Job:
     """Something to be computed in a process: its name, and what computes it, or finds it kept."""
 
     name: str
-    work: Callable[
-        [], tuple[dict[str, Any], bool]
-    ]  # what was found, and whether it was computed now
+    work: Callable[[], tuple[dict[str, Any], bool]]  # what was found, and whether it is new
 
 
 class Pool:
@@ -148,9 +146,8 @@ def left(seconds: float) -> str:
     """
     if seconds < 60.0:
         return "less than a minute"
-    return (
-        f"about {seconds / 60.0:.0f} min" if seconds < 5400.0 else f"about {seconds / 3600.0:.1f} h"
-    )
+    hours = seconds / 3600.0
+    return f"about {60.0 * hours:.0f} min" if hours < 1.5 else f"about {hours:.1f} h"
 
 
 def _choice(out: Path, study: Study, entry: Entry) -> tuple[dict[str, Any], bool]:

@@ -138,13 +138,8 @@ def against(frame: pd.DataFrame, setting: str) -> str:
     for other in METHODS:
         if other != POSTERIOR:
             mean, error = difference(frame, setting, other)
-            word = (
-                "on a par with"
-                if abs(mean) <= 2.0 * error
-                else "better than"
-                if mean > 0.0
-                else "worse than"
-            )
+            word = "better than" if mean > 0.0 else "worse than"
+            word = "on a par with" if abs(mean) <= 2.0 * error else word
             found[word].append(f"{other} ({mean:+.3f} ± {error:.3f})")
     return ", ".join(f"{word} {' and '.join(others)}" for word, others in found.items() if others)
 

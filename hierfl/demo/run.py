@@ -107,7 +107,8 @@ def run(
     1, this process does. `say` is called with a line for each step. Before any fit, an OSError says
     that `out` cannot be written to, or holds files of these names that the demo did not write.
     """
-    folder = writable(Path(out))
+    folder = Path(out)
+    claim(folder, FILES)
     effort = QUICK if quick else Effort()
     train, test = hospitals(effort.columns).split(0.7, seed=seed)
     say(
@@ -144,9 +145,7 @@ def _fits_and_patients(
         say("fitting the four methods")
         fits = fit_all(train, effort, seed)
         found = predictions(fits, test, effort, seed)
-        parts = [
-            report.patients(prediction, TRAINED, method) for method, prediction in found.items()
-        ]
+        parts = [report.patients(each, TRAINED, method) for method, each in found.items()]
         parts.append(report.patients(found[LOCAL], JOINED, LOCAL))
         for name in train.names:
             say(f"leaving out {name}")
@@ -164,12 +163,6 @@ def hospitals(columns: tuple[str, ...] | None = None) -> ClientData:
     return replace(data, fields={**data.fields, "x": x}, features={**data.features, "x": columns})
 
 
-def writable(folder: Path) -> Path:
-    """Create a folder if it is missing, and check that the demo's files can be written to it."""
-    claim(folder, FILES)
-    return folder
-
-
 def write(
     folder: Path, posterior: Any, patients: pd.DataFrame, scores: pd.DataFrame
 ) -> dict[Path, str]:
@@ -179,8 +172,7 @@ def write(
     scores.to_csv(folder / "scores.csv", index=False, float_format="%.10g")
     forest, curve = report.pictures(posterior["posterior"], patients, folder)
     return {
-        folder
-        / "posterior.nc": "draws of all coefficients, by hospital and global, for arviz.from_netcdf",
+        folder / "posterior.nc": "draws of all coefficients, for arviz.from_netcdf",
         folder / "scores.csv": "scores by setting, method, hospital and metric",
         forest: "coefficients by hospital, over the interval that the global level predicts",
         curve: "calibration of predicted probabilities, local-only and hierarchical",

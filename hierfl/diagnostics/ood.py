@@ -170,12 +170,10 @@ def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) 
     """
     flat = np.asarray(values, dtype=float).ravel()
     both, at = np.concatenate([flat, -flat]), np.asarray(grid, dtype=float)
-    if (
-        not both.any()
-    ):  # a client without a doubt: the kernel alone, which has no scale to set the width by
+    # a client without a doubt: the kernel alone, which has no scale to set the width by
+    if not both.any():
         found: Floats = 2.0 * scipy.stats.norm.pdf(at, scale=width)
         return found
-    found = 2.0 * scipy.stats.gaussian_kde(
-        both, bw_method=width / max(float(both.std(ddof=1)), 1e-9)
-    )(at)
+    share = width / max(float(both.std(ddof=1)), 1e-9)
+    found = 2.0 * scipy.stats.gaussian_kde(both, bw_method=share)(at)
     return found

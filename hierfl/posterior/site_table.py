@@ -34,10 +34,8 @@ from hierfl.program.sites import Values, dims_of
 
 COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage")
 LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
-LEAST_EXPAND, MOST_ROWS = (
-    50,
-    1_000_000,
-)  # local networks are summarized sooner where clients are many
+# local networks are summarized sooner where clients are many
+LEAST_EXPAND, MOST_ROWS = 50, 1_000_000
 Numbers = NDArray[np.float64]
 Networks = Mapping[str, Network]
 
@@ -135,9 +133,8 @@ def _drawn(
         return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
 
     def each() -> Iterator[Draws]:
-        run = mapped_or_in_turn(
-            fit, lambda s: each_draw(s, one, draws=draws, seed=seed, width=width)
-        )
+        how = {"draws": draws, "seed": seed, "width": width}
+        run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
         for chunk in run if names else ():
             found = joined_draws(program, [chunk.found["sites"]])
             shared, own = dict(found.shared), dict(found.own)

@@ -24,10 +24,7 @@ from hierfl.program.sites import Values
 from hierfl.program.traces import in_clients, samples
 
 INNER = 8  # draws of the local sites for each draw of the global ones
-LIMIT = (
-    2000  # unknowns, local or global, beyond which one draw outweighs all others whatever the guide
-)
-
+LIMIT = 2000  # unknowns, local or global, beyond which one draw outweighs all others
 WEIGHTED = ("fedlaplace", "two_stage")  # methods that weight and resample draws of the global sites
 
 

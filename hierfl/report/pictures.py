@@ -211,10 +211,8 @@ def rates(found: Measured) -> Picture | None:
         if found.scored.prediction.kind == "binary"
         else f"mean {found.scored.prediction.site}"
     )
-    few, ticks = (
-        len(table) <= 40,
-        ", with a tick at the predicted mean (number of rows in brackets)",
-    )
+    few = len(table) <= 40
+    ticks = ", with a tick at the predicted mean (number of rows in brackets)" if few else ""
     with style():
         figure, ax = _figure(NARROW, 1.1 + 0.3 * len(table)) if few else _figure(WIDE, 3.2)
         plots.rates(ax, table)
@@ -224,10 +222,7 @@ def rates(found: Measured) -> Picture | None:
             f"Predictive intervals of clients' {what}s: {int(table['covered'].sum())} of "
             f"{len(table)} observed values lie inside."
         )
-        words = (
-            f"Observed {what} of each client and its 90 % predictive "
-            f"interval{ticks if few else ''}."
-        )
+        words = f"Observed {what} of each client and its 90 % predictive interval{ticks}."
         return picture(figure, alt, words)
 
 

@@ -45,6 +45,7 @@ def _run(found: Measured) -> Section:
     history, counts = fit.history, data.counts
     latents = fit.program.latents
     guide: str = getattr(fit.method.guide, "__name__", type(fit.method.guide).__name__)
+    stopped = ", after which the method stopped automatically" if _finished(found) else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
         "Method": chosen_of(fit.progress.history) or fit.method.name,
@@ -55,7 +56,7 @@ def _run(found: Measured) -> Section:
         "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "
         "each client",
         "Rounds": f"{len(history)}"
-        f"{', after which the method stopped automatically' if _finished(found) else ''}, with at most "
+        f"{stopped}, with at most "
         f"{int(history['clients'].max()) if 'clients' in history else data.num_clients} clients "
         "in each",
         "Communication": _bytes(history),

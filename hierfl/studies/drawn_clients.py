@@ -91,7 +91,7 @@ FEATURES, INSIDE, CLIENTS = 30, 4, 10
 
 
 def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[ClientData, ClientData]:
-    """Draw FedMAP's synthetic clients (appendix B.1): a blob in a shell, through each one's own map.
+    """Draw FedMAP's synthetic clients (appendix B.1): a blob in a shell, by client's own map.
 
         class 0: z ~ Normal(0, 2 I_4)
         class 1: z in 4 dimensions on a sphere whose radius ~ Normal(8, 2)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hierfl
 from hierfl import cli
 from hierfl.core.disk import WRITTEN, CannotWrite, claim, replace_text
-from hierfl.demo.run import FILES, writable
+from hierfl.demo.run import FILES
 from hierfl.methods import fedsvi
 from tests.programs import federation, fit, regression
 
@@ -45,7 +45,7 @@ def test_the_command_line_keeps_users_files(command: list[str], tmp_path: Path) 
 
 def test_a_folder_is_tried_without_touching_what_is_there(tmp_path: Path) -> None:
     (tmp_path / ".hierfl").write_text("mine")
-    assert writable(tmp_path) == tmp_path
+    claim(tmp_path, FILES)
     assert (tmp_path / ".hierfl").read_text() == "mine"
     assert len(FILES) == 5
 
