@@ -133,7 +133,7 @@ def _drawn(
         return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
 
     def each() -> Iterator[Draws]:
-        how = {"draws": draws, "seed": seed, "width": width}
+        how: dict[str, Any] = {"draws": draws, "seed": seed, "width": width}
         run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
         for chunk in run if names else ():
             found = joined_draws(program, [chunk.found["sites"]])
