@@ -9,7 +9,6 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -49,7 +48,7 @@ class FrameRows:
     def labels(self) -> list[Any]:
         """The frame's labels of the rows, in its order; their positions where two are equal."""
         at = self.place.sort().values.tolist()
-        if not self.index.is_unique or isinstance(self.index, pd.MultiIndex):
+        if not self.index.is_unique or self.index.nlevels > 1:
             return at
         return self.index[at].tolist()
 
