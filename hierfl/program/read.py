@@ -202,8 +202,7 @@ class ModelRead:
 def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
-        # two clients first: only with two does the shape of a local site read outside its plate
-        # give it away
+        # two clients first: only they show a local site that is read outside its plate
         pair = _trace(model, two, "model", seed, _Start())
         single = _trace(model, one, "model", seed, _Start())
         with untouched_store():
@@ -218,11 +217,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         joint = joint_sites(model, single, one, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two)
-        if not labels and not factors:
-            raise ProgramError(
-                "the model observes no field inside the clients plate: give a likelihood, "
-                "pyro.sample(..., obs=batch.y)"
-            )
+        _check_observed(labels, factors)
         check_boundary(model, one, "model", _Start())
         with untouched_store():
             reads = fields_read(model, one, _Start())
@@ -245,6 +240,15 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         codes=codes_of(data),
         seed=seed,
     )
+
+
+def _check_observed(labels: Mapping[str, str], factors: Mapping[str, bool]) -> None:
+    """Refuse a model without any likelihood."""
+    if not labels and not factors:
+        raise ProgramError(
+            "the model observes no field inside the clients plate: give a likelihood, "
+            "pyro.sample(..., obs=batch.y)"
+        )
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
