@@ -27,6 +27,7 @@ SLOW = {  # fits of more than 10 s of a core
     "group_level_predictor",
     "horseshoe",
     "measurement_error",
+    "missing_covariates",
     "missing_covariates:imputed",
     "ordinal",
     "three_levels",
