@@ -22,7 +22,6 @@ from hierfl.core.arguments import spelled
 from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
-from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family, Guide, Model
 
 
@@ -322,19 +321,6 @@ class Method:
 
 
 # ---------------------------------------------------------------------------------------- functions
-def step_sizes(method: Method) -> tuple[str, ...]:
-    """Return the options of a method that set step sizes, a wrapper's own first."""
-    recipe = recipe_of(method)
-    options = {} if recipe is None else recipe.options
-    own = [
-        name
-        for name, value in options.items()
-        if name.endswith(("optimizer", "step_size")) and value is not None
-    ]
-    inner = [step_sizes(value) for value in options.values() if isinstance(value, Method)]
-    return tuple(dict.fromkeys([*own, *(name for names in inner for name in names)]))
-
-
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
     """Return the gradient and the value of a loss.
 

@@ -15,7 +15,7 @@ from torch.func import grad
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.check import FAR, LEAST_ROUNDS, NATS, SHARE
-from hierfl.method import step_sizes
+from hierfl.engine.federation import step_sizes
 from hierfl.posterior.client_loop import at_each_draw, each_client
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params

@@ -18,10 +18,11 @@ from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.settings import Settings
-from hierfl.method import Client, Method, Server, step_sizes
+from hierfl.method import Client, Method, Server
 from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
+from hierfl.program.recipes import recipe_of
 
 # at least: with fewer clients of a small network, starting an operation takes as long as the
 # operation itself
@@ -265,3 +266,16 @@ def _check_factors(program: Program, client: Client, most: int) -> None:
                 f"factor '{whole[0]}' has one value a client, computed from its rows, and {what} "
                 f"not give it: {fix} a factor inside batch.data()"
             )
+
+
+def step_sizes(method: Method) -> tuple[str, ...]:
+    """Return the options of a method that set step sizes, a wrapper's own first."""
+    recipe = recipe_of(method)
+    options = {} if recipe is None else recipe.options
+    own = [
+        name
+        for name, value in options.items()
+        if name.endswith(("optimizer", "step_size")) and value is not None
+    ]
+    inner = [step_sizes(value) for value in options.values() if isinstance(value, Method)]
+    return tuple(dict.fromkeys([*own, *(name for names in inner for name in names)]))

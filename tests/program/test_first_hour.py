@@ -19,10 +19,9 @@ from pyro.infer.autoguide import AutoNormal
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides, methods, models, optimizers
-from hierfl.engine.federation import federate
+from hierfl.engine.federation import federate, step_sizes
 from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
-from hierfl.method import step_sizes
 from tests.programs import federation, fit
 
 Body = Callable[[Any], Any]
