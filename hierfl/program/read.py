@@ -217,10 +217,9 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         joint = joint_sites(model, single, one, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two)
+            reads = fields_read(model, one, _Start())
         _check_observed(labels, factors)
         check_boundary(model, one, "model", _Start())
-        with untouched_store():
-            reads = fields_read(model, one, _Start())
     return ModelRead(
         model=model,
         data=data,
