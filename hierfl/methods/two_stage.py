@@ -12,7 +12,7 @@ the likelihood reads itself). The hierarchy above the factors is kept exact.
     weight     one more round: clients send how much log p(y_k | z) differs from their factors' at
                the server's draws; Pareto-smoothed weights make these draws from the posterior
     widen      if a client's weights have a heavy tail, a second set of draws, from wider factors,
-               is weighted too, and both count (`hierfl.summaries.wide_draws`): a likelihood may
+               is weighted too, and both count (`hierfl.summaries.weights`): a likelihood may
                fall slower than its factor
 
 The weighted draws have no approximation left, and k-hat says whether the weights can be trusted.
@@ -43,9 +43,9 @@ from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.two_stage_checks import refused_message, wrong_update
+from hierfl.methods.two_stage_checks import finished, logged, refused_message, wrong_update
 from hierfl.methods.two_stage_server import Rounds
-from hierfl.methods.two_stage_stages import finished, logged
+from hierfl.methods.two_stage_weighting import Weighting
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError, once_a_program
@@ -55,8 +55,7 @@ from hierfl.summaries.exact import seen_spread, sums_of
 from hierfl.summaries.expectations import nodes_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.misread import misread, points_to_test
-from hierfl.summaries.packed_rows import packed
+from hierfl.summaries.packed_rows import misread, packed, points_to_test
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.row_noise import RowNoise, check_line, private_factor
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
@@ -70,7 +69,7 @@ MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
 
 
 class Seen(NamedTuple):
-    """What was found of a program: its prior, and the score of its rows."""
+    """The prior of a program, and the score of its rows."""
 
     hierarchy: Hierarchy
     score: UnitScore
@@ -162,17 +161,19 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         return found
 
     def server(program: Program) -> Server:
-        gathers = None if row_noise is None else row_noise.rounds
-        rounds = Rounds(Surrogate(seen(program).hierarchy), draws, program.seed, gathers)
+        gathers, budget = None, dict[str, float]()
+        if row_noise is not None:
+            gathers = row_noise.rounds
+            budget = {"epsilon": row_noise.epsilon, "delta": row_noise.delta}
+        work = Weighting(Surrogate(seen(program).hierarchy), program.seed)
+        rounds = Rounds(work, draws, gathers)
         return Server(
             state=rounds.begin(),
             update=rounds.update,
             down=rounds.down,
             final=lambda state, clock: {**rounds.belief(state), "params": rounds.params(state)},
             finished=finished,
-            logged=logged
-            if row_noise is None
-            else lambda state: {**logged(state), **_budget(row_noise)},
+            logged=lambda state: {**logged(state), **budget},
             surprise=rounds.surprise,
             wrong=wrong_update,
         )
@@ -193,10 +194,6 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         most_rounds=MOST_ROUNDS if row_noise is None else row_noise.rounds,
         traits=frozenset({"by rows"}),
     )
-
-
-def _budget(row_noise: RowNoise) -> dict[str, float]:
-    return {"epsilon": row_noise.epsilon, "delta": row_noise.delta}
 
 
 def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
@@ -252,19 +249,14 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
 
         def of_client(precision: Tensor, shift: Tensor, own: Values) -> Any:
             row = hierarchy.batch({name: v[None] for name, v in own.items()})
-            return proposals_of(
-                hierarchy, message["few"], row, (precision[None], shift[None]), tries
-            )
+            factor = precision[None], shift[None]
+            return proposals_of(hierarchy, message["few"], row, factor, tries)
 
         found = torch.vmap(of_client)(own.precision, own.shift, fields)
         return Proposal(*(v.movedim(1, 0) for v in found))
 
     def sent_of(where: Proposal | None) -> Tree:
-        return (
-            {}
-            if where is None
-            else {"loc": where.loc.movedim(1, 0), "tril": where.tril.movedim(1, 0)}
-        )
+        return {} if where is None else {n: v.movedim(1, 0) for n, v in where._asdict().items()}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         factor = {name: work[name] for name in FACTOR}

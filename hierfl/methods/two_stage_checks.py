@@ -1,13 +1,16 @@
-"""What no honest server asks of a client of two_stage, and what no honest client sends."""
+"""The stages of two_stage; what no honest server asks, and no honest client sends."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
 from hierfl.program.program import ProgramError
@@ -15,6 +18,10 @@ from hierfl.program.program import ProgramError
 ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
 MOST_VALUES = 1000  # of a row
 SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
+GATHER, WEIGHT, DONE = range(3)
+STAGES = ("gathering factors", "weighting", "done")
+LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
+UNSURE = 1.0  # sd of the error of the log weights, in nats, above which they are not to be trusted
 
 
 def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
@@ -31,14 +38,7 @@ def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
 
 
 def refused_message(message: Tree, first: Tree, most: int, shared: int) -> str | None:
-    """Return why a message is not the server's, or None.
-
-    Args:
-        message: of a round.
-        first: the server's first one.
-        most: draws to weight, at most; 0: none.
-        shared: K, the scalars of a draw.
-    """
+    """Return why a message of at most `most` draws (K = `shared`) is not the server's, or None."""
     named = set(message) - ({"draws"} if most else set())
     if named != set(first):
         return f"its names are {sorted(map(str, message))[:9]}, and {sorted(first)} are expected"
@@ -102,3 +102,54 @@ def failed_of(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
     """Return which clients failed when last asked, (N,) bool; the server does not wait for them."""
     answered = failed.index_fill(0, reports.ids, False)
     return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)
+
+
+# ------------------------------------------------------------- stages: gather factors, weight, done
+def finished(state: Tree) -> bool:
+    """Return whether all stages are done."""
+    return int(state["stage"]) == DONE
+
+
+def logged(state: Tree) -> dict[str, float]:
+    """Return the next stage, moves of the posterior, R-hat, k-hat, ESS and widened factors."""
+    numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
+    widened = {"widened": float((state["powers"] < 1.0).sum())}
+    return {n: v for n, v in {**numbers, **widened}.items() if math.isfinite(v)}
+
+
+def warn(state: Tree, left: int) -> None:
+    """Warn if k-hat is high, the weights are inaccurate, clients failed, or rounds ran out."""
+    stage, k_hat = int(state["stage"]), float(state["k_hat"])
+    if stage == DONE and k_hat >= K_HAT:
+        warnings.warn(
+            f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of "
+            f"the posterior, and weights cannot correct for it ({float(state['effective']):.0f} "
+            f"effective draws; largest k-hat of one client {float(state['k_hat_client']):.2f}). "
+            "Do not trust tails and spreads: give local sites tighter priors, or take fedsvi "
+            "with guides.structured",
+            stacklevel=4,
+        )
+    error = float(state["inner_error"])
+    if stage == DONE and error > UNSURE:
+        warnings.warn(
+            f"the weights are unsure by a factor of {math.exp(error):.1f}: some clients' "
+            "likelihoods are so far from Gaussian that their integrals are inaccurate. Do not "
+            "trust tails and spreads: give local sites tighter priors, or take fedsvi with "
+            "guides.structured",
+            stacklevel=4,
+        )
+    lost, unweighted_clients = (int((~state[name]).sum()) for name in ("seen", "weighted"))
+    if stage == DONE and unweighted_clients:
+        warnings.warn(
+            f"{unweighted_clients} clients failed when the draws were weighted (history['left_out'] names "
+            f"them): the rows of {lost} do not count, and those of {unweighted_clients - lost} only as "
+            "their Gaussian factors say; fix their rows and fit again",
+            stacklevel=4,
+        )
+    if stage != DONE and left == 0:
+        missing = int((~state["weighted" if stage == WEIGHT else "seen"]).sum())
+        warnings.warn(
+            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): "
+            "the posterior is not final; allow more rounds",
+            stacklevel=4,
+        )

@@ -1,8 +1,7 @@
 """A client's own parameters given the global ones: weighted points.
 
-Without mixing parameters this is a Normal distribution of w, and points are drawn from it. With
-them, half of the points come from the factor's Normal distribution and half from the prior alone.
-The latter keep weights finite where a prior has wide tails and the factor has none.
+With mixing parameters half of them are drawn with the factor, and half from the prior alone, which
+keeps weights finite where a prior has wide tails and the factor has none.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import CAP, newton_step
 from hierfl.program.sites import Values
 from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
-from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.integrated import given
+from hierfl.summaries.hierarchy import Hierarchy, given
 
 # a proposal is the sinh of a Normal: its tails are wider than exponential ones
 BEND = 0.5
@@ -31,14 +29,10 @@ SHARES = (1.0, 0.5, 0.25, 0.0625)  # of a Newton step
 
 
 class Proposal(NamedTuple):
-    """Proposals of t: t = loc + tril sinh(BEND e) / BEND, with e standard normal.
+    """Proposals of t: t = loc + tril sinh(BEND e) / BEND, with e standard normal."""
 
-    loc: (..., M).
-    tril: (..., M, M), lower triangular.
-    """
-
-    loc: Tensor
-    tril: Tensor
+    loc: Tensor  # (..., M)
+    tril: Tensor  # (..., M, M), lower triangular
 
     def at(self, e: Tensor) -> Tensor:
         """Return t (..., M) at e (..., M)."""
@@ -61,14 +55,10 @@ def own_shapes(size: int, mixing: int) -> dict[str, tuple[int, ...]]:
 
 
 class Point(NamedTuple):
-    """Local numbers of clients at one point.
+    """Local numbers of clients at one point."""
 
-    own: (C, D).
-    log_weight: (C,) log of p(w, t | z) factor(v) over the density of the point.
-    """
-
-    own: Tensor
-    log_weight: Tensor
+    own: Tensor  # (C, D)
+    log_weight: Tensor  # (C,) log of p(w, t | z) factor(v) over the density of the point
 
 
 def point(
@@ -82,11 +72,10 @@ def point(
     *,
     wider: float = 1.0,
 ) -> Point:
-    """Return each client's point for given standard normal numbers.
+    """Return each client's point for standard normal e (C, M + Dn).
 
-    z is (K,), `row` one row of each client, `factor` (C, V, V) and (C, V), `proposals` (2, C, ...)
-    with the factor and of the prior alone, e (C, M + Dn) standard normal. `side` () is 1 for a
-    point of the prior alone; `wider` multiplies the scale of w.
+    `row` is one row of each client, `proposals` (2, C, ...) those with the factor and of the prior
+    alone. `side` () is 1 for a point of the prior alone; `wider` multiplies the scale of w.
     """
     if hierarchy.mixing is None or proposals is None:
         return _of_normal(hierarchy, z, row, factor, e, wider)
@@ -107,14 +96,7 @@ def point(
 def normals_of(
     hierarchy: Hierarchy, fields: Values, factor: tuple[Tensor, Tensor], draws: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return mean (C, S, D) and scale (C, S, D, D) of the Normal p(w | z) factor(v).
-
-    Args:
-        hierarchy: the program's prior.
-        fields: the clients' values of `Hierarchy.fields`, (C, ...) each.
-        factor: Lambda (C, V, V) and eta (C, V).
-        draws: (S, K) of z.
-    """
+    """Return mean (C, S, D) and scale (C, S, D, D) of the Normal p(w | z) factor(v)."""
     own = hierarchy.batch(fields)
 
     def at(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,8 +142,7 @@ def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
 
 def points_of(hierarchy: Hierarchy) -> Tensor:
     """Return the standard normal points (P, M) of adaptive importance sampling."""
-    size = hierarchy.mixing_size
-    return normal_points(POINTS, size) if size else torch.zeros(1, 0)
+    return normal_points(POINTS, hierarchy.mixing_size) if hierarchy.mixing else torch.zeros(1, 0)
 
 
 def proposals_of(
@@ -186,10 +167,9 @@ def proposal_of(
     factor: tuple[Tensor, Tensor],
     points: Tensor,
 ) -> Proposal:
-    """Find a proposal of one client, with the moments of p(t | z) times the factor over a few z.
+    """Find a proposal with the moments of p(t | z) times one client's factor over a few z.
 
-    They come from Laplace's approximation, and then from adaptive importance sampling. `few` is (B,
-    K), `factor` (1, V, V) and (1, V), `points` (P, M) from `points_of`.
+    They come from Laplace's approximation, and then from adaptive importance sampling.
     """
     mixing = hierarchy.mixing
     assert mixing is not None

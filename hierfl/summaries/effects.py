@@ -40,25 +40,16 @@ FAR = 0.7  # how far one number is moved to see what it changes
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """The map from the local sites to the effects that the likelihood reads.
-
-    Args:
-        program: whose local sites they are.
-        batch: made-up rows whose predictors determine t and T.
-        inside: (A,) int64, positions in z of the parameters that t and T depend on.
-        origin: (K,) z0.
-        base: (n,) predictors at z0 and e = 0.
-        inverse: (D, n), pseudo-inverse of the design at z0.
-        unseen: (D, D), projects on the directions of e that no predictor reads, such as the
-            difference of two effects that are always added; T leaves them as they are.
-    """
+    """The map from the local sites to the effects that the likelihood reads."""
 
     program: Program
-    batch: ClientBatch
-    inside: Tensor
-    origin: Tensor
-    base: Tensor
-    inverse: Tensor
+    batch: ClientBatch  # made-up rows whose predictors determine t and T
+    inside: Tensor  # (A,) int64, positions in z of the parameters that t and T depend on
+    origin: Tensor  # (K,) z0
+    base: Tensor  # (n,) predictors at z0 and e = 0
+    inverse: Tensor  # (D, n), pseudo-inverse of the design at z0
+    # (D, D), projects on the directions of e that no predictor reads, such as the difference of
+    # two effects that are always added; T leaves them as they are
     unseen: Tensor
 
     def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,12 +71,8 @@ def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, 
 def seen_effects(program: Program, read: list[int]) -> Effects | None:
     """Return the effects of a non-centered program; None if it reads the local sites as they are.
 
-    The answer is tested at random points, not proven. `read` holds the positions in z that the
-    likelihood reads.
-
-    Raises:
-        ProgramError: an entry of z scales the local sites in the likelihood, and no such effect is
-            found; the message shows the centered form.
+    The answer is tested at random points, not proven. An entry of z among those `read` that scales
+    the local sites in the likelihood, without such an effect, is refused.
     """
     if not read or not program.latents.local_block.size:
         return None
@@ -195,11 +182,7 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
 def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
     """Refuse a program with mixing parameters whose likelihood scales a local site by a global one.
 
-    `shared` (U,) are the positions in z that the likelihood reads, `normal` (Dn,) those of the
-    local parameters that are Normal given the mixing parameters.
-
-    Raises:
-        ProgramError: it does; the message shows the centered form.
+    `normal` (Dn,) are positions of local parameters that are Normal given the mixing parameters.
     """
     g = torch.Generator().manual_seed(0)
     batch = _made_up(program, g)

@@ -37,31 +37,20 @@ SMALL = 1e-9  # eigenvalues that are nothing beside the largest
 
 
 class Sums(NamedTuple):
-    """What C clients' rows say.
+    """What C clients' rows say."""
 
-    precision: (C, V, V) A; zeros at s.
-    shift: (C, V) A l^.
-    num_rows: (C,) N; 0 where the scale is fixed.
-    square: (C,) R.
-    wrong: (C,) 1 for a client whose rows have another log likelihood.
-    """
-
-    precision: Tensor
-    shift: Tensor
-    num_rows: Tensor
-    square: Tensor
-    wrong: Tensor
+    precision: Tensor  # (C, V, V) A; zeros at s
+    shift: Tensor  # (C, V) A l^
+    num_rows: Tensor  # (C,) N; 0 where the scale is fixed
+    square: Tensor  # (C,) R
+    wrong: Tensor  # (C,) 1 for a client whose rows have another log likelihood
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The noise scale of a Gaussian likelihood.
+    """The noise scale of a Gaussian likelihood."""
 
-    Args:
-        line: its linear predictors; `Line.rest` is s.
-    """
-
-    line: Line
+    line: Line  # its linear predictors; `Line.rest` is s
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""

@@ -21,19 +21,11 @@ from torch.autograd.functional import jacobian
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, predictors, scores
-from hierfl.laplace.trials import (
-    FAILS,
-    SIZES,
-    is_linear,
-    moved_rows,
-    nearly_equal,
-    trial,
-)
+from hierfl.laplace.trials import FAILS, SIZES, is_linear, moved_rows, nearly_equal, trial
 from hierfl.program.traces import Site
 from hierfl.summaries.reading import Reading, start_of
 
-# Gauss-Hermite nodes of a predictor, and of s where it is one number: odd, so that the mean is one
-# of them
+# odd numbers of Gauss-Hermite nodes of a predictor, and of s where it is one: the mean is a node
 ALONG_ROW, ALONE = 13, 9
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
@@ -41,31 +33,20 @@ TRIES = 2  # test points of each size
 
 
 class Nodes(NamedTuple):
-    """Standard normal points and their weights; the middle one of each kind is 0.
+    """Standard normal points and their weights; the middle one of each kind is 0."""
 
-    rest: (J, S) of s.
-    rest_weights: (J,).
-    row: (G,) of a predictor.
-    row_weights: (G,).
-    """
-
-    rest: Tensor
-    rest_weights: Tensor
-    row: Tensor
-    row_weights: Tensor
+    rest: Tensor  # (J, S) of s
+    rest_weights: Tensor  # (J,)
+    row: Tensor  # (G,) of a predictor
+    row_weights: Tensor  # (G,)
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Which entries of v enter a likelihood through linear predictors alone.
-
-    Args:
-        reading: what the likelihood reads.
-        inside: (L,) int64, positions in v of those entries.
-    """
+    """Which entries of v enter a likelihood through linear predictors alone."""
 
     reading: Reading
-    inside: Tensor
+    inside: Tensor  # (L,) int64, positions in v of those entries
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -116,9 +97,8 @@ def node_at_mean(line: Line) -> Nodes:
 def gauss_hermite(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return nodes and weights (count,) of the expectation of a function of a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
-    return torch.as_tensor(nodes, dtype=dtype), torch.as_tensor(
-        weights / weights.sum(), dtype=dtype
-    )
+    weights = weights / weights.sum()
+    return torch.as_tensor(nodes, dtype=dtype), torch.as_tensor(weights, dtype=dtype)
 
 
 def seen_line(reading: Reading) -> Line:
@@ -150,12 +130,10 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         for j in constant.nonzero()[:, 0].tolist():
             other = v.clone()
             other[j] += 0.7
-            constant[j] &= nearly_equal(
-                *(scores(reading.terms(at, batch), eta) for at in (v, other))
-            )
+            one, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
+            constant[j] &= nearly_equal(one, two)
     line = Line(reading, constant.nonzero()[:, 0])
-    straight = not len(line.inside) or all(
-        is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside])
-        for v in points
-    )
-    return line if straight else None
+    for v in points if len(line.inside) else ():
+        if not is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside]):
+            return None
+    return line

@@ -6,11 +6,9 @@ likelihood contributes to q:
 
     exp(eta . v - v' Lambda v / 2),    Lambda = -E_q[d^2 log p(y | v)],    eta = E_q[d log p(y | v)] + Lambda E_q[v]
 
-It is exact where the likelihood is Gaussian. Natural parameters make a singular Lambda (a client
-with one row, a column that never varies) no trouble. Steps start at the q of the factor of the
-round before, or at a mode in the first round; they are whole steps while a client's ELBO rises, and
-a client that is still does not move any more. So no client's factor depends on the clients beside
-it.
+It is exact where the likelihood is Gaussian; Lambda may be singular. Steps start at the q of the
+round before, or at a mode in the first round; they are whole while a client's ELBO rises, and a
+client that is still does not move, so that no factor depends on the clients beside it.
 
 Source: conjugate-computation variational inference, Khan and Lin 2017, arXiv:1703.04265.
 """
@@ -25,18 +23,13 @@ from torch import Tensor
 from hierfl.summaries.expectations import Nodes, node_at_mean
 from hierfl.summaries.packed_rows import Expected, PackedRows
 
-CLIMB, FIRST, LATER = (
-    10,
-    4,
-    12,
-)  # Newton steps to the mode; variational steps of the first and of later rounds
+# Newton steps to the mode; variational steps of the first and of later rounds
+CLIMB, FIRST, LATER = 10, 4, 12
 CAP = 4.0  # the longest step, in unconstrained coordinates
 SHARES = (1.0, 0.5, 0.25, 0.0625, 0.0)  # of a Newton step that are tried
 UPHILL = 1e-2  # nats that a Newton step still gains
-STILL, STILL_CURVATURE = (
-    1e-3,
-    3e-3,
-)  # posterior sds that a mean still moves, relative change of the precision
+# posterior sds that a mean still moves, relative change of the precision
+STILL, STILL_CURVATURE = 1e-3, 3e-3
 SHORTER, SHORTEST = 0.3, 1e-3  # a rejected step is tried again so much shorter, down to the second
 WIDE = 1e4  # an expected curvature beyond so many times the precision: q is far too wide
 LARGEST = 1e30  # derivatives beyond it are none
@@ -45,16 +38,11 @@ NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a numbe
 
 
 class Factor(NamedTuple):
-    """The Gaussian factors of C clients' likelihoods.
+    """The Gaussian factors of C clients' likelihoods."""
 
-    precision: (C, V, V) Lambda, without negative eigenvalues.
-    shift: (C, V) eta.
-    raised: (C,) how many eigenvalues of Lambda were negative, and are 0 instead.
-    """
-
-    precision: Tensor
-    shift: Tensor
-    raised: Tensor
+    precision: Tensor  # (C, V, V) Lambda, without negative eigenvalues
+    shift: Tensor  # (C, V) eta
+    raised: Tensor  # (C,) how many eigenvalues of Lambda were negative, and are 0 instead
 
 
 class _Found(NamedTuple):
@@ -73,12 +61,8 @@ def factor_of(
 ) -> Factor:
     """Return the factors of clients' likelihoods.
 
-    Args:
-        rows: of C clients.
-        belief: m (V,) and C (V, V), of any client's v, of the server.
-        nodes: at which expectations are summed.
-        before: the clients' factors of the round before.
-        known: (C,) bool, which clients have one.
+    `belief` is the server's m (V,) and C (V, V); `before` are the factors of the round before, of
+    the clients `known` (C,) to have one.
     """
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     precision = prior + before.precision
@@ -86,9 +70,8 @@ def factor_of(
     if bool(known.all()):
         return _settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
     mode, curvature, raised, slope = _climbed(rows, loc, prior)
-    if not len(
-        rows.line.inside
-    ):  # points of a wide belief are too far out: the mode's curvature, this once
+    # points of a wide belief are too far out: the mode's curvature, this once
+    if not len(rows.line.inside):
         first = Factor(curvature, slope + _times(curvature, mode), raised)
     else:
         start = prior + curvature
@@ -142,8 +125,7 @@ def _evaluated(
 ) -> tuple[_Found, Tensor]:
     """Return expectations under q; where q is far too wide (the second), values at its mean.
 
-    A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows
-    q.
+    A power of time overflows at far nodes of a wide Weibull shape's prior. Each step narrows q.
     """
     loc, prior = belief
     found = rows.expected(mean, precision, nodes)
@@ -172,15 +154,12 @@ def _usable(found: Expected) -> Tensor:
 def _climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
     """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) of each client by Newton steps.
 
-    Returns: The modes (C, V), and there the curvatures, how many of their eigenvalues were raised,
-        and the slopes.
+    Also return the curvatures there, how many of their eigenvalues were raised, and the slopes.
     """
     here, shares = node_at_mean(rows.line), torch.tensor(SHARES)
     mean = loc.expand(rows.clients, -1).clone()
-    precision, done = (
-        prior.expand(rows.clients, -1, -1),
-        torch.zeros(rows.clients, dtype=torch.bool),
-    )
+    precision = prior.expand(rows.clients, -1, -1)
+    done = torch.zeros(rows.clients, dtype=torch.bool)
     for turn in range(CLIMB + 1):
         found = rows.expected(mean, precision, here)
         curvature, raised = positive(found.curvature)
@@ -209,20 +188,16 @@ def positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
     if bool(fine.all()):
         return curvature, none
     values, vectors = torch.linalg.eigh(curvature[~fine])
-    negative = values < -1e-6 * values.abs().amax(1, keepdim=True)
+    negative = (values < -1e-6 * values.abs().amax(1, keepdim=True)).sum(1).to(none.dtype)
     raised = (vectors * values.clamp(min=0.0)[:, None]) @ vectors.mT
-    return (
-        curvature.index_put((~fine,), raised),
-        none.index_put((~fine,), negative.sum(1).to(none.dtype)),
-    )
+    return curvature.index_put((~fine,), raised), none.index_put((~fine,), negative)
 
 
 def rounded(factor: Factor) -> Factor:
-    """Return factors in double precision, rounded to about 32 binary digits.
+    """Return factors rounded to about 32 binary digits, in units of the precision's diagonal roots.
 
-    What clients send differs between engines by the last few of 53 digits, and must not lead to
-    other draws. Entries are rounded in units of the square roots of the precision's diagonal, as
-    those that are nearly 0 beside others differ in all of their digits.
+    What clients send differs between engines by the last few of 53 digits, and entries nearly 0
+    beside others by all; they must not lead to other draws.
     """
     size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
     size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)

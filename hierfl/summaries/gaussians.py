@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,16 +13,11 @@ LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class Normal(NamedTuple):
-    """Normal distributions.
+    """Normal distributions."""
 
-    mean: (C, D).
-    precision: (C, D, D).
-    log_det: (C,) log determinant of the precision.
-    """
-
-    mean: Tensor
-    precision: Tensor
-    log_det: Tensor
+    mean: Tensor  # (C, D)
+    precision: Tensor  # (C, D, D)
+    log_det: Tensor  # (C,), of the precision
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log densities at x (D,), (C,)."""
@@ -29,24 +25,21 @@ class Normal(NamedTuple):
         square = (away * (self.precision @ away[..., None])[..., 0]).sum(-1)
         return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
 
-    def unchained(self, slopes: Tensor) -> Normal:
-        """Return the joint distribution if means move with one another by slopes (C, D, D)."""
+    def unchained(self, means: Callable[[Tensor], Tensor]) -> Normal:
+        """Return the joint distribution if means (C, D) move linearly with x (D,)."""
+        axes = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype)
+        slopes = (torch.vmap(means)(axes) - self.mean).permute(1, 2, 0)
         rest = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
         mean = torch.linalg.inv_ex(rest).inverse @ self.mean[..., None]
         return Normal(mean[..., 0], rest.mT @ self.precision @ rest, self.log_det)
 
 
 class Quadratic(NamedTuple):
-    """exp(constant + shift . x - x' precision x / 2), a function of x (D,).
+    """exp(constant + shift . x - x' precision x / 2), a function of x (D,)."""
 
-    precision: (..., D, D).
-    shift: (..., D).
-    constant: (...).
-    """
-
-    precision: Tensor
-    shift: Tensor
-    constant: Tensor
+    precision: Tensor  # (..., D, D)
+    shift: Tensor  # (..., D)
+    constant: Tensor  # (...)
 
     def log_integral(self) -> tuple[Tensor, Tensor]:
         """Return the log integral over x (...), NaN if it diverges, and x's covariance."""
@@ -63,10 +56,7 @@ class Quadratic(NamedTuple):
         return self.constant + ((self.shift - 0.5 * turned) * x).sum(-1)
 
     def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
-        """Return the product over the batch at x = start + slopes m, as a function of m (M,).
-
-        `start` is (C, D), or (1, D) if it is the same for all; `slopes` is (C, D, M) or (D, M).
-        """
+        """Return the batch's product at x = start + slopes m, as a function of m (M,)."""
         turned = (self.precision @ start[..., None])[..., 0]
         constant = self.constant + ((self.shift - 0.5 * turned) * start).sum(-1)
         shift = ((self.shift - turned)[:, None] @ slopes)[:, 0]
@@ -75,10 +65,7 @@ class Quadratic(NamedTuple):
 
 
 def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
-    """Return Normal distributions of w (D,) times factors of v = (w, u), as functions of w.
-
-    u is (U,) or (C, U); the factors are (C, D + U, D + U) and (C, D + U).
-    """
+    """Return Normal distributions of w (D,) times factors of v = (w, u (U,) or (C, U)), of w."""
     size = normal.mean.shape[-1]
     pull = (normal.precision @ normal.mean[..., None])[..., 0]
     constant = 0.5 * (normal.log_det - (normal.mean * pull).sum(-1) - size * LOG_2_PI)
@@ -102,16 +89,12 @@ def without_own(
 ) -> Quadratic:
     """Integrate Normal(w; mu, A^-1) times factors of v = (w, u) over w: functions of (mu, u).
 
-    `prior` is A, (C, D, D) or (1, D, D), with its `log_det`; the factors are (C, D + U, D + U) and
-    (C, D + U). If `summed`, return the product of all clients' integrals; A is then the same for
-    all.
+    `prior` is A, (C, D, D) or (1, D, D). If `summed`, return the product of all clients' integrals;
+    A is then the same for all.
     """
     size = prior.shape[-1]
-    own, cross, low = (
-        precision[:, :size, :size],
-        precision[:, :size, size:],
-        precision[:, size:, size:],
-    )
+    own, cross = precision[:, :size, :size], precision[:, :size, size:]
+    low = precision[:, size:, size:]
     scale = prior.diagonal(dim1=-2, dim2=-1)
     covariance, whole = inverse_with_diagonal(scale, own) if diagonal else inverse(prior + own)
     pull, to_u = shift[:, :size, None], covariance @ cross

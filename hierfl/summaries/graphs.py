@@ -13,27 +13,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# what looks at a tensor's values: where these depend on the inputs, the function has branches and
-# no graph
-LOOKS = frozenset(
-    (
-        "__bool__ __int__ __float__ __index__ __contains__ item tolist numpy nonzero unique equal "
-        "allclose is_nonzero"
-    ).split()
-)
-MUL, DIV = (
-    (Tensor.mul, torch.mul, Tensor.__mul__, Tensor.__rmul__),
-    (Tensor.div, torch.div, Tensor.__truediv__),
-)
-ADD = (
-    Tensor.add,
-    torch.add,
-    Tensor.__add__,
-    Tensor.__radd__,
-    Tensor.sub,
-    torch.sub,
-    Tensor.__sub__,
-)
+# what looks at a tensor's values: where these depend on the inputs, the function has branches
+LOOKS = frozenset("__bool__ __int__ __float__ __index__ __contains__ item tolist numpy".split())
+LOOKS |= {"nonzero", "unique", "equal", "allclose", "is_nonzero"}
+MUL = (Tensor.mul, torch.mul, Tensor.__mul__, Tensor.__rmul__)
+DIV = (Tensor.div, torch.div, Tensor.__truediv__)
+ADD = (Tensor.add, torch.add, Tensor.__add__, Tensor.__radd__)
+SUB = (Tensor.sub, torch.sub, Tensor.__sub__)
 CAT, SUM = (torch.cat, torch.concat), (Tensor.sum, torch.sum)
 
 
@@ -46,21 +32,13 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One call of a function of torch.
-
-    Args:
-        function: of torch.
-        args: with `Value`s in place of the tensors that depend on the inputs.
-        kwargs: likewise.
-        found: numbers of the tensors that it returns, in its order; one, or one each of a tuple.
-        single: it returns a tensor, not a tuple.
-    """
+    """One call of torch, with `Value`s in place of the tensors that depend on the inputs."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    found: tuple[int | None, ...]
-    single: bool
+    found: tuple[int | None, ...]  # numbers of the tensors that it returns
+    single: bool  # it returns a tensor, not a tuple
 
 
 class NoGraph(Exception):
@@ -88,7 +66,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         called = self._with_values((args, kwargs))
-        if not _has_value(called):
+        if not _numbers_in(called):
             return result
         name = getattr(func, "__name__", "")
         if name in LOOKS or _in_place(name, kwargs):
@@ -137,12 +115,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor] | None:
-    """Return what a function did with torch, as a function; None where values decide what it does.
-
-    Args:
-        function: of tensors, pure; returns a tensor.
-        inputs: in the shapes and dtypes of all later inputs.
-    """
+    """Return what a pure function does with such inputs; None where values decide it."""
     recorder = _Recorder(inputs)
     try:
         with torch.no_grad(), recorder:
@@ -180,14 +153,8 @@ def _needed(operations: list[Operation], end: int) -> list[Operation]:
 def _numbers_in(tree: Any) -> set[int]:
     if isinstance(tree, Value):
         return {tree.number}
-    parts = (
-        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
-    )
-    return set().union(*map(_numbers_in, parts))
-
-
-def _has_value(tree: Any) -> bool:
-    return bool(_numbers_in(tree))
+    tree = list(tree.values()) if isinstance(tree, dict) else tree
+    return set().union(*map(_numbers_in, tree if isinstance(tree, tuple | list) else ()))
 
 
 def _filled(tree: Any, values: dict[int, Any]) -> Any:
@@ -219,24 +186,17 @@ def _in_place(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 def _passed_on(func: Any, args: tuple[Any, ...], result: Any) -> Tensor | None:
-    """Return the argument whose values a call returned unchanged, in the same shape.
-
-    Each such call would be a pass over all rows once the graph is mapped over them.
-    """
+    """Return the argument whose values a call returned unchanged: else a pass over all rows."""
     if func in CAT and len(args[0]) == 1:
         return args[0][0]
     first = args[0] if args else None
-    if (
-        not isinstance(first, Tensor)
-        or not isinstance(result, Tensor)
-        or first.dtype != result.dtype
-    ):
+    if not isinstance(first, Tensor) or not isinstance(result, Tensor):
         return None
-    if first.shape != result.shape:
+    if first.dtype != result.dtype or first.shape != result.shape:
         return None
     by = args[1] if len(args) > 1 and type(args[1]) in (int, float) else None
     idle = by == 1 and (func in MUL or func in DIV)
-    idle |= by == 0 and func in ADD
+    idle |= by == 0 and (func in ADD or func in SUB)
     idle |= func in SUM and first.numel() == 1
     idle |= getattr(func, "__name__", "") in ("expand", "view", "reshape", "contiguous", "clone")
     return first if idle else None

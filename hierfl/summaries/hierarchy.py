@@ -6,7 +6,9 @@ m ("means") and the local sites w are jointly Normal:
     m | s ~ Normal,    w_k | z ~ Normal(a_k + M_k m, A^-1),    a, M, A functions of s
 
 If some local parameters are not Normal, this holds given each client's mixing parameters t_k, and w
-are the other local parameters.
+are the other local parameters. With factors exp(eta . v - v' Lambda v / 2) in v = (w, u), where u
+are entries of z (and of t), w integrates out client by client, and then m. This leaves a density of
+the scales s, and of all t.
 """
 
 from __future__ import annotations
@@ -25,55 +27,35 @@ from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, per_client, scored
 from hierfl.summaries.exact import Spread
-from hierfl.summaries.gaussians import Normal
-from hierfl.summaries.mixing import Mixing
-from hierfl.summaries.normal_sites import means_of, precision_of
+from hierfl.summaries.gaussians import LOG_2_PI, Normal, Quadratic, times_factor, without_own
+from hierfl.summaries.mixing import Mixing, means_of, precision_of
 from hierfl.summaries.reading import Reading
 
 
 class Factors(NamedTuple):
-    """What the server keeps of the clients.
+    """What the server keeps of the clients; of a Gaussian likelihood, at its starting scale."""
 
-    precision: (N, V, V) Lambda; zeros of a client that has not answered yet.
-    shift: (N, V) eta.
-    fields: client fields that the prior of the local sites reads, (N, ...) each.
-    num_rows: (N,) of a Gaussian likelihood (`hierfl.summaries.exact`), whose factors are those at its
-        starting scale: N, how often that scale counts. None of any other.
-    square: (N,) likewise, the sum of squares at l = 0.
-    """
-
-    precision: Tensor
-    shift: Tensor
-    fields: Values
-    num_rows: Tensor | None = None
-    square: Tensor | None = None
+    precision: Tensor  # (N, V, V) Lambda; zeros of a client that has not answered yet
+    shift: Tensor  # (N, V) eta
+    fields: Values  # client fields that the prior of the local sites reads, (N, ...) each
+    num_rows: Tensor | None = None  # (N,) of a Gaussian likelihood, how often the scale counts
+    square: Tensor | None = None  # (N,) likewise, the sum of squares at l = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Hierarchy:
-    """The prior of a program whose local sites are Normal given the global ones.
-
-    Args:
-        reading: what its likelihood reads.
-        fields: names of the client fields that the prior of the local sites reads.
-        linear: names of the global sites in m.
-        chained: whether the mean of a local site, and of a site in m, depends on another one of its
-            kind.
-        diagonal: whether the local parameters are independent given z.
-        slopes: (V, Km), how far (mean of w, u) move with m, if that is the same at any s and for
-            all clients.
-        mixing: what the local sites are Normal given; None: nothing.
-        spread: the noise scale of a Gaussian likelihood; None of any other.
-    """
+    """The prior of a program whose local sites are Normal given the global ones."""
 
     reading: Reading
-    fields: tuple[str, ...] = ()
-    linear: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # client fields that the prior of the local sites reads
+    linear: tuple[str, ...] = ()  # names of the global sites in m
+    # whether the mean of a local site, and of one in m, depends on another one of its kind
     chained: tuple[bool, bool] = (False, False)
-    diagonal: bool = False
+    diagonal: bool = False  # whether the local parameters are independent given z
+    # (V, Km), how far (mean of w, u) move with m, if the same at any s and for all clients
     slopes: Tensor | None = None
-    mixing: Mixing | None = None
-    spread: Spread | None = None
+    mixing: Mixing | None = None  # what the local sites are Normal given
+    spread: Spread | None = None  # the noise scale of a Gaussian likelihood
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -105,9 +87,8 @@ class Hierarchy:
     @cached_property
     def linear_sites(self) -> tuple[LatentSite, ...]:
         """The sites in m."""
-        return tuple(
-            site for site in self.program.latents.global_block.sites if site.name in self.linear
-        )
+        sites = self.program.latents.global_block.sites
+        return tuple(site for site in sites if site.name in self.linear)
 
     @cached_property
     def inside(self) -> Tensor:
@@ -140,11 +121,7 @@ class Hierarchy:
         return replace(batch, fields=fields, rows=None, counts=torch.ones_like(batch.counts))
 
     def batch(self, fields: Values, count: int = 1) -> ClientBatch:
-        """Return what the prior reads of C clients: one for all if it is the same for all.
-
-        `fields` holds their values of `self.fields`, (C, ...) each; `count` is C if each has mixing
-        parameters.
-        """
+        """Return what the prior reads of C clients: one for all if it is the same for all."""
         if self.fields:
             count = len(fields[self.fields[0]])
         if count == 1 and not self.fields:
@@ -182,10 +159,7 @@ class Hierarchy:
         return total + sum(j.sum() for name, j in jacobians.items() if name not in without)
 
     def local(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Normal:
-        """Return p(w | z, t) of the clients of a batch: (C, D), or (1, D) if all have the same.
-
-        z is (K,); t is (C, M), or None without mixing parameters.
-        """
+        """Return p(w | z, t (C, M)) of the clients: (C, D), or (1, D) if all have the same."""
         own, size = self.program.latents.local_block.sites, self.normal_size
         if self.mixing is not None:
             own = self.mixing.normal_sites
@@ -195,9 +169,7 @@ class Hierarchy:
         found = self.local_sites(z, torch.zeros(size, dtype=z.dtype), batch, t)
         normal = Normal(means_of(own, found), *precision_of(own, found))
         if self.chained[0]:
-            axes = torch.eye(size, dtype=z.dtype)
-            along = torch.vmap(lambda w: means_of(own, self.local_sites(z, w, batch, t)))(axes)
-            normal = normal.unchained((along - normal.mean).permute(1, 2, 0))
+            normal = normal.unchained(lambda w: means_of(own, self.local_sites(z, w, batch, t)))
         if self.reading.effects is None:
             return normal
         moved, scale = self.reading.effects.at(z)
@@ -224,10 +196,7 @@ class Hierarchy:
         return self.mixing.log_p(self.sites(z, self.mixing.whole(zero, t), batch), t)
 
     def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
-        """Return the program's local vectors at w (..., D).
-
-        They are w itself, or e of a non-centered program, w = t(z) + T(z) e.
-        """
+        """Return w (..., D) itself, or e of a non-centered program, w = t(z) + T(z) e."""
         if self.reading.effects is None:
             return w
         moved, scale = self.reading.effects.at(z)
@@ -269,11 +238,7 @@ class Hierarchy:
         at_zero = found(torch.zeros(size, dtype=scales.dtype))
         sites = self.linear_sites
         normal = Normal(means_of(sites, at_zero), *precision_of(sites, at_zero))
-        if not self.chained[1]:
-            return normal
-        axes = torch.eye(size, dtype=scales.dtype)
-        along = torch.vmap(lambda m: means_of(sites, found(m)))(axes)
-        return normal.unchained((along - normal.mean).permute(1, 2, 0))
+        return normal.unchained(lambda m: means_of(sites, found(m))) if self.chained[1] else normal
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
         """Return how far (mean of w, u) move with m: (V, Km), or (C, V, Km) if clients differ."""
@@ -284,10 +249,72 @@ class Hierarchy:
             return torch.zeros(self.reading.size, 0, dtype=z.dtype)
         axes = torch.eye(count, dtype=z.dtype)
         at_zero = z.index_fill(0, self.inside, 0.0)
-        ahead = torch.vmap(lambda m: self.local(self.whole(m, z[self.outside]), batch, t).mean)(
-            axes
-        )
+        s = z[self.outside]
+        ahead = torch.vmap(lambda m: self.local(self.whole(m, s), batch, t).mean)(axes)
         moved = (ahead - self.local(at_zero, batch, t).mean).permute(1, 2, 0)  # (C, Dn, Km)
         others = torch.zeros(self.reading.own_size - self.normal_size, count, dtype=z.dtype)
         shared = (self.order[self.reading.shared][:, None] == torch.arange(count)).to(z.dtype)
         return torch.cat([moved, *(v.expand(len(moved), -1, -1) for v in (others, shared))], 1)
+
+
+# ---------------------------------------------------------------------------------------- integrals
+def rest_of(hierarchy: Hierarchy, z: Tensor, t: Tensor | None) -> Tensor:
+    """Return what v holds beside Normal local parameters: u (U,), or (C, O + U)."""
+    u = z[hierarchy.reading.shared]
+    if hierarchy.mixing is None or t is None:
+        return u
+    o = hierarchy.mixing.sampled_part(t)
+    return torch.cat([o, u.expand(len(o), -1)], 1)
+
+
+def arranged(hierarchy: Hierarchy, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors (C, V, V) and (C, V) with the Normal local parameters first."""
+    if hierarchy.mixing is None:
+        return precision, shift
+    at = hierarchy.arrangement
+    return precision[:, at][:, :, at], shift[:, at]
+
+
+def given(
+    hierarchy: Hierarchy,
+    normal: Normal,
+    z: Tensor,
+    precision: Tensor,
+    shift: Tensor,
+    t: Tensor | None = None,
+) -> Quadratic:
+    """Return p(w | z, t) = `normal` times each client's factor, as a function of w."""
+    return times_factor(normal, rest_of(hierarchy, z, t), *arranged(hierarchy, precision, shift))
+
+
+def of_means(
+    hierarchy: Hierarchy, scales: Tensor, factors: Factors, t: Tensor | None = None
+) -> Quadratic:
+    """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
+
+    Its constant contains log p(s) and log p(t | s), s (Ks,) and t (N, M).
+    """
+    count = len(hierarchy.inside)
+    batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
+    z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
+    own, rest = hierarchy.local(z, batch, t), rest_of(hierarchy, z, t)
+    *factor, constant_of_rows = hierarchy.at_scale(factors, z)
+    precision, shift = arranged(hierarchy, *factor)
+    summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
+    each = without_own(
+        own.precision, own.log_det, precision, shift, diagonal=hierarchy.diagonal, summed=summed
+    )
+    clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
+    parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
+    whole = each.along(torch.cat(parts, 1), hierarchy.slopes_at(z, batch, t))  # m = 0 there
+    zero = torch.zeros(hierarchy.reading.own_size, dtype=z.dtype)
+    sites = hierarchy.sites(z, zero, hierarchy.row)
+    log_p = hierarchy.log_global(z, sites, without=hierarchy.linear)
+    log_p = log_p + hierarchy.log_mixing(z, batch, t).sum() + constant_of_rows.sum()
+    if not count:
+        return whole._replace(constant=whole.constant + log_p)
+    prior = hierarchy.means(scales)
+    pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
+    constant = 0.5 * (prior.log_det[0] - prior.mean[0] @ pull - count * LOG_2_PI)
+    constant = log_p + constant + whole.constant
+    return Quadratic(prior.precision[0] + whole.precision, pull + whole.shift, constant)

@@ -1,9 +1,9 @@
 """The rows of many clients, packed, and the expectations of their log likelihoods.
 
-The log likelihood of one unit is recorded once as a list of torch's operations and mapped over all
-units. The sum over units is differentiated by autograd: units are independent, so the derivatives
-of the sum are those of each. A unit is a row; or all rows of a client, where a likelihood is not a
-product over rows (a Gaussian process, say).
+The log likelihood of one unit (`hierfl.summaries.units`) is mapped over all units. The sum over
+units is differentiated by autograd: units are independent, so the derivatives of the sum are those
+of each. What was read off a few rows of a program is found by trial, so each client tests it on its
+own rows.
 """
 
 from __future__ import annotations
@@ -18,34 +18,28 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.summaries.expectations import Nodes
+from hierfl.summaries.reading import Reading
 from hierfl.summaries.units import Units, UnitScore
 
 # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds
 AT_ONCE = 1 << 18
 POINTS = 256  # at which a block of clients is carried at once
 MANY = 8  # units a client for which a product of matrices each pays
+TRIES = 2  # random points
+AWAY = 0.5  # their sd about the starting values, unconstrained
+NATS, RELATIVE = 1e-3, 1e-6  # differences of log likelihoods that are rounding
 
 
 class Expected(NamedTuple):
-    """Expectations under Normal distributions of v, one for each of C clients.
+    """Expectations under Normal distributions of v, one for each of C clients."""
 
-    value: (C,) E[log p(y | v)].
-    slope: (C, V) E[d log p(y | v)].
-    curvature: (C, V, V) -E[d^2 log p(y | v)].
-    """
-
-    value: Tensor
-    slope: Tensor
-    curvature: Tensor
+    value: Tensor  # (C,) E[log p(y | v)]
+    slope: Tensor  # (C, V) E[d log p(y | v)]
+    curvature: Tensor  # (C, V, V) -E[d^2 log p(y | v)]
 
 
 class PackedRows:
-    """The rows of C clients.
-
-    Args:
-        score: of the program.
-        units: of the clients.
-    """
+    """The rows of C clients."""
 
     def __init__(self, score: UnitScore, units: Units) -> None:
         self.score, self.line, self.units = score, score.line, units
@@ -73,10 +67,7 @@ class PackedRows:
         )
 
     def blocks(self) -> tuple[Tensor, ...]:
-        """Return positions of clients whose rows are few enough to be carried at many points at once.
-
-        What depends on a row alone is then computed once for many points.
-        """
+        """Return positions of clients whose rows are few enough for many points at once."""
         scalars = torch.bincount(self.client, minlength=self.clients) * max(1, self.design.shape[1])
         sizes = torch.bincount((scalars.cumsum(0) - 1).clamp(min=0) * POINTS // AT_ONCE)
         return torch.arange(self.clients).split(sizes[sizes > 0].tolist())
@@ -115,11 +106,7 @@ class PackedRows:
 
     # ------------------------------------------------------------------------------ expectations
     def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
-        """Return expectations under v ~ Normal(mean (C, V), precision (C, V, V)^-1) of each client.
-
-        They are not finite where a client's derivatives at far nodes are beyond what doubles can
-        add.
-        """
+        """Return expectations under Normal(mean, precision^-1); not finite if far nodes overflow."""
         shift, spread, points = self._nodes(mean, precision, nodes)
         n, size = len(self.client), nodes.rest.shape[0] * nodes.row.shape[0]
         width = max(1, size * max(1, self.design.shape[1]))
@@ -146,11 +133,7 @@ class PackedRows:
     def _derivatives(
         self, shift: Tensor, spread: Tensor, points: Tensor, nodes: Nodes, part: Tensor
     ) -> list[Tensor]:
-        """Return the expected value and derivatives of some units, in their predictors and in s.
-
-        Returns:
-            (n,), (n, p), (n, p), (n, S), (n, S, p) and (n, S, S).
-        """
+        """Return expectations (n,), (n, p), (n, p), (n, S), (n, S, p), (n, S, S) of some units."""
         own, size = [v[part] for v in self.tensors], points.shape[-1]
         row, weights = nodes.row, nodes.row_weights
         if not len(self.line.inside):
@@ -275,3 +258,39 @@ def _gradients(total: Tensor, inputs: tuple[Tensor, ...], *, create: bool = Fals
 def packed(score: UnitScore, batch: ClientBatch) -> PackedRows:
     """Return the rows of a batch of C clients."""
     return PackedRows(score, Units.of(batch, by_row=score.by_row))
+
+
+# ---------------------------------------------------------------------- are the rows what was read?
+class Points(NamedTuple):
+    """Random points at which a likelihood is compared with itself."""
+
+    z: Tensor  # (T, K) of the global sites
+    w: Tensor  # (T, D) of the local ones
+
+
+def points_to_test(reading: Reading) -> Points:
+    """Return the points of a program, the same for all clients."""
+    g, size = torch.Generator().manual_seed(0), len(reading.origin)
+    z = reading.origin.double() + AWAY * torch.randn(TRIES, size, generator=g)
+    return Points(z, AWAY * torch.randn(TRIES, reading.own_size, generator=g))
+
+
+def misread(rows: PackedRows, batch: ClientBatch, points: Points) -> Tensor:
+    """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,).
+
+    `batch` holds the same rows, in double precision. Where the log likelihood is not finite at a
+    random point, that point says nothing.
+    """
+    reading = rows.line.reading
+    whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
+    found = []
+    for z, w in zip(points.z, points.w, strict=True):
+        known = whole.log_likelihoods(torch.cat([w, z]), batch)
+        own = w
+        if reading.effects is not None:
+            shift, scale = reading.effects.at(z)
+            own = shift + scale @ w
+        read = rows.values(torch.cat([own, z[reading.shared]]).expand(rows.clients, 1, -1))[:, 0]
+        apart = (read - known).abs() > NATS + RELATIVE * known.abs()
+        found.append(apart | (known.isfinite() & ~read.isfinite()))
+    return torch.stack(found).any(0).to(known.dtype)

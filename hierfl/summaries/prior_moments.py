@@ -15,18 +15,13 @@ from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
-CENTRAL = (
-    0.9  # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
-)
+# share of the draws whose variances are averaged: those of a Cauchy prior have no mean
+CENTRAL = 0.9
 WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
 
 
 def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
-    """Return draws of the global sites from their prior, (S, K), unconstrained.
-
-    Where a prior cannot be drawn from (an improper one) they are Normal about the starting values
-    instead.
-    """
+    """Return draws of the global sites from their prior (Normal if it is improper), (S, K)."""
     program, block = hierarchy.program, hierarchy.program.latents.global_block
     batch = in_double(hierarchy.row)
 
@@ -68,10 +63,7 @@ def _independent(hierarchy: Hierarchy, seed: int) -> Tensor | None:
 
 
 def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | None:
-    """Return draws of any client's t from about its prior, (S, M), for draws of z (S, K).
-
-    None of a program without any.
-    """
+    """Return draws of any client's t from about its prior, (S, M), by those of z; or None."""
     mixing, program = hierarchy.mixing, hierarchy.program
     if mixing is None:
         return None
@@ -103,10 +95,7 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | Non
 def any_client(
     surrogate: Surrogate, draws: Tensor, log_weights: Tensor, factors: Factors
 ) -> tuple[Tensor, Tensor]:
-    """Return mean (V,) and covariance (V, V) of p(v | z) over draws of z, and over clients.
-
-    `draws` are (S, K + N M), `log_weights` (S,); `factors` give the clients' fields.
-    """
+    """Return mean (V,) and covariance (V, V) of p(v | z) over weighted draws of z and clients."""
     draws = draws[:, : len(surrogate.hierarchy.reading.origin)]
     mixing = mixing_draws(surrogate.hierarchy, draws, 0)
     means, covariances = surrogate.moments(draws, factors, mixing)  # (S, C, V), (S, C, D, D)

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WIDTHS, SHARES = (
-    (1.0, 1.5, 2.5),
-    (0.8, 0.14, 0.06),
-)  # of the mixture that normal scores are drawn from
+WIDTHS, SHARES = (1.0, 1.5, 2.5), (0.8, 0.14, 0.06)  # of the mixture of normal scores
 LEVELS = (0.03, 0.06, 0.11, 0.18, 0.28, 0.39, 0.5, 0.61, 0.72, 0.82, 0.89, 0.94, 0.97)
 PLENTY = 200.0  # effective points for which all levels are used; every second one for fewer
 WIDER, WIDER_TAILS = 1.05, 1.3  # than what the points say
@@ -30,24 +27,15 @@ class Proposal:
     g_i is a monotone cubic through the quantiles, and beyond them a parabola: exponential tails.
     The mixture has wide components, since a proposal that was fitted to too narrow points would
     never see what it misses.
-
-    Args:
-        scores: (Q,) normal scores of the quantiles.
-        knots: (Q, K) the quantiles.
-        slopes: (Q, K) of g there.
-        tril: (K, K) L.
     """
 
-    scores: Tensor
-    knots: Tensor
-    slopes: Tensor
-    tril: Tensor
+    scores: Tensor  # (Q,) normal scores of the quantiles
+    knots: Tensor  # (Q, K) the quantiles
+    slopes: Tensor  # (Q, K) of g there
+    tril: Tensor  # (K, K) L
 
     def at(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Return points y (S, K) and their log densities (S,) by standard normals e (S, K + 1).
-
-        The last normal chooses the component of the mixture.
-        """
+        """Return points y (S, K) and log densities by standard normals e (S, K + 1)."""
         e, u = e[:, :-1], torch.special.ndtr(e[:, -1])
         count = e.shape[1]
         wide = 1.0 + (torch.tensor(WIDTHS) - 1.0) / max(1.0, count / 3.0) ** 0.5
@@ -98,21 +86,16 @@ def fitted(points: Tensor, weights: Tensor) -> Proposal:
     gaps = (knots[1:] - knots[:-1]).clamp(min=1e-3 * span / len(levels))
     knots = torch.cat([knots[:1], knots[:1] + gaps.cumsum(0)])
     rate = gaps / (scores[1:] - scores[:-1])[:, None]
-    between = (
-        2.0 * rate[1:] * rate[:-1] / (rate[1:] + rate[:-1])
-    )  # harmonic means keep the cubic monotone
+    # harmonic means keep the cubic monotone
+    between = 2.0 * rate[1:] * rate[:-1] / (rate[1:] + rate[:-1])
     slopes = torch.cat([rate[:1], between, rate[-1:]])
-    for end, sign in (
-        (0, -1.0),
-        (-1, 1.0),
-    ):  # tails as long as the mean excess says, and a little longer
+    # tails as long as the mean excess says, and a little longer
+    for end, sign in ((0, -1.0), (-1, 1.0)):
         excess = (sign * (points - knots[end])).clamp(min=0.0)
         beyond = (weights @ (excess > 0.0).to(weights)).clamp(min=1e-12)
-        slopes[end] = slopes[end].maximum(
-            WIDER_TAILS * scores[end].abs() * (weights @ excess) / beyond
-        )
-    tril = _copula(sums, order, weights, effective)
-    return Proposal(scores, knots, slopes, WIDER * tril)
+        steep = WIDER_TAILS * scores[end].abs() * (weights @ excess) / beyond
+        slopes[end] = slopes[end].maximum(steep)
+    return Proposal(scores, knots, slopes, WIDER * _copula(sums, order, weights, effective))
 
 
 def _copula(sums: Tensor, order: Tensor, weights: Tensor, effective: float) -> Tensor:
@@ -124,7 +107,6 @@ def _copula(sums: Tensor, order: Tensor, weights: Tensor, effective: float) -> T
     scale = covariance.diagonal().clamp(min=1e-12).sqrt()
     shrunk = size**2 / (size**2 + 4.0 * effective)  # toward independence where there are few points
     eye = torch.eye(size, dtype=x.dtype)
-    tril, info = torch.linalg.cholesky_ex(
-        (1.0 - shrunk) * covariance / (scale[:, None] * scale) + shrunk * eye
-    )
+    correlation = (1.0 - shrunk) * covariance / (scale[:, None] * scale) + shrunk * eye
+    tril, info = torch.linalg.cholesky_ex(correlation)
     return eye if bool(info) else tril

@@ -30,20 +30,12 @@ AWAY = 0.5  # how far they lie from the starting values, in unconstrained number
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the likelihood of a program reads.
-
-    Args:
-        program: whose likelihood it is.
-        shared: (U,) int64, positions of u in the unconstrained global vector z.
-        origin: (K,) z at which the global parameters stay that are not in u.
-        effects: of a non-centered program: w are the effects that its likelihood reads; None: w are
-            the local sites themselves.
-    """
+    """What the likelihood of a program reads."""
 
     program: Program
-    shared: Tensor
-    origin: Tensor
-    effects: Effects | None = None
+    shared: Tensor  # (U,) int64, positions of u in the unconstrained global vector z
+    origin: Tensor  # (K,) z at which the global parameters stay that are not in u
+    effects: Effects | None = None  # w, of a non-centered program; None: w are the local sites
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -105,13 +97,7 @@ def log_likelihood(terms: dict[str, Site]) -> Tensor:
 
 @once_a_program
 def read_likelihood(program: Program) -> Reading:
-    """Find which global sites the likelihood of a program reads.
-
-    The answer is tested at random points, not proven.
-
-    Raises:
-        ProgramError: the program is non-centered in a form that is not recognized.
-    """
+    """Find by trial which global sites a likelihood reads; refuse unknown non-centered forms."""
     block = program.latents.global_block
     everything = Reading(program, torch.arange(block.size), block.start)
     with untouched_store(), unchecked(), double_precision():
@@ -125,16 +111,8 @@ def read_likelihood(program: Program) -> Reading:
                 v.requires_grad_()
                 (slope,) = torch.autograd.grad(everything.log_likelihood(v, batch), v)
             felt = felt + slope[everything.own_size :].nan_to_num(nan=1.0).abs()
-    read = [
-        position
-        for site, piece in zip(
-            block.sites,
-            torch.arange(block.size).split([site.size for site in block.sites]),
-            strict=True,
-        )
-        if bool((felt[piece] > 0.0).any())
-        for position in piece.tolist()
-    ]
+    pieces = torch.arange(block.size).split([site.size for site in block.sites])
+    read = [j for piece in pieces if bool((felt[piece] > 0.0).any()) for j in piece.tolist()]
     effects = seen_effects(program, read)
     absorbed = set() if effects is None else set(effects.inside.tolist())
     left = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)

@@ -35,9 +35,7 @@ from hierfl.summaries.expectations import Line, Nodes
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.packed_rows import PackedRows
 
-NEEDED = (
-    "row_noise needs dp-accounting for its budget: install it with pip install 'hierfl[privacy]'"
-)
+NEEDED = "row_noise needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 
 
 @dataclass(frozen=True)
@@ -118,11 +116,7 @@ class RowNoise:
 
 
 def check_line(line: Line) -> None:
-    """Refuse a program whose likelihood is not of one linear predictor a row.
-
-    Raises:
-        ProgramError: it has other unknowns, such as a scale of its noise, or no linear predictor.
-    """
+    """Refuse a program whose likelihood is not of one linear predictor a row alone."""
     if len(line.rest) or not len(line.inside):
         raise ProgramError(
             "row_noise needs a likelihood of one linear predictor a row and nothing else to "
@@ -139,18 +133,10 @@ def private_factor(
     how: RowNoise,
     keys: Tensor,
 ) -> Factor:
-    """Return the factors of clients' likelihoods, with noise.
+    """Return the factors of clients' likelihoods, with noise, or refuse several predictors a row.
 
-    Args:
-        rows: of C clients.
-        belief: m (V,) and C (V, V), of any client's v, of the server.
-        before: the clients' last factors, zeros at first.
-        nodes: at which expectations are summed.
-        how: the budget.
-        keys: (C, 2) int32, of the clients at this step.
-
-    Raises:
-        ProgramError: a row has several predictors.
+    `belief` is the server's m (V,) and C (V, V), `before` are the last factors, zeros at first, and
+    `keys` (C, 2) int32 the clients' at this step.
     """
     _check_one_each(rows)
     loc, covariance = belief

@@ -19,11 +19,9 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.importance_sampling import chosen, normal_points, resampled
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.chains import Sampled, Whitening, laplace, sampled
-from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.integrated import of_means
+from hierfl.summaries.chains import Sampled, Stretch, Whitening, laplace, sampled, stretch
+from hierfl.summaries.hierarchy import Factors, of_means
 from hierfl.summaries.proposal import Proposal, fitted
-from hierfl.summaries.stretched import Stretch, stretch
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import smoothed
 
@@ -36,9 +34,8 @@ ENOUGH = 0.8  # share of the points that is effective, with which a turn is the 
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 MANY_CLIENTS = 4000  # with which a chain would take minutes
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
-NEAR_ZERO = (
-    10.0  # in logs of a scale, from its median: nearly 0 beside the others', with no digits left
-)
+# in logs of a scale, from its median: nearly 0 beside the others', with no digits left
+NEAR_ZERO = 10.0
 AT_ONCE = 1 << 21  # points x clients x (D + 1)^2 scalars carried at once
 # chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many
 # as for one
@@ -63,33 +60,21 @@ def one_thread() -> Iterator[None]:
 
 
 class Start(NamedTuple):
-    """What is known of the posterior before.
+    """What is known of the posterior before."""
 
-    draws: (S, K + N M), of the prior or of a posterior nearby.
-    log_weights: (S,), normalized.
-    bounds: (2, Ks) beyond which scales have no digits left.
-    is_prior: the draws are of the prior.
-    """
-
-    draws: Tensor
-    log_weights: Tensor
-    bounds: Tensor
-    is_prior: bool
+    draws: Tensor  # (S, K + N M), of the prior or of a posterior nearby
+    log_weights: Tensor  # (S,), normalized
+    bounds: Tensor  # (2, Ks) beyond which scales have no digits left
+    is_prior: bool  # the draws are of the prior
 
 
 class Draws(NamedTuple):
-    """Draws of the surrogate.
+    """Draws of the surrogate."""
 
-    draws: (S, K + N M), of z and, where there are some, of all mixing numbers.
-    log_weights: (S,), normalized; equal where draws are final.
-    r_hat: the largest split R-hat of the chains; NaN where none ran.
-    k_hat: of the weights of the scales; 0 where chains ran.
-    """
-
-    draws: Tensor
-    log_weights: Tensor
-    r_hat: float
-    k_hat: float = 0.0
+    draws: Tensor  # (S, K + N M), of z and, where there are some, of all mixing numbers
+    log_weights: Tensor  # (S,), normalized; equal where draws are final
+    r_hat: float  # the largest split R-hat of the chains; NaN where none ran
+    k_hat: float = 0.0  # of the weights of the scales; 0 where chains ran
 
 
 def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
@@ -104,16 +89,7 @@ def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
 def sample(
     surrogate: Surrogate, factors: Factors, count: int, start: Start, *, final: bool, seed: int
 ) -> Draws:
-    """Sample the surrogate posterior.
-
-    Args:
-        surrogate: of the program.
-        factors: of the clients.
-        count: S.
-        start: what is known before.
-        final: the draws are kept, not only their moments: they have equal weights.
-        seed: of the noise.
-    """
+    """Return S = `count` draws of the surrogate posterior; `final` ones have equal weights."""
     word = noise.word(f"two_stage {seed}") & 0x7FFFFFFF
     if not surrogate.mixed:
         least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
@@ -161,18 +137,15 @@ def by_importance(
             return None
         k_hat = max(0.0, weights.k_hat)
         log_weights, none = weights.log, ~weights.log.isfinite()
-        s = torch.where(
-            none[:, None], s.median(0).values, s
-        )  # points without weight may have no density at all
+        # points without weight may have no density at all
+        s = torch.where(none[:, None], s.median(0).values, s)
         if final:  # sorted, so that what is kept is spread evenly
             order = s[:, 0].argsort(stable=True)
             at = order[chosen(log_weights[order], count)]
             s, mean, covariance, log_weights = s[at], mean[at], covariance[at], equal
-    e = (
-        normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
-        if mean.shape[1]
-        else mean
-    )
+    e = mean
+    if mean.shape[1]:
+        e = normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
     e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
     m = mean + (torch.linalg.cholesky_ex(covariance).L @ e[..., None])[..., 0]
     draws = torch.cat([m, s], 1)[:, hierarchy.order]
@@ -180,11 +153,7 @@ def by_importance(
 
 
 def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
-    """Fit a proposal to its own weighted points until it is good or gets no better.
-
-    Returns:
-        The proposal, and the share of its points that is effective.
-    """
+    """Fit a proposal to its own weighted points; also return the share that is effective."""
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
     most = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
@@ -221,13 +190,7 @@ def effective_share(log_weights: Tensor) -> float:
 
 
 class Density:
-    """The density of the scales, with everything else integrated out.
-
-    Args:
-        surrogate: of the program.
-        factors: of the clients.
-        bounds: (2, Ks) beyond which it is 0.
-    """
+    """The density of the scales, with everything else integrated out; 0 beyond bounds (2, Ks)."""
 
     def __init__(self, surrogate: Surrogate, factors: Factors, bounds: Tensor) -> None:
         self.surrogate, self.factors, self.bounds = surrogate, factors, bounds

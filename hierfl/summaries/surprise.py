@@ -45,20 +45,12 @@ SMALL = 1e-9  # eigenvalues that are nothing beside the largest
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What the server knows when the factors are final.
-
-    Args:
-        surrogate: of the program.
-        factors: of N clients.
-        draws: (S, K) of z, of the surrogate posterior.
-        bounds: of the scales, as `bounds_of` returns them.
-        seed: of chains.
-    """
+    """What the server knows when the factors are final."""
 
     surrogate: Surrogate
-    factors: Factors
-    draws: Tensor
-    bounds: Tensor
+    factors: Factors  # of N clients
+    draws: Tensor  # (S, K) of z, of the surrogate posterior
+    bounds: Tensor  # of the scales, as `bounds_of` returns them
     seed: int
 
 
@@ -111,10 +103,7 @@ def _without(known: Known, client: int) -> Draws | None:
 
 
 def _moments(known: Known, draws: Tensor) -> tuple[Tensor, ...]:
-    """Return `Surrogate.moments` at draws (S, K), and the variance of noise there, (S,) or (1,).
-
-    The factor of a Gaussian likelihood is that at its starting scale, where the variance is 1.
-    """
+    """Return `Surrogate.moments` at draws, and the variance of noise there, 1 at the start."""
     surrogate, noise = known.surrogate, torch.ones(1)
     spread = surrogate.hierarchy.spread
     if spread is not None:
@@ -125,10 +114,7 @@ def _moments(known: Known, draws: Tensor) -> tuple[Tensor, ...]:
 def _tail(
     known: Known, client: int, moments: tuple[Tensor, ...], share: Tensor
 ) -> tuple[float, float]:
-    """Return a client's tail probability and distance, NaN if its factor says nothing of w.
-
-    `moments` are those of `_moments`, `share` (S,) the normalized weights of the draws.
-    """
+    """Return a client's tail probability and distance, NaN if its factor says nothing of w."""
     size = known.surrogate.hierarchy.reading.own_size
     precision, shift = known.factors.precision[client], known.factors.shift[client]
     values, vectors = torch.linalg.eigh(precision[:size, :size])
@@ -147,10 +133,7 @@ def _tail(
 def _mixture_tail(
     e: Tensor, means: Tensor, covariances: Tensor, share: Tensor
 ) -> tuple[float, float]:
-    """Return the tail probability of e (r,) under a mixture of Normals, and its distance.
-
-    `means` (S, r), `covariances` (S, r, r) and `share` (S,) are those of the mixture.
-    """
+    """Return the tail probability of e (r,) under a mixture of S Normals, and its distance."""
     middle = share @ means
     away = means - middle
     total = torch.tensordot(share, covariances, 1) + away.mT @ (away * share[:, None])

@@ -17,11 +17,9 @@ from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import LatentSite
 from hierfl.summaries.chains import Density
-from hierfl.summaries.hierarchy import Factors, Hierarchy
-from hierfl.summaries.integrated import given, of_means, rest_of
+from hierfl.summaries.hierarchy import Factors, Hierarchy, given, of_means, rest_of
 
-# logs of scales near 0 at which a prior density is compared, and the difference, in nats, that
-# counts as none
+# logs of scales near 0 where a prior density is compared, and the nats that count as none
 NEAR, FLAT = (-7.0, -14.0), 0.1
 SMALLEST, LARGEST = 1e-8, 30.0  # of a scale, and of its log
 AT_ONCE = 1 << 22  # draws x clients x (D + 1)^2 scalars that are carried at once
@@ -29,13 +27,7 @@ AT_ONCE = 1 << 22  # draws x clients x (D + 1)^2 scalars that are carried at onc
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """The surrogate posterior of the global parameters, and of the clients' mixing parameters.
-
-    A draw of it is (z, t of client 1, t of client 2, ...), of length K + N M.
-
-    Args:
-        hierarchy: the program's prior.
-    """
+    """The surrogate posterior; a draw is (z, t of client 1, t of client 2, ...), (K + N M,)."""
 
     hierarchy: Hierarchy
 
@@ -72,7 +64,7 @@ class Surrogate:
         """Which entries of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
 
         Such an entry is sampled as a signed scale x, s = log|x|: an even density, smooth at 0,
-        whereas that of s would have a long tail toward 0; `stretched` shortens the other tail. A
+        whereas that of s would have a long tail toward 0; `chains.stretch` shortens the other tail. A
         scale may be 0 if its prior density there is finite and above 0.
         """
         block, hierarchy = self.hierarchy.program.latents.global_block, self.hierarchy
@@ -153,10 +145,7 @@ class Surrogate:
         return at[:count], self._by_client(at[count:])
 
     def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
-        """Return draws of z and all t (S, K + N M): s and t as given, m drawn given them.
-
-        `scales` are draws of (s, t), (S, Ks + N M); `normal` (S, Km) is standard normal.
-        """
+        """Return draws of z and t (S, K + N M): (s, t) as given, and m by `normal` (S, Km)."""
 
         def one(at: Tensor, e: Tensor) -> Tensor:
             s, t = self._scales_and_mixing(at)
@@ -169,10 +158,7 @@ class Surrogate:
         return self._mapped(one, factors, scales, normal)
 
     def log_marginals(self, draws: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
-        """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N).
-
-        `draws` are (S, K + N M), of z and t.
-        """
+        """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N)."""
 
         def one(draw: Tensor) -> tuple[Tensor, Tensor]:
             z, t = self.parts(draw)
@@ -192,15 +178,10 @@ class Surrogate:
     def moments(
         self, draws: Tensor, factors: Factors, mixing: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return prior means (S, C, V) of v given z and t, and covariances of its local part.
-
-        `draws` are (S, K), `mixing` (S, M) any client's t given z, the covariances (S, C, D, D);
-        `factors` give the clients' fields.
-        """
+        """Return prior means (S, C, V) of v given z and t, and covariances (S, C, D, D) of w."""
         hierarchy = self.hierarchy
-        place = torch.eye(hierarchy.reading.own_size)[
-            hierarchy.arrangement[: hierarchy.normal_size]
-        ]
+        normal = hierarchy.arrangement[: hierarchy.normal_size]
+        place = torch.eye(hierarchy.reading.own_size)[normal]
         back = torch.argsort(hierarchy.arrangement)
 
         def one(z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,10 +205,7 @@ class Surrogate:
 
 
 def _graph_of(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., Any]:
-    """Return the graph of a function, or the function itself if it cannot be traced.
-
-    A program that looks at the values of its rows (as `one_hot` does) has no graph.
-    """
+    """Return the graph of a function, or itself if it looks at values of rows (as `one_hot`)."""
     try:
         graph = make_fx(function)(*inputs)
     except (RuntimeError, TypeError, ValueError):

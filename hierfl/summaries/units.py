@@ -27,25 +27,15 @@ COMPARED = 8  # units on which it is
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The tensors of n units, each of which is a client to the program.
+    """The tensors of n units, each of which is a client to the program."""
 
-    Args:
-        like: a batch of one client, whose fields the units' take the place of.
-        fields: name -> (n, 1, B, ...), B rows a unit.
-        client_fields: name -> (n, 1, 1, ...).
-        masks: (n, 1, B) bool, false at padded rows; None: there are none.
-        counts: (n, 1) numbers of rows.
-        client: (n,) int64, the position of each unit's client, ascending.
-        clients: C.
-    """
-
-    like: ClientBatch
-    fields: dict[str, Tensor]
-    client_fields: dict[str, Tensor]
-    masks: Tensor | None
-    counts: Tensor
-    client: Tensor
-    clients: int
+    like: ClientBatch  # of one client, whose fields the units' take the place of
+    fields: dict[str, Tensor]  # (n, 1, B, ...) each, B rows a unit
+    client_fields: dict[str, Tensor]  # (n, 1, 1, ...) each
+    masks: Tensor | None  # (n, 1, B) bool, false at padded rows; None: there are none
+    counts: Tensor  # (n, 1) numbers of rows
+    client: Tensor  # (n,) int64, the position of each unit's client, ascending
+    clients: int  # C
 
     @classmethod
     def of(cls, batch: ClientBatch, *, by_row: bool) -> Units:
@@ -83,11 +73,7 @@ class Units:
 
 
 class UnitScore:
-    """The log likelihood of a unit, given s and its predictors, less those at l = 0.
-
-    Args:
-        line: which scalars of v enter through linear predictors.
-    """
+    """The log likelihood of a unit, given s and its predictors, less those at l = 0."""
 
     def __init__(self, line: Line) -> None:
         self.line, self.reading = line, line.reading
@@ -98,13 +84,7 @@ class UnitScore:
         self.by_row = self._is_product_over_rows()
 
     def program(self, shift: Tensor, rest: Tensor, batch: ClientBatch) -> Tensor:
-        """Return log p(y | v) of a batch of one client, ().
-
-        Args:
-            shift: (p,) of the predictors, from l = 0.
-            rest: (S,) s.
-            batch: of one client.
-        """
+        """Return log p(y | v) of one client, (), at predictors `shift` from l = 0, and at s."""
         size = len(self.line.inside)
         if not size:
             return self.reading.log_likelihood(rest, batch)
@@ -116,12 +96,7 @@ class UnitScore:
         return predictors(self.line.terms(line, self.start[self.line.rest], batch))
 
     def of(self, units: Units, count: int) -> Callable[..., Tensor]:
-        """Return the log likelihood of a unit, a function (shift, rest, its tensors) -> ().
-
-        Args:
-            units: of the clients.
-            count: p, the number of predictors of a unit.
-        """
+        """Return the log likelihood of a unit of p = `count` predictors, as `partial_of` does."""
         program = partial_of(self, units)
         if not self.recorded:
             return program

@@ -30,33 +30,25 @@ POINTS = 32  # quasi-random points where there are more
 TIMES = (1, 4, 16)  # as many times as many points are tried
 MIXED = 128  # points where some are mixing variables
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
-TRIED, ERROR = (
-    32,
-    0.1,
-)  # draws at which few points are compared with many; sd of the error of all clients, in nats
+# draws at which few points are compared with many; sd of the error of all clients, in nats
+TRIED, ERROR = 32, 0.1
 CONDITIONALS = 1 << 21  # draws x clients x (D + 1)^2 scalars carried at once
 
 
 class Ratios(NamedTuple):
     """C clients' marginal likelihoods over those of their factors, at S draws.
 
-    log: (C, S) log E[ p(y_k | v) / factor_k(v) ].
-    error: (C, S) error of it, by the difference of two halves of the points; 0 of a sum's nodes.
-        All points together have moments that halves do not have, so that it is too large rather
-        than too small.
+    The error is by the difference of two halves of the points. All points together have moments
+    that halves do not have, so that it is too large rather than too small.
     """
 
-    log: Tensor
-    error: Tensor
+    log: Tensor  # (C, S) log E[ p(y_k | v) / factor_k(v) ]
+    error: Tensor  # (C, S); 0 of a sum's nodes
 
 
 @dataclass(frozen=True, eq=False)
 class Weigher:
-    """Evaluates how clients' marginal likelihoods differ from those of their factors.
-
-    Args:
-        hierarchy: the program's prior.
-    """
+    """Evaluates how clients' marginal likelihoods differ from those of their factors."""
 
     hierarchy: Hierarchy
 
@@ -78,10 +70,8 @@ class Weigher:
     ) -> Ratios:
         """Return the ratios of C clients at draws of z, (S, K).
 
-        Args: rows: of the clients. factor: of the clients. draws: (S, K). fields: their values of
-            `Hierarchy.fields`, (C, ...) each. keys: (C, 2) int32, of the clients at this step.
-            proposals: of their mixing variables, (2, C, M) and (2, C, M, M); None: the program has
-            none.
+        `keys` (C, 2) int32 are the clients' at this step, `proposals` those of their mixing
+        variables, (2, C, M) and (2, C, M, M).
         """
         whole = _At(self.hierarchy, rows, factor, fields, proposals)
         each = [self._of_block(whole.some(who), draws, keys[who]) for who in rows.blocks()]
@@ -109,21 +99,13 @@ class Weigher:
         return Ratios(log, error)
 
     def _turns(self, keys: Tensor, size: int) -> Tensor:
-        """Return rotations (C, size, size) of the points, at random for each client.
-
-        Clients would otherwise err in the same direction, and their errors add up.
-        """
+        """Return random rotations (C, size, size): else clients err in the same direction."""
         key = noise.fold(keys, noise.word("two_stage.weigh"))
         return torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
 
 
 def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Return standard normal points (P, M + Dn) of local scalars, and their log weights (P,).
-
-    Args:
-        hierarchy: the program's prior.
-        times: as many times as many, where they are quasi-random.
-    """
+    """Return standard normal points (P, M + Dn) of local scalars, and their log weights (P,)."""
     size, mixing = hierarchy.normal_size, hierarchy.mixing_size
     if mixing:
         return _standardized(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
@@ -138,11 +120,7 @@ def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tenso
 
 
 def _standardized(count: int, size: int) -> Tensor:
-    """Return quasi-random standard normals with identity covariance, or with variances of 1.
-
-    Where clients' likelihoods are Gaussian about another spread than their factors, all of them
-    would otherwise err in the same direction.
-    """
+    """Return quasi-random standard normals with exact covariance, or variances if they are few."""
     points = normal_points(count, size)
     if count < ENOUGH * size:
         return points / points.square().mean(0).sqrt()
@@ -193,11 +171,8 @@ class _At:
 
     def _mixed(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
-        h, factor, sides = (
-            self.hierarchy,
-            self.factor[:2],
-            sides_of(len(log_weights), self.hierarchy),
-        )
+        h, factor = self.hierarchy, self.factor[:2]
+        sides = sides_of(len(log_weights), h)
         e, row = points.movedim(1, 0), h.batch(self.fields, self.rows.clients)  # (P, C, M + Dn)
 
         def at(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,9 +185,8 @@ class _At:
 
         own, weight = torch.vmap(at)(draws)  # (S, P, C, D) and (S, P, C)
         log_weights = log_weights + weight.movedim(2, 0)
-        return _summed(
-            self.log_ratio(draws, own.movedim(2, 0)), log_weights, self.halves(log_weights[0, 0])
-        )
+        log_ratio = self.log_ratio(draws, own.movedim(2, 0))
+        return _summed(log_ratio, log_weights, self.halves(log_weights[0, 0]))
 
     def log_ratio(self, draws: Tensor, w: Tensor) -> Tensor:
         """Return log p(y | v) - log factor(v), (C, S, P), at w (C, S, P, D) and draws (S, K)."""
@@ -225,9 +199,8 @@ class _At:
 
     def halves(self, log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return two halves of the points, each with all reflections; None of a sum's nodes."""
-        if len(log_weights) == 1 or (
-            self.hierarchy.normal_size in NODES and self.proposals is None
-        ):
+        of_nodes = self.hierarchy.normal_size in NODES and self.proposals is None
+        if len(log_weights) == 1 or of_nodes:
             return None
         second = torch.arange(len(log_weights)) // 2 % 2 == 1
         return (~second).nonzero()[:, 0], second.nonzero()[:, 0]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import ProgramError
-from hierfl.summaries.hierarchy import Factors, Hierarchy
-from hierfl.summaries.integrated import of_means
+from hierfl.summaries.hierarchy import Factors, Hierarchy, of_means
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate

@@ -9,8 +9,7 @@ from scipy.stats import t as student_t
 from torch import Tensor
 from torch.distributions import StudentT
 
-from hierfl.summaries.chains import Whitening, sampled
-from hierfl.summaries.stretched import Stretch, stretch
+from hierfl.summaries.chains import Stretch, Whitening, sampled, stretch
 
 FREEDOM = 2.5  # degrees of freedom of the signed scale: a tail as that of a scale of few clients
 EVEN = torch.tensor([True, False])

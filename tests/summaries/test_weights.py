@@ -14,9 +14,9 @@ from torch import Tensor
 import hierfl
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.summaries import wide_draws
+from hierfl.summaries import weights
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.wide_draws import combined, is_heavy, powers_of, raised
+from hierfl.summaries.weights import combined, is_heavy, powers_of, raised
 from tests.programs import fit
 
 REGION = torch.tensor([0, 0, 0, 1, 1, 1, 2])
@@ -63,8 +63,8 @@ def test_the_power_is_the_least_that_leaves_draws_effective() -> None:
         assert powers[0] == 1.0
         return -0.5 * powers[1] * x.square()
 
-    share = {power: math.sqrt(2.0 * power - power**2) for power in wide_draws.POWERS}
-    least = min(power for power, each in share.items() if each >= wide_draws.LEAST)
+    share = {power: math.sqrt(2.0 * power - power**2) for power in weights.POWERS}
+    least = min(power for power, each in share.items() if each >= weights.LEAST)
     assert powers_of(heavy, equal, wider(torch.ones(2)), wider).tolist() == [1.0, least]
 
 
@@ -120,7 +120,7 @@ def test_a_client_without_events_alone_in_its_region(
     widened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not widened:
-        monkeypatch.setattr(wide_draws, "HEAVY", math.inf)
+        monkeypatch.setattr(weights, "HEAVY", math.inf)
     mean, sd = last_region()
     found = fit(hierfl.methods.two_stage(by_region), people())
     found_region = found.draws(4000).shared["region"].view(4000, 3)[:, 2]

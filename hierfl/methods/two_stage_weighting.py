@@ -1,0 +1,218 @@
+"""Draws of the server of two_stage, and their weights by what clients send of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import K_HAT, chosen, normal_points, resampled
+from hierfl.core.trees import Tree
+from hierfl.method import Clock, Reports
+from hierfl.methods.two_stage_checks import DONE, GATHER, WEIGHT
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.prior_moments import any_client
+from hierfl.summaries.proposal import fitted
+from hierfl.summaries.sampling import Start, sample
+from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.weights import (
+    combined,
+    everywhere,
+    is_heavy,
+    k_hats_of,
+    powers_of,
+    raised,
+    smoothed,
+    unweighted,
+)
+
+# share of the draws that must be effective under new factors for the draws to be kept
+FITTING = 0.3
+ROUGH = 0.1  # sd of the error of a quadratic of z, in nats, with which all draws are weighted
+AGAIN = 2  # most restarts from weighted draws whose k-hat is high
+
+
+@dataclass(frozen=True, eq=False)
+class Weighting:
+    """The server's draws."""
+
+    surrogate: Surrogate
+    seed: int
+
+    @property
+    def shared(self) -> int:
+        """K, the length of z: the first entries of a draw, before the clients' mixing variables."""
+        return len(self.surrogate.hierarchy.reading.origin)
+
+    def asked(self, state: Tree) -> Tensor:
+        """Return which of the final draws clients weight, (A,) int64, evenly among them."""
+        count, asked = len(state["final"]["draws"]), len(state["asked"])
+        return torch.arange(asked) * (count // asked)
+
+    def of_any_client(self, draws: Tensor, log_weights: Tensor, factors: Factors) -> Tree:
+        """Return the part of the state that says what any client's v may be."""
+        loc, covariance = any_client(self.surrogate, draws, log_weights, factors)
+        return {"loc": loc, "covariance": covariance}
+
+    def to_weight(self, state: Tree, clock: Clock) -> Tree:
+        """Return the state with draws from factors raised to `powers`, for clients to weight."""
+        if len(state["asked"]) < len(state["final"]["draws"]):
+            return self._proposed(state, state["scouts"])
+        factors = raised(Factors(**state["factors"]), state["powers"])
+        return {**self.sampled(state, factors, "final", clock), **self._asking(state)}
+
+    def sampled(self, state: Tree, factors: Factors, name: str, clock: Clock) -> Tree:
+        """Return the state with new draws of the surrogate, as scouts or as the final ones."""
+        scouts = state["scouts"]
+        start = Start(
+            scouts["draws"], scouts["log_weights"], state["bounds"], not bool(state["sampled"])
+        )
+        found = sample(
+            self.surrogate,
+            factors,
+            len(state[name]["draws"]),
+            start,
+            final=name == "final",
+            seed=self.seed + 7919 * (clock.round + 1),
+        )
+        log_p = self.log_p(found.draws, factors)
+        equal = -math.log(len(log_p))
+        drawn = {"draws": found.draws, "log_weights": found.log_weights}
+        return {
+            **state,
+            # the log density that they were drawn from, up to a constant
+            name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
+            "sampled": torch.tensor(True),
+            "r_hat": torch.tensor(found.r_hat),
+            **({} if factors.num_rows is None else {"k_hat": torch.tensor(found.k_hat)}),
+        }
+
+    def log_p(self, draws: Tensor, factors: Factors) -> Tensor:
+        """Return the log density of the surrogate at draws of z, (S,)."""
+        log_z, marginals = self.surrogate.log_marginals(draws, factors)
+        return log_z + marginals.sum(1)
+
+    def after_weighting(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
+        """Return the state after clients have sent log ratios of likelihoods and factors."""
+        factors, final = Factors(**state["factors"]), state["final"]
+        left = clock.rounds - clock.round - 1
+        new = ~state["weighted"][reports.ids]
+        ids, each = reports.ids[new], reports.value[new].mT.double()  # (A, n)
+        asked = state["asked"] + each.sum(1)
+        base, z = self._wider(state, factors), final["draws"][:, : self.shared]
+        ratios, error = everywhere(asked, self.asked(state), z, base)
+        seen = state["weighted"].index_fill(0, ids, True)
+        k_hats = k_hats_of(each)
+        weights = smoothed(ratios + base)
+        inner = state["inner_error"]
+        state = {
+            **state,
+            "asked": asked,
+            "ratios": ratios,
+            "inner_error": inner.nan_to_num().square().add(error**2).sqrt() if error else inner,
+            "weighted": seen,
+            "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
+            "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
+            "k_hat": torch.tensor(weights.k_hat),
+            "effective": torch.tensor(weights.effective),
+        }
+        complete = bool((seen | state["failed"]).all())
+        if not complete and left > 0:
+            return state
+        state = {**state, "final": {**final, "log_weights": weights.log}}
+        if not complete:
+            return state
+        if bool((state["powers"] < 1.0).any()):
+            # a client that failed once would count in a part of the draws
+            equal = bool((seen == state["narrow"]["weighted"]).all())
+            state = self._together(state, factors) if equal else state
+            return {**state, "stage": torch.tensor(DONE)}
+        far = weights.k_hat >= K_HAT or weights.effective < FITTING * len(ratios)
+        if error > ROUGH and left > 0:  # a quadratic will not do
+            return {**state, **self._asking(state), "asked": torch.zeros_like(ratios)}
+        if bool(state["proposed"]) and far and int(state["again"]) < AGAIN and left > 0:
+            return self._proposed({**state, "again": state["again"] + 1}, state["final"])
+        if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
+            return self._widened(state, factors, clock)
+        if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
+            return self._from_weighted(state, factors)
+        return {**state, "stage": torch.tensor(DONE)}
+
+    def _wider(self, state: Tree, factors: Factors) -> Tensor:
+        """Return the surrogate's log density minus that which the draws are from, (S,)."""
+        final, powers = state["final"], state["powers"]
+        if bool((powers == 1.0).all()) and not bool(state["proposed"]):
+            return torch.zeros(len(final["draws"]))
+        return self.log_p(final["draws"], factors) - final["log_p"]
+
+    def _proposed(self, state: Tree, known: Tree) -> Tree:
+        """Return the state with draws about known weighted ones, for clients to weight.
+
+        The small errors of very many factors add up to more than the width of the posterior, so
+        that draws need not be those of the surrogate.
+        """
+        count, size = state["final"]["draws"].shape
+        proposal = fitted(known["draws"], known["log_weights"].exp())
+        draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
+        drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
+        proposed = {"proposed": torch.tensor(True), "final": drawn}
+        return {**state, **self._asking(state), **proposed}
+
+    def _asking(self, state: Tree) -> Tree:
+        """Return the part of the state of draws that nobody has weighted yet."""
+        none = torch.zeros_like(state["weighted"])
+        return {
+            "stage": torch.tensor(WEIGHT),
+            **{name: none.clone() for name in ("weighted", "heavy", "failed")},
+            "asked": torch.zeros_like(state["asked"]),
+            "ratios": torch.zeros_like(state["ratios"]),
+            "inner_error": torch.tensor(torch.nan),
+        }
+
+    def _widened(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+        """Return the state with wider draws, as some clients' weights are heavy-tailed."""
+        final = state["final"]
+        powers = powers_of(
+            state["heavy"],
+            final["log_weights"],
+            final["log_p"],
+            lambda powers: self.log_p(final["draws"], raised(factors, powers)),
+        )
+        log_target = state["ratios"] + final["log_p"]
+        narrow = {"draws": final["draws"], "log_target": log_target, "weighted": state["weighted"]}
+        return self.to_weight({**state, "powers": powers, "narrow": narrow}, clock)
+
+    def _together(self, state: Tree, factors: Factors) -> Tree:
+        """Return the state with equally weighted draws of the first and the wider set."""
+        narrow, wide = state["narrow"], state["final"]
+        draws = torch.cat([narrow["draws"], wide["draws"]])
+        first = self.log_p(draws, factors)
+        second = self.log_p(draws, raised(factors, state["powers"]))
+        ratios = torch.cat([narrow["log_target"] - first[: len(wide["draws"])], state["ratios"]])
+        weights = smoothed(combined(first, second, ratios + first))
+        at = chosen(weights.log, len(wide["draws"]))
+        final = {**unweighted(*draws[at].shape), "draws": draws[at], "log_p": first[at]}
+        return {
+            **state,
+            "final": final,
+            "ratios": ratios[at],
+            "k_hat": torch.tensor(weights.k_hat),
+            "effective": torch.tensor(weights.effective),
+        }
+
+    def _from_weighted(self, state: Tree, factors: Factors) -> Tree:
+        """Return the state that re-collects factors around the weighted draws."""
+        final = state["final"]
+        kept = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
+        scouts = {**unweighted(*kept.shape), "draws": kept, "log_p": self.log_p(kept, factors)}
+        nan = torch.tensor(torch.nan)
+        return {
+            **state,
+            "scouts": scouts,
+            **self.of_any_client(kept, scouts["log_weights"], factors),
+            "stage": torch.tensor(GATHER),
+            "again": state["again"] + 1,
+            **dict.fromkeys(("moved", "changed", "k_hat_client"), nan),
+        }
