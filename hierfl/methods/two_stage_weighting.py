@@ -25,11 +25,13 @@ from hierfl.summaries.weights import (
     powers_of,
     raised,
     smoothed,
+    tempered,
     unweighted,
 )
 
 # share of the draws that must be effective under new factors for the draws to be kept
 FITTING = 0.3
+PROPOSING = 0.1  # likewise of the draws of a proposal
 ROUGH = 0.1  # sd of the error of a quadratic of z, in nats, with which all draws are weighted
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
@@ -129,7 +131,7 @@ class Weighting:
             equal = bool((seen == state["narrow"]["weighted"]).all())
             state = self._together(state, factors) if equal else state
             return {**state, "stage": torch.tensor(DONE)}
-        far = weights.k_hat >= K_HAT or weights.effective < FITTING * len(ratios)
+        far = weights.k_hat >= K_HAT or weights.effective < PROPOSING * len(ratios)
         if error > ROUGH and left > 0:  # a quadratic will not do
             return {**state, **self._asking(state), "asked": torch.zeros_like(ratios)}
         if bool(state["proposed"]) and far and int(state["again"]) < AGAIN and left > 0:
@@ -154,7 +156,7 @@ class Weighting:
         that draws need not be those of the surrogate.
         """
         count, size = state["final"]["draws"].shape
-        proposal = fitted(known["draws"], known["log_weights"].exp())
+        proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
         drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
         proposed = {"proposed": torch.tensor(True), "final": drawn}

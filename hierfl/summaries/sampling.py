@@ -23,7 +23,7 @@ from hierfl.summaries.chains import Sampled, Stretch, Whitening, laplace, sample
 from hierfl.summaries.hierarchy import Factors, of_means
 from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
-from hierfl.summaries.weights import smoothed
+from hierfl.summaries.weights import effective_share, smoothed, tempered
 
 # importance sampling: points of a turn by the number of scales, turns, and points for each draw
 # that is kept
@@ -159,34 +159,18 @@ def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
     most = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
     e = normal_points(min(most, next(n for scales, n in PILOT if size <= scales)), size + 1)
     least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
-    best, stuck, tempered = 0.0, 0, False
+    best, stuck, low = 0.0, 0, False
     for turn in range(TURNS):
         y, log_q = proposal.at(e)
         log_w = (density.at(y)[0] - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         share = effective_share(log_w)
-        stuck = 0 if share > 1.1 * best or tempered else stuck + 1
+        stuck = 0 if share > 1.1 * best or low else stuck + 1
         patience = 0 if share > 0.4 else 1 if share > 0.1 else 3
         if turn and (share > ENOUGH or stuck > patience):
             break
-        best, tempered = max(best, share), share < least
-        power = _power(log_w, aim) if tempered else 1.0
-        proposal = fitted(y, (power * log_w).softmax(0))
+        best, low = max(best, share), share < least
+        proposal = fitted(y, tempered(log_w, aim) if low else log_w.softmax(0))
     return proposal, share
-
-
-def _power(log_weights: Tensor, share: float) -> float:
-    """Return the power of the weights with which such a share of the points is effective."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        power = 0.5 * (low + high)
-        low, high = (power, high) if effective_share(power * log_weights) > share else (low, power)
-    return power
-
-
-def effective_share(log_weights: Tensor) -> float:
-    """Return the share of points (S,) that is effective."""
-    w = log_weights.softmax(0)
-    return 1.0 / (len(w) * float(w.square().sum()))
 
 
 class Density:

@@ -35,7 +35,7 @@ ROUNDING = 1e-9  # log weights that differ by no more are equal
 # k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
 TAIL = math.log(2.0)
 LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
-PASSES = 4  # of the fit of a quadratic
+PASSES, LEAST_SHARE = 4, 0.4  # of the fit of a quadratic; of the draws asked for, effective in it
 # a client's weights are heavy if their k-hat and the largest of them over their mean, in nats, are
 # above
 HEAVY, FAR = 0.3, 1.5
@@ -92,6 +92,21 @@ def with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
     return {**state, "inner_error": total.sqrt()}
 
 
+def effective_share(log_weights: Tensor) -> float:
+    """Return the share of points (S,) that is effective."""
+    w = log_weights.softmax(0)
+    return 1.0 / (len(w) * float(w.square().sum()))
+
+
+def tempered(log_weights: Tensor, share: float) -> Tensor:
+    """Return weights (S,) that sum to 1, raised to the power with which such a share is effective."""
+    low, high = 0.0, 1.0
+    for _ in range(20 if effective_share(log_weights) < share else 0):
+        power = 0.5 * (low + high)
+        low, high = (power, high) if effective_share(power * log_weights) > share else (low, power)
+    return (high * log_weights).softmax(0)
+
+
 # ------------------------------------------------------------------------------ of many clients
 def k_hats_of(log_ratios: Tensor) -> Tensor:
     """Return k-hat of each client's weights (N,), of log ratios (S, N); 0 where there is no tail."""
@@ -124,7 +139,8 @@ def everywhere(
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
         fitted = torch.linalg.lstsq(root * known, root * log_ratios[:, None]).solution[:, 0]
-        share = (known @ fitted + log_base[at]).softmax(0)
+        # more effective points than coefficients, or the fit would be to a few of them
+        share = tempered(known @ fitted + log_base[at], LEAST_SHARE)
     left = log_ratios - known @ fitted
     degrees = max(1e-3, 1.0 - known.shape[1] * float(share.square().sum()))
     return powers @ fitted, float(((share * left.square()).sum() / degrees).sqrt())
