@@ -13,13 +13,25 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.attacks import data_sets, flips, kills, records, together
+from benchmarks.attacks import (
+    data_sets,
+    flips,
+    hostile_server,
+    introductions,
+    kills,
+    lying_nodes,
+    records,
+    together,
+)
 
 ATTACKS: dict[str, tuple[Callable[..., dict[str, int]], int, str]] = {
     "kills": (kills.attack, 200, "fits and saves killed, then resumed"),
     "flips": (flips.attack, 500, "bytes changed in what is loaded"),
     "records": (records.attack, 100, "crafted folders loaded"),
     "data_sets": (data_sets.attack, 100, "malformed and strange data"),
+    "hostile_server": (hostile_server.attack, 200, "requests of a server of its own mind"),
+    "lying_nodes": (lying_nodes.attack, 100, "runs with one liar of four nodes"),
+    "introductions": (introductions.attack, 100, "crafted introductions"),
     "together": (together.attack, 40, "pairs of processes on a folder, and of threads"),
 }
 COUNTS = ("right", "refused", "wrong", "raw", "code run")

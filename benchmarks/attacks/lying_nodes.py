@@ -1,0 +1,204 @@
+"""Nodes that lie: one of four sends what no honest client sends, in a run of `two_stage`, `pvi` or `fedavg`.
+
+A run must end with the posterior of the three others, in time, and name the liar; "wrong" counts
+runs that end otherwise, or take a lie without a word. Run `python -m benchmarks.attacks lying_nodes`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from safetensors.torch import save
+from torch import nn
+
+import hierfl
+from hierfl import methods, models, optimizers
+from hierfl.core.trees import named_leaves, tree_map
+from hierfl.method import Method
+from hierfl.nodes import Agreement, Answer, FitOverNodes, Introduction, answer, fit_nodes, node
+from hierfl.nodes.messages import from_bytes, to_bytes
+
+LIAR, ROUNDS, LONGEST = "north", 3, 60.0  # seconds that a run may take
+NAMES = ("east", "north", "south", "west")
+Lie = Callable[[Any], Any]
+
+
+def rows() -> hierfl.ClientData:
+    """Return four clients of 30 rows."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 2, generator=g, dtype=torch.float64)
+    y = x.sum(1) + torch.randn(120, generator=g, dtype=torch.float64)
+    return hierfl.ClientData.from_arrays([n for n in NAMES for _ in range(30)], x=x, y=y)
+
+
+def runs() -> dict[str, tuple[Method, hierfl.ClientData]]:
+    """Return the methods that a node lies to, with the rows."""
+    data = rows()
+    labels = data.with_fields(y=(data.fields["y"] > 0).double())
+    binary: Any = models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
+    normal: Any = models.regression("gaussian", prior_scale=dist.HalfNormal(0.5), centered=True)
+    net = models.network(nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
+    plain = methods.fedavg(net, optimizer=optimizers.SGD(0.05), steps=2, batch_size=8)
+    return {
+        "two_stage": (methods.two_stage(binary, draws=200), labels),
+        "exact": (methods.two_stage(normal, draws=200), data),
+        "pvi": (methods.pvi(binary), labels),
+        "fedavg": (plain, data),
+    }
+
+
+# ------------------------------------------------------------ lies, of an update's tree
+def _matrices(change: Callable[[torch.Tensor], torch.Tensor]) -> Lie:
+    """Change each square matrix, or each tensor where there is none."""
+    square = lambda v: v.dim() == 3 and v.shape[1] == v.shape[2]  # noqa: E731
+
+    def lie(up: Any) -> Any:
+        found = any(square(v) for v in named_leaves(up).values())
+        return tree_map(lambda v: change(v) if square(v) or not found else v, up)
+
+    return lie
+
+
+def _shares(value: float | None, weight: float | None) -> Lie:
+    """Say another value of each single number, or another weight of each share."""
+
+    def lie(up: Any) -> Any:
+        made = {}
+        for name, share in up.items():
+            if len(share) == 2 and value is not None and share[0] is not None:
+                alone = isinstance(share[0], torch.Tensor) and share[0].numel() == 1
+                share = (torch.full_like(share[0], value) if alone else share[0], share[1])
+            if len(share) == 2 and weight is not None:
+                share = (share[0], torch.full_like(share[1], weight))
+            made[name] = share
+        return made
+
+    return lie
+
+
+def _turned(value: torch.Tensor) -> torch.Tensor:
+    return value + torch.ones_like(value).triu(1) * (1.0 + value.abs().max())
+
+
+LIES: dict[str, Lie] = {
+    "a negative definite factor": _matrices(lambda v: -9.0 * v.abs().max() * torch.ones_like(v)),
+    "a factor that is not symmetric": _matrices(_turned),
+    "single numbers of 1e14": _shares(1e14, None),
+    "a weight of 1e12": _shares(None, 1e12),
+    "a negative weight": _shares(None, -1.0),
+    "NaN": lambda up: tree_map(lambda v: v * float("nan"), up),
+    "infinity": lambda up: tree_map(lambda v: v + float("inf"), up),
+    "numbers of 1e30": lambda up: tree_map(lambda v: v + 1e30, up),
+    "numbers of 1e14": lambda up: tree_map(lambda v: v + 1e14, up),
+    "another dtype": lambda up: tree_map(lambda v: v.to(torch.int32), up),
+    "another shape": lambda up: tree_map(lambda v: v[None].clone(), up),
+    "a name too few": lambda up: dict(list(up.items())[1:]),
+    "a name too many": lambda up: {**up, "more": torch.ones(1)},
+    "a list": lambda up: [up],
+}
+
+
+def _deep(content: bytes) -> bytes:
+    tree = '{"dict":{"a":' * 5000 + "0" + "}}" * 5000
+    return save({"0": torch.ones(1)}, {"hierfl": f'{{"tree":{tree},"about":{{}}}}'})
+
+
+BYTES: dict[str, Callable[[bytes], bytes | None]] = {
+    "deep JSON": _deep,
+    "an unknown dtype": lambda c: save(
+        {"0": torch.ones(1, dtype=torch.bfloat16)}, {"hierfl": "{}"}
+    ),
+    "no bytes": lambda c: None,
+    "a part of the bytes": lambda c: c[: len(c) // 2],
+    "a gigabyte of names": lambda c: c + bytes(1 << 22),
+    "JSON alone": lambda c: json.dumps([1, 2]).encode(),
+    "another client": lambda c: _about(c, {"client": "east"}),
+    "another round": lambda c: _about(c, {"round": 77}),
+}
+
+
+def _about(content: bytes, other: Mapping[str, Any]) -> bytes:
+    found = from_bytes(content, most=1 << 24)
+    return to_bytes(found.tree, {**found.about, **other})
+
+
+def told(content: bytes, lie: str) -> bytes | None:
+    """Return what a liar sends in place of an update."""
+    if lie in BYTES:
+        return BYTES[lie](content)
+    found = from_bytes(content, most=1 << 24)
+    return to_bytes(LIES[lie](found.tree), found.about)
+
+
+# ------------------------------------------------------------ runs
+def lied_to(
+    kind: tuple[Method, hierfl.ClientData], lie: str | None, root: Path, rounds: int = ROUNDS
+) -> FitOverNodes:
+    """Run over four nodes, of which one lies; without a lie it is silent."""
+    method, data = kind
+    parts = {name: data.select([name]) for name in data.names}
+    agreement = Agreement.between([Introduction.of(part) for part in parts.values()])
+    nodes = {name: node(method, part, agreement, root / name) for name, part in parts.items()}
+
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        for name, content in contents.items():
+            given: bytes | None = answer(nodes[name], content)
+            if name == LIAR:
+                given = None if lie is None or given is None else told(given, lie)
+            yield Answer(name, given)
+
+    most = min(rounds, method.most_rounds or rounds)
+    return fit_nodes(method, agreement, ask, rounds=most)
+
+
+def is_named(fitted: FitOverNodes) -> bool:
+    """Return whether the liar, and nobody else, is left out of every round."""
+    return all([one["client"] for one in of] == [LIAR] for of in fitted.history["left_out"])
+
+
+def same(one: FitOverNodes, other: FitOverNodes) -> bool:
+    """Return whether two runs end with the same message, which the posterior is drawn from."""
+    here, there = named_leaves(one.message), named_leaves(other.message)
+    return all(torch.equal(value, there[name]) for name, value in here.items())
+
+
+def attack(n: int = 100, seed: int = 0) -> dict[str, int]:
+    """Run n times with one liar among four nodes, and count how the runs end."""
+    counts, how = dict.fromkeys(("right", "refused", "wrong", "raw"), 0), random.Random(seed)
+    dtype, lies = torch.get_default_dtype(), [*LIES, *BYTES]
+    with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_default_dtype(torch.float64)
+        try:
+            kinds = runs()
+            honest = {k: lied_to(kind, None, Path(root) / k) for k, kind in kinds.items()}
+            for number in range(n):
+                name, lie, began = (
+                    how.choice(list(kinds)),
+                    lies[number % len(lies)],
+                    time.monotonic(),
+                )
+                try:
+                    fitted = lied_to(kinds[name], lie, Path(root) / str(number))
+                    good = is_named(fitted) and same(fitted, honest[name])
+                    late = time.monotonic() - began > LONGEST
+                    found = "right" if good and not late else "wrong"
+                except Exception as error:
+                    found = "raw"
+                    print(f"{name}, {lie}: {type(error).__name__}: {error}", file=sys.stderr)
+                counts[found] += 1
+                if found == "wrong":
+                    print(f"run {number}, {name}, {lie}: not as without the liar", file=sys.stderr)
+        finally:
+            torch.set_default_dtype(dtype)
+    return counts

@@ -1,0 +1,174 @@
+"""A node's own account: what it has answered, what its rows' budget has paid for, and what it tells before a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hierfl
+from hierfl import methods
+from hierfl.formulas.questions import Question
+from hierfl.method import Clock
+from hierfl.nodes import log
+from hierfl.nodes.agreed_schema import answer_schema
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.client_state import Node, NodeFailed
+from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.node import answer, introduce, node
+from hierfl.nodes.policy import Forbidden, policy_at
+from hierfl.summaries.row_noise import RowNoise
+from tests.formulas.frames import patients
+from tests.nodes.test_agreed_schema import made
+from tests.nodes.test_policy import plain, rows
+from tests.programs import federation, regression
+
+
+def noisy(folder: Path, seed: int = 0, rounds: int = 2) -> Node:
+    model: Any = hierfl.models.regression("bernoulli", centered=True)
+    noise = RowNoise(epsilon=1.0, delta=1e-3, max_row_norm=2.0, rounds=rounds)
+    data = federation((9, 8))
+    data = data.with_fields(y=(data.fields["y"] > 0).to(data.fields["y"].dtype))
+    data = hierfl.ClientData.from_clients(
+        {
+            n: {"x": data.select([n]).fields["x"], "y": data.select([n]).fields["y"]}
+            for n in data.names
+        }
+    )
+    parts = [data.select([name]) for name in data.names]
+    agreement = Agreement.between([Introduction.of(part) for part in parts])
+    method = methods.two_stage(model, draws=100, row_noise=noise)
+    return node(method, parts[0], agreement, folder, seed=seed)
+
+
+def ask(one: Node, round_: int, **change: Any) -> bytes:
+    server = one.federation.server
+    message = {**server.down(server.state, Clock(0, 2)), **change}
+    about = {"run": one.run, "round": round_, "counted": -1}
+    return answer(one, to_bytes({"message": message, "mail": {}}, about))
+
+
+def test_a_budget_holds_over_rounds_restarts_and_runs(tmp_path: Path) -> None:
+    one = noisy(tmp_path)
+    first = ask(one, 0)
+    assert ask(one, 0) == first  # the same bytes, from the folder
+    assert ask(noisy(tmp_path), 0) == first  # after a restart, where the noise has another key
+    ask(one, 7)
+    for round_ in (0, 1, 99):
+        with pytest.raises(Refused, match=r"at most 2 rounds|budget"):
+            ask(
+                noisy(tmp_path),
+                round_,
+                loc=torch.ones(len(one.federation.server.state["loc"])).double(),
+            )
+    with pytest.raises(Forbidden, match=r"budget of epsilon 1 at delta 0\.001 is spent"):
+        ask(noisy(tmp_path, seed=5), 0)  # another run
+    (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-3")
+    ask(noisy(tmp_path, seed=5), 0)
+
+
+def test_no_step_without_noise(tmp_path: Path) -> None:
+    one = noisy(tmp_path)
+    size = len(one.federation.server.state["loc"])
+    with pytest.raises(Refused, match="is not of method 'two_stage with row noise'"):
+        ask(one, 0, draws=torch.zeros(4, size, dtype=torch.float64))
+    (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-3")
+    other = plain()
+    part = rows().select(["east"])
+    bare = node(other, part, Agreement.between([Introduction.of(part)]), tmp_path)
+    with pytest.raises(Forbidden, match="adds no noise to rows"):
+        ask(bare, 0)
+
+
+def test_the_same_round_with_another_message_has_other_noise(tmp_path: Path) -> None:
+    one = noisy(tmp_path, rounds=3)
+    loc = one.federation.server.state["loc"]
+    shifts = [
+        from_bytes(ask(one, 0, loc=loc + 1e-12 * k), most=1 << 20).tree["factor"][0]["shift"]
+        for k in range(2)
+    ]
+    assert float((shifts[0] - shifts[1]).abs().max()) > 1e-3
+
+
+def test_different_messages_count_whatever_round_they_name(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("rounds_a_day = 3")
+    part = rows().select(["east"])
+    one = node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    theta = one.federation.server.down(one.federation.server.state, Clock(0, 2))
+    for k in range(3):
+        ask(one, 0, **{name: value + k for name, value in theta.items()})
+    with pytest.raises(Forbidden, match="3 rounds a day"):
+        ask(one, 0, **{name: value + 3 for name, value in theta.items()})
+
+
+# ------------------------------------------------------------ policies
+@pytest.mark.parametrize("text", ['methods = ["two-stage"]', 'methods = ["fedavgg"]'])
+def test_a_method_that_does_not_exist_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ValueError, match=r"methods holds .*: did you mean"):
+        policy_at(tmp_path / "policy.toml")
+    (tmp_path / "policy.toml").write_text('methods = ["fedavg+BN", "two_stage with row noise"]')
+    policy_at(tmp_path / "policy.toml")
+
+
+def test_a_named_policy_must_be_there(tmp_path: Path) -> None:
+    part = rows().select(["east"])
+    with pytest.raises(ValueError, match=r"there is no policy '.*polcy\.toml'"):
+        introduce(plain(), part, tmp_path, policy=tmp_path / "polcy.toml")
+    agreement = Agreement.between([Introduction.of(part)])
+    with pytest.raises(ValueError, match="there is no policy"):
+        node(plain(), part, agreement, tmp_path, policy=tmp_path / "polcy.toml")
+    (tmp_path / "own.toml").write_text("")
+    one = node(plain(), part, agreement, tmp_path / "n", policy=tmp_path / "own.toml")
+    (tmp_path / "own.toml").unlink()  # in the midst of a run
+    with pytest.raises(Forbidden, match="policy cannot be read"):
+        ask(one, 0)
+
+
+def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
+    part = rows().select(["south"])
+    agreement = Agreement.between([Introduction.of(part)])
+    (tmp_path / "policy.toml").write_text("min_rows = 3")
+    one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path)
+    with pytest.raises(Forbidden, match="mini-batches of a round hold 1 rows"):
+        ask(one, 0)
+
+
+# ------------------------------------------------------------ before a run
+def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:
+    (name, frame), *_ = patients(rows=60).groupby("site")
+    question = Question("rows").json().encode()
+    for policy, why in (
+        ('approve = "ask"', "waits for the approval"),
+        ("methods = []", "no method"),
+    ):
+        (tmp_path / "policy.toml").write_text(policy)
+        with pytest.raises(Forbidden, match=why):
+            answer_schema(made(), {str(name): frame}, tmp_path, question)
+        with pytest.raises(Forbidden, match=r"waits for the approval|does not allow"):
+            introduce(plain(), rows().select(["east"]), tmp_path)
+
+
+def test_an_error_that_leaves_holds_no_value(tmp_path: Path) -> None:
+    (name, frame), *_ = patients(rows=60).groupby("site")
+    frame = frame.assign(age=["secret 77"] * len(frame))
+    with pytest.raises((Refused, NodeFailed)) as error:
+        answer_schema(made(), {str(name): frame}, tmp_path, Question("columns", 5).json().encode())
+    assert "secret" not in str(error.value)
+    (line,) = log.entries(tmp_path)
+    assert "secret" not in line["text"] and "secret" in json.dumps(line)
+
+
+def test_a_question_is_answered_once(tmp_path: Path) -> None:
+    (name, frame), *_ = patients(rows=60).groupby("site")
+
+    def outside(*levels: str) -> bytes:
+        content = Question("outside", by=("sex",), levels=levels).json().encode()
+        return answer_schema(made(), {str(name): frame}, tmp_path, content)
+
+    assert outside("f", "m") == outside("f", "m")
+    with pytest.raises(Refused, match="a node answers once"):
+        outside("f")
