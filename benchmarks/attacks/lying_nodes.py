@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -25,7 +25,17 @@ import hierfl
 from hierfl import methods, models, optimizers
 from hierfl.core.trees import named_leaves, tree_map
 from hierfl.method import Method
-from hierfl.nodes import Agreement, Answer, FitOverNodes, Introduction, answer, fit_nodes, node
+from hierfl.nodes import (
+    Agreement,
+    Answer,
+    FitOverNodes,
+    Introduction,
+    Node,
+    answer,
+    fit_nodes,
+    node,
+)
+from hierfl.nodes.client_state import forget
 from hierfl.nodes.messages import from_bytes, to_bytes
 
 LIAR, ROUNDS, LONGEST = "north", 3, 60.0  # seconds that a run may take
@@ -60,13 +70,16 @@ def runs() -> dict[str, tuple[Method, hierfl.ClientData]]:
 # ------------------------------------------------------------ lies, of an update's tree
 def _matrices(change: Callable[[torch.Tensor], torch.Tensor]) -> Lie:
     """Change each square matrix, or each tensor where there is none."""
-    square = lambda v: v.dim() == 3 and v.shape[1] == v.shape[2]  # noqa: E731
 
     def lie(up: Any) -> Any:
-        found = any(square(v) for v in named_leaves(up).values())
-        return tree_map(lambda v: change(v) if square(v) or not found else v, up)
+        found = any(_is_square(v) for v in named_leaves(up).values())
+        return tree_map(lambda v: change(v) if _is_square(v) or not found else v, up)
 
     return lie
+
+
+def _is_square(value: torch.Tensor) -> bool:
+    return value.dim() == 3 and value.shape[1] == value.shape[2]
 
 
 def _shares(value: float | None, weight: float | None) -> Lie:
@@ -141,24 +154,37 @@ def told(content: bytes, lie: str) -> bytes | None:
 
 
 # ------------------------------------------------------------ runs
-def lied_to(
-    kind: tuple[Method, hierfl.ClientData], lie: str | None, root: Path, rounds: int = ROUNDS
-) -> FitOverNodes:
-    """Run over four nodes, of which one lies; without a lie it is silent."""
+class Around(NamedTuple):
+    """Four nodes of a method, and what they agree on."""
+
+    method: Method
+    agreement: Agreement
+    nodes: dict[str, Node]
+
+
+def around(kind: tuple[Method, hierfl.ClientData], root: Path) -> Around:
+    """Set up the nodes of a method in folders under `root`."""
     method, data = kind
     parts = {name: data.select([name]) for name in data.names}
     agreement = Agreement.between([Introduction.of(part) for part in parts.values()])
     nodes = {name: node(method, part, agreement, root / name) for name, part in parts.items()}
+    return Around(method, agreement, nodes)
+
+
+def lied_to(made: Around, lie: str | None, rounds: int = ROUNDS) -> FitOverNodes:
+    """Run over four nodes from the beginning, of which one lies; without a lie it is silent."""
+    for one in made.nodes.values():
+        forget(one)
 
     def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for name, content in contents.items():
-            given: bytes | None = answer(nodes[name], content)
+            given: bytes | None = answer(made.nodes[name], content)
             if name == LIAR:
                 given = None if lie is None or given is None else told(given, lie)
             yield Answer(name, given)
 
-    most = min(rounds, method.most_rounds or rounds)
-    return fit_nodes(method, agreement, ask, rounds=most)
+    most = min(rounds, made.method.most_rounds or rounds)
+    return fit_nodes(made.method, made.agreement, ask, rounds=most)
 
 
 def is_named(fitted: FitOverNodes) -> bool:
@@ -180,8 +206,8 @@ def attack(n: int = 100, seed: int = 0) -> dict[str, int]:
         warnings.simplefilter("ignore")
         torch.set_default_dtype(torch.float64)
         try:
-            kinds = runs()
-            honest = {k: lied_to(kind, None, Path(root) / k) for k, kind in kinds.items()}
+            kinds = {k: around(kind, Path(root) / k) for k, kind in runs().items()}
+            honest = {k: lied_to(made, None) for k, made in kinds.items()}
             for number in range(n):
                 name, lie, began = (
                     how.choice(list(kinds)),
@@ -189,7 +215,7 @@ def attack(n: int = 100, seed: int = 0) -> dict[str, int]:
                     time.monotonic(),
                 )
                 try:
-                    fitted = lied_to(kinds[name], lie, Path(root) / str(number))
+                    fitted = lied_to(kinds[name], lie)
                     good = is_named(fitted) and same(fitted, honest[name])
                     late = time.monotonic() - began > LONGEST
                     found = "right" if good and not late else "wrong"

@@ -32,13 +32,7 @@ SOON, LATER, SLOWER = 0.05, 1.0, 1.2
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes, as the server reaches them.
-
-    Args:
-        grid: of the run.
-        timeout: seconds that the server waits for nodes, and for their answers.
-        before: called before anything is asked. Default None: nothing is.
-    """
+    """The nodes, as the server reaches them; `before` is called before anything is asked."""
 
     grid: Grid
     timeout: float
@@ -209,13 +203,7 @@ def _warn_of(who: str, why: str) -> None:
 # ------------------------------------------------------------ a fit
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The server of fits over some nodes.
-
-    Args:
-        nodes: as the server reaches them.
-        count: how many nodes a fit waits for before its first round.
-        fewest: clients that a round needs.
-    """
+    """The server of fits over nodes; it waits for `count` of them, a round needs `fewest`."""
 
     nodes: Nodes
     count: int
@@ -226,15 +214,7 @@ class Server:
     ) -> FitOverNodes:
         """Let the nodes introduce themselves, agree, and go through the rounds.
 
-        Args:
-            call: what to fit.
-            context: of the server app, for secure aggregation. Default None: single updates.
-            send_recipe: send the nodes the recipe of a named method; that of a chosen one is always
-                sent.
-
-        Raises:
-            TooFewNodes: nodes are missing, or cannot take part.
-            ValueError: as `hierfl.nodes.fit_nodes`.
+        With a `context` rounds are by secure aggregation; a chosen method's recipe is always sent.
         """
         there, schema = self.nodes.there(self.count), b""
         if call.lacks_schema:

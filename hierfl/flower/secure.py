@@ -46,11 +46,7 @@ SHARE = 2 / 3  # of the nodes that must stay for a round to be finished
 
 
 def masked(message: Message, context: Context, answer: ClientAppCallable) -> Message:
-    """Go through one stage of the protocol at a node; the third asks `answer` for the update.
-
-    Raises:
-        Refused: the server asks for an unmasked update, or among fewer than three nodes.
-    """
+    """Go through one stage of the protocol at a node; the third asks `answer` for the update."""
     if message.metadata.message_type.partition(".")[0] != "train":
         return answer(message, context)
     configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
@@ -89,11 +85,7 @@ def asked_for(message: Message) -> bytes | None:
 
 
 def in_parts(update: bytes) -> RecordDict:
-    """Return an update as Flower masks it: the parts of its values, and nothing else.
-
-    Raises:
-        Refused: a value is too large to be masked.
-    """
+    """Return an update as Flower masks it: the parts of its values, and nothing else."""
     parts = parts_of(from_bytes(update, most=len(update)).tree)
     sent = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([parts]), 1, {})
     return fitres_to_recorddict(sent, keep_input=False)
@@ -138,19 +130,7 @@ def sum_of(
     size: int,
     timeout: float,
 ) -> Summed:
-    """Return the sum of what nodes answer in a round.
-
-    Args:
-        grid: by which the nodes are reached.
-        context: of the ServerApp.
-        contents: client -> the server's message.
-        ids: client -> its node.
-        size: parts of an update.
-        timeout: seconds for each of the four stages.
-
-    Raises:
-        ValueError: there are too few clients, or too many.
-    """
+    """Return the sum of what nodes answer in a round; `timeout` is of each of the four stages."""
     if not FEWEST <= len(contents) <= MOST:
         raise ValueError(
             f"a round of {len(contents)} clients: secure aggregation takes {FEWEST} to {MOST}; "

@@ -47,15 +47,7 @@ WAIT = 20.0  # seconds for the SuperLink to hand the task over
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink is, and how it is known.
-
-    Args:
-        address: host and port of its HTTP API.
-        certificates: of the authority that its certificate is checked against, PEM; None: the
-            system's authorities.
-        insecure: plain HTTP.
-        secret: of the SuperLink's `--superexec-auth-secret-file`; None: it has none.
-    """
+    """Where a SuperLink is, its authority's certificates (PEM), and its superexec secret."""
 
     address: str
     certificates: bytes | None
@@ -70,16 +62,7 @@ class Address:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The server task of a run.
-
-    Args:
-        run: Flower's number of the run.
-        grid: takes messages to nodes.
-        client: of the SuperLink's API, for this task.
-        beat: sends the SuperLink a heartbeat every half minute.
-        over: set once the run is over.
-        identity: what Flower keeps once per process: the ids of task, run and node.
-    """
+    """The server task of a run; `identity` is what Flower keeps once per process."""
 
     run: int
     grid: HttpGrid
@@ -118,16 +101,7 @@ class Task:
 
 
 def served(at: Address, project: Path) -> Task:
-    """Start a run of a project at a SuperLink, and take its server task.
-
-    Args:
-        at: the SuperLink.
-        project: folder with the project's pyproject.toml.
-
-    Raises:
-        ConnectionError: there is no such SuperLink, or it refuses.
-        RuntimeError: it does not hand over the task of this run.
-    """
+    """Start a run of a project, a folder with a pyproject.toml, and take its server task."""
     control = ControlHttpClient.from_server_address(
         at.address, interceptors=[RuntimeVersionHttpInterceptor("flwr CLI")], **at.place
     )

@@ -42,14 +42,7 @@ class Decided(NamedTuple):
 
 
 def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, tuple[float, float]]:
-    """Choose a method for a model by the rule of `hierfl.fit`, from what the nodes agreed on.
-
-    Returns:
-        The choice, and the two values that stood in for those of the rows.
-
-    Raises:
-        ValueError: the model cannot be read without rows.
-    """
+    """Choose a method by the rule of `hierfl.fit`; return also the values that stood in for rows."""
     failed: Exception | None = None
     # nodes may be missing from a round
     settings = Settings(disclose=call.disclose, on_client_error="skip")
@@ -75,16 +68,7 @@ def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, t
 
 
 def made_by(recipe: Any, model: Model) -> Method:
-    """Return the method that a server chose for a model.
-
-    Args:
-        recipe: of the method (`hierfl.program.recipes.describe`), as the server sent it; it need
-            not be trusted.
-        model: the node's own; it must be the one in the recipe.
-
-    Raises:
-        Refused: the recipe is of no method of hierfl, or of another model.
-    """
+    """Return the method of a server's recipe, which need not be trusted, for the node's own model."""
     try:
         found = remake(recipe, handed={"model": model})
     except CannotRemake as error:
@@ -95,11 +79,7 @@ def made_by(recipe: Any, model: Model) -> Method:
 
 
 def at_node(call: FitCall, recipe: Any) -> Method:
-    """Return the method of a call at a node: the one that was named, or the one that the server's recipe makes.
-
-    Raises:
-        Refused: it cannot be made here.
-    """
+    """Return the method of a call at a node: the named one, or that of the server's recipe."""
     return call.method if isinstance(call.method, Method) else made_by(recipe, call.method)
 
 

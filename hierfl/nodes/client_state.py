@@ -66,11 +66,7 @@ class Node:
 
 
 def kept(node: Node) -> Kept:
-    """Return the client state that a node has kept, or the one before the first round.
-
-    Raises:
-        Refused: the file is damaged.
-    """
+    """Return the client state that a node has kept, or the one before the first round."""
     own, path = node.federation.client.own, _file(node)
     if not path.exists():
         return Kept(-1, -1, own, own)
@@ -86,11 +82,7 @@ def kept(node: Node) -> Kept:
 
 
 def state_after(node: Node, counted: int) -> Tree:
-    """Return the client state after `counted`, the last round in which the client was counted.
-
-    Raises:
-        Refused: the node has no such state.
-    """
+    """Return the client state after `counted`, the last round in which the client was counted."""
     found = kept(node)
     if found.round == counted or not nbytes(found.after):
         return found.after

@@ -71,18 +71,7 @@ class Question:
 
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
-    """Return the fit of a node's client alone: its draws, predictions and effects.
-
-    Args:
-        node: whose client.
-        message: the server's last.
-        mail: what the server has for this client alone; {}: nothing.
-        rounds: rounds that the server has done.
-        counted: the last of them in which it counted the client; -1: none.
-
-    Raises:
-        Refused: the node has no state of that round.
-    """
+    """Return the fit of a node's client alone; refuse where it has no state of round `counted`."""
     own = with_mail(state_after(node, counted), mail)
     table = tree_map(lambda v: v[None].clone(), own)
     # the server's state is not here, and its last message is all that a fit asks of it
@@ -93,15 +82,7 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
 
 
 def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
-    """Answer a question, and write the answer into the node's folder.
-
-    Returns:
-        The question, and what would leave the node if its policy releases it.
-
-    Raises:
-        Refused: it is no question, or the node has no state for it.
-        NodeFailed: the draws or predictions fail.
-    """
+    """Answer a question into the node's folder; return both, for the policy to release."""
     question = Question.of(asked.about)
     if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
         raise Refused("it does not hold a message, mail and rows, and nothing else")

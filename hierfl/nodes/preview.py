@@ -35,12 +35,7 @@ SEEN = {
 
 @one_at_a_time
 def preview(node: Node) -> dict[str, str]:
-    """Return the preview of a run at a node.
-
-    Returns:
-        "txt": what a person reads. "dot": the graph of the model, for Graphviz; left out where it
-        cannot be drawn.
-    """
+    """Return the preview of a run: "txt", and "dot", the model's graph, where it can be drawn."""
     method, program = node.method, node.federation.program
     rows = _few(node.federation.data)
     graph = _relations(node, rows)

@@ -53,19 +53,10 @@ class TooFewNodes(ClientError):
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """A federation whose rows are elsewhere.
+    """A federation whose rows are elsewhere: numbers stand in for them, in `few` of a few rows.
 
-    Args:
-        method: that is run.
-        federation: with numbers in place of the rows.
-        few: the same with at most a few rows a client.
-        run: name of the run.
-        ask: hands messages to nodes.
-        fewest: clients that a round needs.
-        counted: client -> the last round in which it was counted; rounds add to it.
-        ask_sum: hands messages to nodes, and returns the sum of what they answer; None: they are
-            asked one by one.
-        left_out: client -> why it is not asked.
+    counted: client -> the last round in which it was counted; rounds add to it.
+    left_out: client -> why it is not asked.
     """
 
     method: Method

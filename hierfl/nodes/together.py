@@ -44,12 +44,7 @@ AskSum = Callable[[Mapping[str, bytes], int], Summed]
 
 
 def check_sums(method: str, up: Up) -> None:
-    """Refuse an update that is not of plain sums.
-
-    Raises:
-        ValueError: it has a part that the server needs individually, a log weight, or a tensor in few
-            bits.
-    """
+    """Refuse an update that is not of plain sums (ValueError)."""
     for name, share in up.items():
         if not isinstance(share, Share):
             kind = "individually" if type(share).__name__ == "Each" else "with a log weight"
@@ -71,14 +66,7 @@ def size_of(up: Up) -> int:
 
 
 def parts_of(tree: Tree) -> Numbers:
-    """Return the numbers of an update in parts, (3 n,).
-
-    Args:
-        tree: values times weights, and weights; as they are sent.
-
-    Raises:
-        Refused: a number is not finite, or too large.
-    """
+    """Return the numbers of an update, values times weights and weights, in parts, (3 n,)."""
     flat = torch.cat([leaf.reshape(-1).double() for leaf in tree_leaves(tree)]).numpy()
     if not np.isfinite(flat).all() or np.abs(flat).max(initial=0.0) >= LARGEST:
         raise Refused(
@@ -94,15 +82,7 @@ def parts_of(tree: Tree) -> Numbers:
 
 
 def sums_of(parts: Numbers, template: Up) -> Sums:
-    """Return the sums of shares from the sum of their parts.
-
-    Args:
-        parts: (3 n,) summed over clients.
-        template: an update of one client, 1 in front of every tensor.
-
-    Raises:
-        Refused: there are more or fewer parts than the template has.
-    """
+    """Return the sums of shares from the sum of their parts (3 n,), by one client's update."""
     if parts.shape != (size_of(template),):
         raise Refused(f"the sum has {parts.shape[0]} parts, and {size_of(template)} were expected")
     whole = (

@@ -24,34 +24,31 @@ def in_double() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the runs in which the liar is silent."""
-    return {"folder": tmp_path_factory.mktemp("honest")}
+def kept() -> dict[str, Any]:
+    """Return a place for the nodes, and the run in which the liar is silent."""
+    return {}
 
 
 @pytest.mark.parametrize("lie", [*lying_nodes.LIES, *lying_nodes.BYTES])
 def test_a_run_ends_without_the_liar_and_names_it(
-    lie: str, honest: dict[str, Any], tmp_path: Path
+    lie: str, kept: dict[str, Any], tmp_path: Path
 ) -> None:
-    kind = lying_nodes.runs()["exact"]
-    if "fit" not in honest:
-        honest["fit"] = lying_nodes.lied_to(kind, None, honest["folder"])
-    fitted = lying_nodes.lied_to(kind, lie, tmp_path)
-    assert lying_nodes.is_named(fitted)
-    assert lying_nodes.same(fitted, honest["fit"])
+    if not kept:
+        kept["made"] = lying_nodes.around(lying_nodes.runs()["exact"], tmp_path)
+        kept["silent"] = lying_nodes.lied_to(kept["made"], None)
+    fitted = lying_nodes.lied_to(kept["made"], lie)
+    assert lying_nodes.is_named(fitted), fitted.history["left_out"]
+    assert lying_nodes.same(fitted, kept["silent"])
 
 
 @pytest.mark.parametrize("name", ["two_stage", "pvi", "fedavg"])
 def test_a_negative_definite_factor_and_a_large_weight(name: str, tmp_path: Path) -> None:
-    kind = lying_nodes.runs()[name]
-    silent = lying_nodes.lied_to(kind, None, tmp_path / "silent", rounds=1)
-    for number, lie in enumerate(
-        ("a negative definite factor", "a weight of 1e12", "numbers of 1e14")
-    ):
-        if (name, lie) == ("fedavg", "a negative definite factor"):
-            continue  # it has none
-        fitted = lying_nodes.lied_to(kind, lie, tmp_path / str(number), rounds=1)
-        assert lying_nodes.is_named(fitted), lie
+    made = lying_nodes.around(lying_nodes.runs()[name], tmp_path)
+    silent = lying_nodes.lied_to(made, None, rounds=1)
+    lies = ["a negative definite factor", "a weight of 1e12", "numbers of 1e14"]
+    for lie in lies[name == "fedavg" :]:  # it has no factor
+        fitted = lying_nodes.lied_to(made, lie, rounds=1)
+        assert lying_nodes.is_named(fitted), (lie, fitted.history["left_out"])
         assert lying_nodes.same(fitted, silent), lie
 
 
