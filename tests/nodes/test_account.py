@@ -154,7 +154,7 @@ def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:
 
 def test_an_error_that_leaves_holds_no_value(tmp_path: Path) -> None:
     (name, frame), *_ = patients(rows=60).groupby("site")
-    frame = frame.assign(age=["secret 77"] * len(frame))
+    frame = frame.assign(y=["secret 77"] * len(frame))
     with pytest.raises((Refused, NodeFailed)) as error:
         answer_schema(made(), {str(name): frame}, tmp_path, Question("columns", 5).json().encode())
     assert "secret" not in str(error.value)
