@@ -104,7 +104,9 @@ def _turned(value: torch.Tensor) -> torch.Tensor:
 
 
 LIES: dict[str, Lie] = {
-    "a negative definite factor": _matrices(lambda v: -9.0 * v.abs().max() * torch.ones_like(v)),
+    "a negative definite factor": _matrices(
+        lambda v: -1e4 * (1.0 + v.abs().max()) * torch.ones_like(v)
+    ),
     "a factor that is not symmetric": _matrices(_turned),
     "single numbers of 1e14": _shares(1e14, None),
     "a weight of 1e12": _shares(None, 1e12),
