@@ -123,6 +123,8 @@ def log(
 
     from hierfl.nodes.log import entries
 
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")
     names = ("time", "run", "round", "what", "bytes")
     table = Table(*names, box=None, pad_edge=False)
     for entry in entries(folder):

@@ -92,13 +92,17 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
 
 
 def curves(axes: Axes, study: Study, found: pd.DataFrame, name: str | None = None) -> None:
-    """Draw means over seeds by round: a column by name, or P, or G of methods that tune for P."""
+    """Draw means over seeds by round: a column by name, else P where all methods have it, else G."""
     metric = f"{study.evaluation.metric.replace('_', ' ')}, %"
+    if name is None:  # one score for all methods of a panel, where all have it
+        drawn = found[found["method"].isin([entry.label for entry in study.methods])]
+        has = {s: bool(drawn.groupby("method")[s].count().all()) for s in ("P", "G")}
+        shared = next((score for score, by_all in has.items() if by_all), None)
     for place, entry in enumerate(study.methods):
         own = found[found["method"] == entry.label]
         if own.empty:
             continue
-        score = name or ("P" if own["P"].notna().any() else "G")
+        score = name or shared or ("P" if own["P"].notna().any() else "G")
         mean = own.groupby("round")[score].mean()
         label = entry.label if name else f"{entry.label} ({score})"
         axes.plot(mean.index, mean, ls=STYLES[place // 10 % len(STYLES)], label=label)

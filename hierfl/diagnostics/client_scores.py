@@ -50,10 +50,10 @@ def client_scores(
         replicates = prediction.of_counted(replicates)
     table, prediction = prediction.scores(), prediction.by_client()
     label = prediction.known()[0]
-    if prediction.kind == "numeric":
+    if prediction.kind in ("numeric", "other"):
         assert prediction.sd is not None
         table["sharpness"] = _means(prediction, prediction.sd)
-        if replicates is not None:
+        if replicates is not None and label.dim() == 1:
             table["crps"] = _means(prediction, crps(replicates, label))
             table["coverage"] = _means(
                 prediction, torch.from_numpy(interval_coverage(replicates, label, prob=prob))

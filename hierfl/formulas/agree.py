@@ -59,6 +59,8 @@ def agreed(
             of_one = {client: found[name] for client, found in answers.items()}
             column = agreed_column(name, of_one, known.get(name), units.get(name, ""), ordinal)
             if column.kind == "category" and name != censored:
+                if declared is not None and name == declared.parts.response:
+                    column = _two_levels(declared, column)
                 column = _with_rare(name, column, ask, rare, min_count, name == ordinal)
                 if name not in known and not column.rare:
                     _warn_of_empty(name, column, of_one)
@@ -72,6 +74,19 @@ def _has(start: Schema, kinds: Kinds) -> bool:
     return all(
         name in start.columns and (kind is None or start.columns[name].kind == kind)
         for name, kind in kinds.items()
+    )
+
+
+def _two_levels(declared: Declaration, column: Column) -> Column:
+    """Return a response of yes and no with its two levels; refuse others."""
+    if declared.family.kind != "binary" or len(column.levels) == 2:
+        return column
+    if set(column.levels) <= {"False", "True"}:
+        return replace(column, levels=("False", "True"))
+    raise ValueError(
+        f"the response '{declared.parts.response}' has the levels {', '.join(column.levels[:4])}, "
+        f"and family '{declared.family.name}' needs two: agree on them, "
+        f"schema(..., levels={{'{declared.parts.response}': ['no', 'yes']}}), or make it 0 and 1"
     )
 
 

@@ -241,8 +241,8 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
         row = int((codes < 0).argmax())
         raise ValueError(
             f"column '{name}' of client '{client}' has the value '{names[row]}' in row {row}, "
-            f"which is none of the agreed levels {', '.join(column.levels)}: correct it, or agree "
-            "on a schema that has it"
+            f"which is none of the agreed levels {', '.join(column.levels)}: correct it, leave the "
+            f"row out, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
         )
     return codes
 

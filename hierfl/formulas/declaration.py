@@ -65,7 +65,9 @@ class Declaration:
             name: "category" if name in coded else None for name in dict.fromkeys(names)
         }
         labels = self.family.kind in ("category", "ordered")
-        kinds[self.parts.response] = "category" if labels else "number"
+        # yes and no are taken as 1 and 0
+        number: Kind | None = None if self.family.kind == "binary" else "number"
+        kinds[self.parts.response] = "category" if labels else number
         for addition, column in self.parts.additions.items():
             if addition != "upper":  # which is missing where no interval ends
                 kinds[column] = None if addition == "cens" else "number"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,10 @@ class Formula:
     # leave them out.
     _inside: Inside = field(default_factory=dict, init=False, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle, without what is made of it again."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
     @cached_property
     def declared(self) -> Declaration:
         """The formula, its family and its clients."""
@@ -89,7 +93,7 @@ class Formula:
         *,
         units: Mapping[str, str] | None = None,
         levels: Mapping[str, Sequence[Any]] | None = None,
-        min_count: int = 1,
+        min_count: int | None = None,
         rare: Rare = "refuse",
     ) -> Formula:
         """Return the formula with the schema that some frames agree on, or itself where it has one.
@@ -231,6 +235,13 @@ def formula(
         raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
     made = Formula(text, chosen, clients, dict(priors or {}), missing, schema)
     made.declared.described  # noqa: B018  # what cannot be read is refused now
+    given = made.declared.parts.additions
+    if "trials" in chosen.required and "trials" not in given:
+        raise ValueError(
+            f"family '{chosen.name}' counts successes of trials: write "
+            f"'{made.declared.parts.response} | trials(n) ~ ...', or family='bernoulli' for a "
+            "response of 0 and 1"
+        )
     chosen.expression(additions_of(made.declared))
     return made
 
@@ -243,7 +254,7 @@ def schema(
     clients: str | None = None,
     units: Mapping[str, str] | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
-    min_count: int = 1,
+    min_count: int | None = None,
     rare: Rare = "refuse",
     start: Schema | None = None,
 ) -> Schema:
@@ -258,7 +269,7 @@ def schema(
         levels: column -> levels of a category, or groups, that are agreed beforehand; clients send
             nothing about them.
         min_count: levels and groups with fewer rows at a client are not named by it. Default 1: all
-            are named, as for rows in one process; over nodes it is 5 or more.
+            are named, as for rows in one process; over nodes, and with rare="merge", it is 5.
         rare: what becomes of a level that no client names: "refuse", or "merge" into "other".
         start: a schema of columns to begin with.
 
@@ -271,7 +282,8 @@ def schema(
         raise TypeError(
             "schema needs clients='hospital', the column that names the clients, or a formula"
         )
-    _check_options(rare, min_count)
+    least = (1 if rare == "refuse" else 5) if min_count is None else min_count
+    _check_options(rare, least)
     by = formula.clients if formula is not None else str(clients)
     parts, declared = by_client(frames, by), None if formula is None else formula.declared
     first = next(iter(parts.values()))
@@ -286,7 +298,7 @@ def schema(
         declared,
         units=units or {},
         levels=levels or {},
-        min_count=min_count,
+        min_count=least,
         rare=rare,
         start=start,
     )

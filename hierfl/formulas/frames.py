@@ -24,6 +24,18 @@ def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
     Raises:
         KeyError, TypeError, ValueError: as `hierfl.schema` and `Formula.data`.
     """
+    within = None if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
+    if isinstance(within, Formula) and not isinstance(data, ClientData):
+        if not within.has_schema:
+            raise ValueError(
+                f"the method's formula '{within.text}' has no schema: give the method "
+                "formula.on(frame), and fit it to the frame"
+            )
+        return (
+            model,
+            rows_of(within, data),
+            None if validation is None else rows_of(within, validation),
+        )
     if not isinstance(model, Formula):
         return model, data, validation
     ready: Any = model if isinstance(data, ClientData) else model.on(data)

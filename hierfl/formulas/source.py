@@ -52,12 +52,15 @@ def source(
     }
     likelihood = _renamed(declared.family.expression(present), parameters)
     out.add(f"pyro.sample({declared.parts.response!r}, {likelihood}, obs=batch.y)")
-    head = HEAD.format(name=name, title=_title(declared))
+    head = HEAD.format(name=name, title=_title(declared, schema))
     return head + "\n".join(out.lines) + "\n"
 
 
-def _title(declared: Declaration) -> str:
+def _title(declared: Declaration, schema: Schema) -> str:
     text = f"{declared.text}, family {declared.family.name}({declared.family.link})"
+    levels = schema.columns[declared.parts.response].levels
+    if declared.family.kind == "binary" and levels:
+        text += f"; 1 is {''.join(c if c.isprintable() else '?' for c in levels[1])}"
     return text.replace("\\", "\\\\").replace('"', "'")
 
 

@@ -14,7 +14,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
-from hierfl.posterior.prediction import Prediction, predicted
+from hierfl.posterior.prediction import Prediction, in_frame_order, predicted
 from hierfl.posterior.snapshot import (
     Snapshot,
     check_rows,
@@ -57,6 +57,8 @@ def predict_from_prior(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
+    given, read = rows, getattr(fit, "_rows", None)
+    rows = rows if read is None else read(rows)  # frames of a formula
     if fit.federation.client.settle is not None:
         raise ValueError(
             f"'{fit.method.name}' predicts a client's rows by statistics of rows that it has: "
@@ -71,7 +73,8 @@ def predict_from_prior(
     def run(one: OfNewClient, first: int, count: int) -> Iterator[Chunk]:
         return _each_new_client(fit, rows, one, shared, draws=count, seed=seed, first=first)
 
-    return predicted(fit.program, rows, site, run, draws)
+    found = predicted(fit.program, rows, site, run, draws)
+    return found if rows is given else in_frame_order(found)
 
 
 @one_at_a_time

@@ -105,7 +105,8 @@ def restricted(
     if unknown:
         raise KeyError(
             f"client '{unknown[0]}' was not fitted: infer it first, "
-            f"fit.personalize(its data).predict(...)"
+            "fit.personalize(its data).predict(...), or predict it from the level above the "
+            "clients, hierfl.predict_from_prior(fit, rows)"
         )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)

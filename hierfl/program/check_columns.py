@@ -115,6 +115,8 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
 
     Labels are left out, unless their site observes any real number.
     """
+    if hasattr(program.model, "all_priors"):  # a formula's priors are in the units of its columns
+        return
     for name in sorted(program.reads.model & set(data.fields)):
         support = program.supports.get(name, ("", constraints.real))[1]
         if support is not constraints.real or data.fields[name].dim() > 2:

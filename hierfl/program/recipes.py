@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -54,6 +55,22 @@ class Recipe:
 
     factory: Callable[..., Any]
     options: Mapping[str, Any]
+
+    def __reduce__(self) -> Any:
+        """Pickle the factory by its name, which is that of what wraps it."""
+        name = self.factory.__module__, self.factory.__qualname__
+        return _by_name, (*name, dict(self.options))
+
+    def again(self) -> Any:
+        """Return what the factory makes."""
+        made = self.factory(**self.options)
+        object.__setattr__(made, "__recipe__", self)
+        return made
+
+
+def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
+    wrapper = getattr(import_module(module), name)
+    return Recipe(inspect.unwrap(wrapper), options)
 
 
 def recorded(factory: Callable[P, R]) -> Callable[P, R]:

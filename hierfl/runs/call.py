@@ -83,6 +83,11 @@ def check_model(model: Any, data: Any) -> None:
     if odd and (isinstance(model, ClientData) or is_frame(model)):
         fix = f", with data = {FRAME}" if is_frame(model) else ""
         raise TypeError(f"model and data are swapped: call fit(model, data, ...){fix}")
+    if isinstance(model, str) and "~" in model:
+        raise TypeError(
+            f"model is the text '{model}': declare it first, "
+            f"hierfl.formula({model!r}, clients='hospital')"
+        )
     check_method(model)
     if callable(getattr(data, "fit_over", None)):
         raise TypeError(

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from hierfl.models.priors import Prior
+from hierfl.program.recipes import Recipe, recipe_of
 
 Numbers = NDArray[np.float64]
 CODES = (0, 1, -1, 2)
@@ -215,6 +216,11 @@ class ResponseFamily:
     required: tuple[str, ...] = ()
     has_intercept: bool = True
     outputs: Callable[[Response], int] = one_predictor
+
+    def __reduce__(self) -> Any:
+        """Pickle the call that made the family: its parameters may be closures."""
+        recipe = recipe_of(self)
+        return super().__reduce__() if recipe is None else (Recipe.again, (recipe,))
 
     def expression(self, present: Collection[str] = ()) -> str:
         """Return the likelihood for rows that have some of the additions.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro.distributions as dist
 import pytest
 
 import hierfl
@@ -64,6 +67,40 @@ def test_yes_and_no_are_two_levels() -> None:
     times = BASE.assign(time=np.exp(BASE.z), late=BASE.x > 0)
     cens = fields(on("time | cens(late) ~ x", "weibull", times), times)["cens"]
     assert np.array_equal(cens, times.late)
+
+
+def test_two_names_are_a_response_of_0_and_1() -> None:
+    frame = BASE.assign(r=np.where(BASE.y > 1, "yes", "no"), t=True, k=BASE.u)
+    made = on("r ~ x", "bernoulli", frame)
+    assert np.array_equal(fields(made, frame)["y"], frame.r == "yes")
+    assert "1 is yes" in made.program()
+    assert fields(on("t ~ x", "bernoulli", frame), frame)["y"].all()
+    refused(lambda: on("k ~ x", "bernoulli", frame), "'k'", "two")
+    refused(lambda: on("b ~ x", "binomial"), "trials(n)", "bernoulli")
+
+
+def test_formulas_can_be_pickled() -> None:
+    for made in (on("y ~ x + (1 | h)"), on("b ~ C(u)", "bernoulli")):
+        _ = made.model
+        assert pickle.loads(pickle.dumps(made)).program() == made.program()
+    breaks = hierfl.models.families.piecewise_exponential((1.0, 2.0))
+    assert pickle.loads(pickle.dumps(breaks)).expression() == breaks.expression()
+
+
+def test_units_change_nothing_but_units() -> None:
+    times = {"x": 1e6, "y": 1e-3}
+    plain, other = (
+        on("y ~ x + z + (1 + x | h)", frame=frame).all_priors
+        for frame in (BASE, BASE.assign(**{n: BASE[n] * by for n, by in times.items()}))
+    )
+    for name, by in {"x": 1e-9, "z": 1e-3, "sd_h[x]": 1e-9, "sd_h[Intercept]": 1e-3}.items():
+        priors: list[Any] = [p[name] for p in (plain, other)]
+        one, two = (getattr(prior, "base_dist", prior).scale for prior in priors)
+        assert float(two / one) == pytest.approx(by, rel=1e-4)
+    _, own = (on("y ~ (0 + x | h)", frame=f).all_priors["sd_h[x]"] for f in (BASE, BASE))
+    assert own.base_dist.scale == plain["sd_h[x]"].base_dist.scale  # type: ignore[union-attr]
+    given = on("y ~ x", frame=BASE, priors={"x": dist.Normal(0.0, 3.0)}).all_priors["x"]
+    assert float(given.scale) == 3.0  # type: ignore[union-attr]
 
 
 def test_wards_stand_without_a_term_of_their_hospital() -> None:
