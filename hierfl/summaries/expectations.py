@@ -25,8 +25,7 @@ from hierfl.laplace.trials import FAILS, SIZES, is_linear, moved_rows, nearly_eq
 from hierfl.program.traces import Site
 from hierfl.summaries.reading import Reading, start_of
 
-# odd numbers of Gauss-Hermite nodes of a predictor, and of s where it is one: the mean is a node
-ALONG_ROW, ALONE = 13, 9
+ALONG_ROW, ALONE = 13, 9  # Gauss-Hermite nodes of a predictor, and of an s of one; odd: with 0
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 TRIES = 2  # test points of each size
@@ -63,13 +62,9 @@ class Line:
         """Where each entry of v lies in (l, s), (V,) int64."""
         return torch.argsort(torch.cat([self.inside, self.rest]))
 
-    def whole(self, line: Tensor, rest: Tensor) -> Tensor:
-        """Return v of l (L,) and s (S,)."""
-        return torch.cat([line, rest])[self.order]
-
     def terms(self, line: Tensor, rest: Tensor, batch: ClientBatch) -> dict[str, Site]:
         """Return the likelihood's sites of one client at l (L,) and s (S,), by name."""
-        return self.reading.terms(self.whole(line, rest), batch)
+        return self.reading.terms(torch.cat([line, rest])[self.order], batch)
 
 
 def nodes_of(line: Line) -> Nodes:

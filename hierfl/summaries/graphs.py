@@ -85,10 +85,8 @@ class _Recorder(TorchFunctionMode):
                 self._name(v, number)
             return result
         numbers = tuple(self._new(v) if isinstance(v, Tensor) else None for v in found)
-        (args_, kwargs_) = called
-        operation = Operation(func, args_, kwargs_, numbers, single)
-        self.operations.append(operation)
-        self.known[key] = operation
+        self.known[key] = Operation(func, called[0], called[1], numbers, single)
+        self.operations.append(self.known[key])
         return result
 
     def _with_values(self, tree: Any) -> Any:

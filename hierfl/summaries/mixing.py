@@ -107,10 +107,9 @@ def _clients_first(site: LatentSite, value: Tensor) -> Tensor:
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:
-    """Return (C, blocks, d, d) as one matrix a client, (C, blocks d, blocks d)."""
+    """Return (C, b, d, d) as one matrix a client, (C, b d, b d)."""
     eye = torch.eye(blocks.shape[-3], dtype=blocks.dtype)
-    apart = eye[:, None, :, None] * blocks[..., :, :, None, :]  # (C, b, d, b, d)
-    return apart.flatten(-2).flatten(-3, -2)
+    return (eye[:, None, :, None] * blocks[..., :, :, None, :]).flatten(-2).flatten(-3, -2)
 
 
 # -------------------------------------------------------------------------------- mixing parameters

@@ -9,7 +9,6 @@ own rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -182,12 +181,6 @@ class PackedRows:
         slope = torch.cat([slope, rest_slope], 1)[:, order]
         return Expected(value[:, 0], slope, -whole[:, order][:, :, order])
 
-    def with_design(self, design: Tensor) -> PackedRows:
-        """Return the same rows with other coefficients (n, p, L) of their predictors."""
-        other = copy(self)
-        other.design = design
-        return other
-
     def by_predictor(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
         """Return the expected first and second derivative in each predictor, (n, p) both."""
         shift, spread, points = self._nodes(mean, precision, nodes)
@@ -261,21 +254,14 @@ def packed(score: UnitScore, batch: ClientBatch) -> PackedRows:
 
 
 # ---------------------------------------------------------------------- are the rows what was read?
-class Points(NamedTuple):
-    """Random points at which a likelihood is compared with itself."""
-
-    z: Tensor  # (T, K) of the global sites
-    w: Tensor  # (T, D) of the local ones
-
-
-def points_to_test(reading: Reading) -> Points:
-    """Return the points of a program, the same for all clients."""
+def points_to_test(reading: Reading) -> tuple[Tensor, Tensor]:
+    """Return random points (T, K) and (T, D) of global and local sites, for all clients."""
     g, size = torch.Generator().manual_seed(0), len(reading.origin)
     z = reading.origin.double() + AWAY * torch.randn(TRIES, size, generator=g)
-    return Points(z, AWAY * torch.randn(TRIES, reading.own_size, generator=g))
+    return z, AWAY * torch.randn(TRIES, reading.own_size, generator=g)
 
 
-def misread(rows: PackedRows, batch: ClientBatch, points: Points) -> Tensor:
+def misread(rows: PackedRows, batch: ClientBatch, points: tuple[Tensor, Tensor]) -> Tensor:
     """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,).
 
     `batch` holds the same rows, in double precision. Where the log likelihood is not finite at a
@@ -284,7 +270,7 @@ def misread(rows: PackedRows, batch: ClientBatch, points: Points) -> Tensor:
     reading = rows.line.reading
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
     found = []
-    for z, w in zip(points.z, points.w, strict=True):
+    for z, w in zip(*points, strict=True):
         known = whole.log_likelihoods(torch.cat([w, z]), batch)
         own = w
         if reading.effects is not None:

@@ -76,7 +76,9 @@ class Reading:
 
     def log_likelihood(self, v: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of the rows of one client, ()."""
-        return log_likelihood(self.terms(v, batch))
+        terms = self.terms(v, batch).values()
+        each = (scored(site, site["fn"].log_prob(site["value"])) for site in terms)
+        return sum((per_client(term)[0] for term in each), torch.zeros(()))
 
     def log_likelihoods(self, v: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of the rows of C clients, (C,), at one v (D + U,) for all of them."""
@@ -87,12 +89,6 @@ class Reading:
         terms = terms_at(self.program, values, batch).values()
         each = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]
         return torch.stack(each).sum(0)
-
-
-def log_likelihood(terms: dict[str, Site]) -> Tensor:
-    """Return the sum of the log densities of the likelihood's sites of one client, ()."""
-    each = (scored(site, site["fn"].log_prob(site["value"])) for site in terms.values())
-    return sum((per_client(term)[0] for term in each), torch.zeros(()))
 
 
 @once_a_program

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -138,14 +139,16 @@ def private_factor(
     `belief` is the server's m (V,) and C (V, V), `before` are the last factors, zeros at first, and
     `keys` (C, 2) int32 the clients' at this step.
     """
-    _check_one_each(rows)
+    if not rows.score.by_row or rows.design.shape[1] != 1:
+        raise ProgramError(
+            f"row_noise needs one linear predictor a row, and a row has {rows.design.shape[1]}: "
+            f"observe one site a row, which depends on that row alone"
+        )
     loc, covariance = belief
     prior = torch.linalg.inv_ex(covariance).inverse
     prior = 0.5 * (prior + prior.mT)
-    length = rows.design.norm(dim=2, keepdim=True)
-    clipped = rows.with_design(
-        rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
-    )
+    length, clipped = rows.design.norm(dim=2, keepdim=True), copy(rows)
+    clipped.design = rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
     factor = before
     # another message or state gets other noise, even in the same round
     keys = noise.fold(keys, *_words(loc, covariance, before))
@@ -193,11 +196,3 @@ def _with_noise(
     known = (vectors * (share * values)) @ vectors.mT
     shift = vectors @ (share * (vectors.mT @ (slope + sd * drawn[:size])))
     return known, shift + known @ mean, raised
-
-
-def _check_one_each(rows: PackedRows) -> None:
-    if not rows.score.by_row or rows.design.shape[1] != 1:
-        raise ProgramError(
-            f"row_noise needs one linear predictor a row, and a row has {rows.design.shape[1]}: "
-            f"observe one site a row, which depends on that row alone"
-        )

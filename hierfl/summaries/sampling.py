@@ -25,8 +25,7 @@ from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import effective_share, smoothed, tempered
 
-# importance sampling: points of a turn by the number of scales, turns, and points for each draw
-# that is kept
+# importance sampling: points of a turn by the number of scales, turns, and points a kept draw
 PILOT, TURNS, MORE = ((4, 512), (12, 1024), (10**9, 2048)), 16, 3
 LEAST_PILOT, WORK = 64, 2_000_000  # points of a turn for each scale and one, and points x clients
 MANY_SCALES = 12  # more of them are tempered sooner
@@ -37,15 +36,12 @@ MOMENTS = 0.3  # share of the points that is effective, with which their moments
 # in logs of a scale, from its median: nearly 0 beside the others', with no digits left
 NEAR_ZERO = 10.0
 AT_ONCE = 1 << 21  # points x clients x (D + 1)^2 scalars carried at once
-# chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many
-# as for one
+# chains by what a gradient costs, N (D + 1)^3: many cheap ones take as long as one
 CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
-# split R-hat above which chains are run again: of draws that only tell moments, and of those that
-# are kept
+# split R-hat above which chains are run again: of draws for moments, and of those that are kept
 MIXED, MIXED_WELL = 1.1, 1.05
 COLD, WARM = 60, 20  # iterations of the warm-up, from the prior and from earlier draws
-# iterations after it, at first, and at most where R-hat asks for longer chains
-LEAST, MOST = 50, 400
+LEAST, MOST = 50, 400  # iterations after it, at first, and at most where R-hat asks for more
 
 
 @contextmanager

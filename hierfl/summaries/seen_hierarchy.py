@@ -14,7 +14,7 @@ from hierfl.laplace.trials import FAILS, nearly_equal, perturbed, trial
 from hierfl.program.few_rows import in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
-from hierfl.program.traces import Site, scored
+from hierfl.program.traces import scored
 from hierfl.summaries.effects import check_centered
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import (
@@ -68,7 +68,9 @@ def _with_local(
         _check_normal(found, p, batch)
     _check_reads_no_rows(found, points[0], g)
     moved = perturbed(batch, names_of_labels=frozenset(), g=g)
-    return replace(found, fields=_fields_read(found, points[0], moved))
+    names = sorted(found.program.reads.model & set(batch.client_fields))
+    fields = tuple(name for name in names if _changes(found, points[0], moved, name))
+    return replace(found, fields=fields)
 
 
 def _with_mixing(plain: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
@@ -84,10 +86,8 @@ def _with_mixing(plain: Hierarchy, points: list[Point], batch: ClientBatch) -> H
 
 
 def _mixed(plain: Hierarchy, kinds: dict[str, str]) -> Hierarchy:
-    sampled, scattered = (
-        tuple(name for name, kind in kinds.items() if kind == wanted)
-        for wanted in (SAMPLED, ENTRYWISE)
-    )
+    sampled = tuple(name for name, kind in kinds.items() if kind == SAMPLED)
+    scattered = tuple(name for name, kind in kinds.items() if kind == ENTRYWISE)
     if not sampled and not scattered:
         return plain
     return replace(plain, mixing=Mixing(plain.program.latents.local_block, sampled, scattered))
@@ -147,18 +147,16 @@ def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
         w, held = p.w[found.mixing.normal], found.mixing.sampled
     sites = found.local_sites(p.z, w, batch, t)
     names = [site.name for site in own.sites if site.name not in held]
-    known = _log_prob([sites[name] for name in names])
+    fns = ((sites[name], sites[name]["fn"].log_prob(sites[name]["value"])) for name in names)
+    known = sum((scored(*each).sum() for each in fns), torch.zeros(()))
     jacobians = own.unflatten(p.w[None, None])[1]
     known = known + sum(jacobians[name].sum() for name in names)
     if names and not alike_here(found.local(p.z, batch, t).log_prob(w)[0], known):
-        raise _refused(
-            names[-1], "its spread depends on another local site, or its mean is not linear in one"
+        raise ProgramError(
+            f"local site '{names[-1]}' cannot be integrated out by two_stage: its spread depends "
+            "on another local site, or its mean is not linear in one. Give it a Normal or LogNormal "
+            "prior whose mean is linear in other local sites, or use fedsvi with guides.structured"
         )
-
-
-def _log_prob(sites: list[Site]) -> Tensor:
-    each = (scored(site, site["fn"].log_prob(site["value"])).sum() for site in sites)
-    return sum(each, torch.zeros(()))
 
 
 def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None:
@@ -188,17 +186,8 @@ def _local(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, ...]
     return (*found.local(p.z, batch, t), found.log_mixing(p.z, batch, t))
 
 
-def _fields_read(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[str, ...]:
-    """Return the client fields that change the prior of the local sites."""
-    known = found.program.reads.model
-    return tuple(
-        name
-        for name in sorted(batch.client_fields)
-        if name in known and _changes(found, p, batch, name)
-    )
-
-
 def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
+    """Return whether a client field changes the prior of the local sites."""
     value, first = batch.client_fields[name], _local(found, p, batch)
     for other in (1.3 * value + 0.2,) if value.is_floating_point() else (value + 1, 0 * value):
         fields = {**batch.client_fields, name: other.to(value.dtype)}
@@ -221,14 +210,6 @@ def _with_constants(found: Hierarchy, points: list[Point], batch: ClientBatch) -
     everywhere = not found.fields and all(alike_here(one, slopes[0]) for one in slopes)
     known = slopes[0] if slopes[0].dim() == 2 else slopes[0][0]
     return replace(found, diagonal=diagonal, slopes=known if everywhere else None)
-
-
-def _refused(site: str, why: str) -> ProgramError:
-    return ProgramError(
-        f"local site '{site}' cannot be integrated out by two_stage: {why}. Give it a Normal or "
-        "LogNormal prior whose mean is linear in other local sites, or use fedsvi with "
-        "guides.structured"
-    )
 
 
 def _not_centered(mixing: Mixing) -> ProgramError:

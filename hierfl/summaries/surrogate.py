@@ -41,15 +41,10 @@ class Surrogate:
         """N M, the number of mixing parameters of all clients."""
         return self.clients * self.hierarchy.mixing_size
 
-    def parts(self, draw: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return z (K,) and t (N, M) of a draw; t is None without mixing parameters."""
-        count = len(self.hierarchy.reading.origin)
-        return draw[:count], self._by_client(draw[count:])
-
-    def _by_client(self, t: Tensor) -> Tensor | None:
-        if self.hierarchy.mixing is None:
-            return None
-        return t.reshape(self.clients, -1)
+    def _parts(self, draw: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+        """Return the first `count` entries of a draw, and t (N, M), if there are any."""
+        mixed = self.hierarchy.mixing is not None
+        return draw[:count], draw[count:].reshape(self.clients, -1) if mixed else None
 
     def start(self) -> Tensor:
         """Return (s, t) at the program's starting values, (Ks + N M,)."""
@@ -130,7 +125,7 @@ class Surrogate:
             def one(x: Tensor) -> Tensor:
                 at = self.from_signed(x)
                 jacobian = torch.where(self.even, at, 0.0).sum()
-                s, t = self._scales_and_mixing(at)
+                s, t = self._parts(at, len(self.hierarchy.outside))
                 return of_means(self.hierarchy, s, factors, t).log_integral()[0] - jacobian
 
             slope, value = torch.vmap(grad_and_value(one))(x)
@@ -139,18 +134,13 @@ class Surrogate:
         with unchecked(), torch.no_grad():
             return _graph_of(evaluate, start.expand(chains, -1).clone(), *inputs)
 
-    def _scales_and_mixing(self, at: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return s (Ks,) and t (N, M) of (s, t)."""
-        count = len(self.hierarchy.outside)
-        return at[:count], self._by_client(at[count:])
-
     def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
         """Return draws of z and t (S, K + N M): (s, t) as given, and m by `normal` (S, Km)."""
 
         def one(at: Tensor, e: Tensor) -> Tensor:
-            s, t = self._scales_and_mixing(at)
+            s, t = self._parts(at, len(self.hierarchy.outside))
             of_m = of_means(self.hierarchy, s, factors, t)
-            _, covariance = of_m.log_integral()
+            covariance = of_m.log_integral()[1]
             tril = torch.linalg.cholesky_ex(covariance).L
             z = self.hierarchy.whole(covariance @ of_m.shift + tril @ e, s)
             return torch.cat([z, at[len(s) :]])
@@ -161,7 +151,7 @@ class Surrogate:
         """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N)."""
 
         def one(draw: Tensor) -> tuple[Tensor, Tensor]:
-            z, t = self.parts(draw)
+            z, t = self._parts(draw, len(self.hierarchy.reading.origin))
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             normal = self.hierarchy.local(z, batch, t)
             precision, shift, constant = self.hierarchy.at_scale(factors, z)

@@ -92,7 +92,7 @@ class UnitScore:
         return scores(terms, predictors(terms) + shift).sum()
 
     def predictors(self, line: Tensor, batch: ClientBatch) -> Tensor:
-        """Return the predictors (p,) of a batch of one client at l (L,)."""
+        """Return the predictors (p,) of one client at l (L,)."""
         return predictors(self.line.terms(line, self.start[self.line.rest], batch))
 
     def of(self, units: Units, count: int) -> Callable[..., Tensor]:

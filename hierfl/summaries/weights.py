@@ -29,16 +29,13 @@ from hierfl.method import Reports
 from hierfl.summaries.hierarchy import Factors
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
-# How far above the mean, in nats, the largest weight must be to speak of a tail. Logs of ratios
-# grow like a polynomial of the distance, and the surrogate falls faster: where no weight is twice
-# the mean, what lies beyond adds nothing. Its shape misleads there: of 200 sets of binomial rows
-# k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
+# How far above the mean, in nats, the largest weight of a tail is. Where no weight is twice the
+# mean, what lies beyond adds nothing, and its shape misleads: of 200 sets of binomial rows k-hat
+# was above 0.7 in 30, with 99.8 % of the draws effective.
 TAIL = math.log(2.0)
 LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
 PASSES, LEAST_SHARE = 4, 0.4  # of the fit of a quadratic; of the draws asked for, effective in it
-# a client's weights are heavy if their k-hat and the largest of them over their mean, in nats, are
-# above
-HEAVY, FAR = 0.3, 1.5
+HEAVY, FAR = 0.3, 1.5  # k-hat, and nats of the largest over the mean, of heavy weights
 POWERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 LEAST = 0.1  # share of the wider surrogate's draws that must be effective on their own
 FARTHEST = 1e3  # nats between Z1 and Z2
@@ -69,11 +66,6 @@ def moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     share = log_weights.exp()
     mean = share @ draws
     return mean, (share @ (draws - mean).square()).sqrt()
-
-
-def sds(draws: Tensor) -> Tensor:
-    """Return the sds of draws (S, K), each above 0; `Tensor.std` would warn if K is 0."""
-    return draws.std(0) + 1e-9 if draws.shape[1] else draws.new_zeros(0)
 
 
 def apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -136,7 +136,7 @@ def test_draws_of_scales_have_the_moments_of_a_grid(
 ) -> None:
     """Eight factors, almost no spread between them: tau's posterior piles up at 0."""
     if by == "chains":  # as where no proposal is good enough
-        monkeypatch.setattr(sampling, "_weighted", lambda *args, **options: None)
+        monkeypatch.setattr(sampling, "by_importance", lambda *args, **options: None)
     surrogate = surrogate_of(programs.spread)
     eta = torch.tensor([0.3, -0.2, 0.1, 0.0, 0.4, -0.5, 0.2, -0.1])
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1.0, 0.7])
