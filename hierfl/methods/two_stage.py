@@ -205,8 +205,7 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
         tested = points_to_test(line.reading)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        # weights are ratios of densities of hundreds of rows: single precision has no digits left
-        # for them
+        # weights are ratios of densities of hundreds of rows: single precision lacks the digits
         with double_precision(), torch.no_grad():
             rows = packed(score, batch)
             fields = {name: in_double(batch).client_fields[name][:, 0] for name in hierarchy.fields}
@@ -291,7 +290,9 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
             whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
             return whole.square() / squares.clamp(min=1e-300)
 
-    phases, none = (Phase(step, together=True, nested=True, eager=True),), nothing(hierarchy)
+    phases = (Phase(step, together=True, nested=True, eager=True),)
+    shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
+    none = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     kept = tuple(none)
     return Client(
         own={**none, "seen": torch.zeros(())},
@@ -306,12 +307,6 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
         rests_on=rests_on,
         row_noise=row_noise,
     )
-
-
-def nothing(hierarchy: Hierarchy) -> Tree:
-    """Return a client's first state: a factor, and where its mixing variables lie."""
-    shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
-    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def _check_priors(program: Program) -> None:

@@ -78,7 +78,11 @@ def point(
     alone. `side` () is 1 for a point of the prior alone; `wider` multiplies the scale of w.
     """
     if hierarchy.mixing is None or proposals is None:
-        return _of_normal(hierarchy, z, row, factor, e, wider)
+        of_w = given(hierarchy, hierarchy.local(z, row), z, *factor)
+        integral, mean, tril = _normal(of_w, wider)
+        # the Normal density at w, over that of the point
+        over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
+        return Point(mean + (tril @ e[..., None])[..., 0], integral + over)
     size = hierarchy.mixing_size
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
@@ -104,22 +108,6 @@ def normals_of(
 
     mean, tril = torch.vmap(at)(draws)
     return mean.movedim(1, 0), tril.movedim(1, 0)
-
-
-def _of_normal(
-    hierarchy: Hierarchy,
-    z: Tensor,
-    row: ClientBatch,
-    factor: tuple[Tensor, Tensor],
-    e: Tensor,
-    wider: float,
-) -> Point:
-    of_w = given(hierarchy, hierarchy.local(z, row), z, *factor)
-    integral, mean, tril = _normal(of_w, wider)
-    w = mean + (tril @ e[..., None])[..., 0]
-    # the Normal density at w, over that of the point
-    over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
-    return Point(w, integral + over)
 
 
 def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,7 +82,9 @@ class Weigher:
         points, log_weights = standard_points(self.hierarchy)
         if not self.sampled:
             return at.ratios(draws, points.expand(len(keys), *points.shape), log_weights)
-        turns = self._turns(keys, points.shape[1])
+        # without random rotations (C, M + Dn, M + Dn) clients err in the same direction
+        key, size = noise.fold(keys, noise.word("two_stage.weigh")), points.shape[1]
+        turns = torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
         if at.proposals is not None:
             return at.ratios(draws, points @ turns, log_weights)
         some = draws[:: max(1, len(draws) // TRIED)]
@@ -97,11 +100,6 @@ class Weigher:
             found = at.some(who).ratios(draws, e @ turns[who], w)
             log[who], error[who] = found
         return Ratios(log, error)
-
-    def _turns(self, keys: Tensor, size: int) -> Tensor:
-        """Return random rotations (C, size, size): else clients err in the same direction."""
-        key = noise.fold(keys, noise.word("two_stage.weigh"))
-        return torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
 
 
 def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tensor]:
@@ -175,13 +173,9 @@ class _At:
         sides = sides_of(len(log_weights), h)
         e, row = points.movedim(1, 0), h.batch(self.fields, self.rows.clients)  # (P, C, M + Dn)
 
-        def at(z: Tensor) -> tuple[Tensor, Tensor]:
-            def one(e: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
-                found = point(h, z, row, factor, self.proposals, e, side)
-                return found.own, found.log_weight
-
-            own, weight = torch.vmap(one)(e, sides)
-            return own, weight
+        def at(z: Tensor) -> Any:
+            each = partial(point, h, z, row, factor, self.proposals)
+            return torch.vmap(each)(e, sides)
 
         own, weight = torch.vmap(at)(draws)  # (S, P, C, D) and (S, P, C)
         log_weights = log_weights + weight.movedim(2, 0)
