@@ -299,8 +299,7 @@ def mapped(batch: ClientBatch, change: Callable[[Tensor], Tensor]) -> ClientBatc
 def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
     """Split the batch of one client into batches of at most `size` rows, one after another.
 
-    Each continues from the first row once the rows run out. A client with fewer rows has all of
-    them in each. Which rows a client gets does not depend on the clients it is stacked with.
+    Each continues from the first row once the rows run out, whatever clients it is stacked with.
     """
     count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
     place = torch.arange(size)

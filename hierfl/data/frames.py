@@ -23,10 +23,9 @@ Levels = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FrameRows:
-    """Where rows stand in the frame, or the frames, that they were read from.
+    """Where rows stand in the frames that they were read from.
 
-    `place` (n,) is the position of each row, client after client, `index` has the labels of all
-    rows of the frame, and `known` (n,) says which rows have a label; None: all.
+    `place` (n,) is each row's position, `index` all rows' labels, `known` (n,) bool: has a label.
     """
 
     place: Tensor

@@ -11,15 +11,11 @@ from torch import Tensor
 
 
 class JointNormal(dist.MultivariateNormal):
-    """The joint Normal distribution of the rows of each client, padded to B rows.
+    """The joint Normal distribution of each client's rows.
 
-    Padded rows are made independent of the others, with the value at their mean, and what they add
-    to the log density is taken off: it is that of the client's own rows, whatever the padding.
-
-    Args:
-        loc: (..., B) means.
-        covariance: (..., B, B), positive definite over the rows of each client.
-        inside: (..., B) bool, false at padded rows.
+    `loc` (..., B), `covariance` (..., B, B), `inside` (..., B) bool: which rows are not padding.
+    Padded rows add nothing: they are independent, lie at their mean, and their density is taken
+    off.
     """
 
     def __init__(self, loc: Tensor, covariance: Tensor, inside: Tensor) -> None:

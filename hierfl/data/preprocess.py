@@ -113,11 +113,10 @@ def merged(moments: Moments) -> Moments:
 
 
 def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
-    """Return the scaling by each feature's mean and standard deviation over all rows of `train`.
+    """Return the scaling by each feature's mean and sd (ddof 0) over all rows of `train`.
 
-    The standard deviation divides by the number of values, not by one less. A feature that is
-    constant up to rounding, or has no values, has sd 1; without values its mean is 0. An infinite
-    value is a ValueError.
+    A feature that is constant up to rounding, or has no values, has sd 1; without values its mean
+    is 0.
     """
     total = merged(client_moments(train, field))
     sd = (total.square / total.count.clamp(min=1.0)).sqrt()

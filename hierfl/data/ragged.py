@@ -21,11 +21,10 @@ def cut_ragged(
     few: int = FEW_ROWS,
     padding: int = MUCH_PADDING,
 ) -> tuple[Tensor, ...]:
-    """Cut chunks of clients again, in order, if one would hold more than `padding` padded rows.
+    """Cut chunks of clients that hold more than `padding` padded rows again, in order.
 
-    Clients of similar lengths stay together, at most `most` of them: memory follows the rows there
-    are. A chunk of up to `few` rows, padded ones included, is not cut. Each of `counts` (N,) is one
-    kind of rows that a chunk is padded in.
+    Parts have at most `most` clients. A chunk of up to `few` rows, padded ones included, stays.
+    `counts` (N,): one per kind of rows.
     """
     padded = 0
     for part in parts:

@@ -1,7 +1,6 @@
 """Data sets: three ship with the package, the others are read from the folder named by HIERFL_DATA.
 
-Data sets with clients are returned as `ClientData`. Images without clients are returned as
-`Labeled`, to be partitioned with `hierfl.data.partition`.
+Those with clients are `ClientData`; images without are `Labeled`, for `hierfl.data.partition`.
 """
 
 import lazy_loader

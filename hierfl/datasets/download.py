@@ -1,7 +1,6 @@
-"""Data sets from the Hugging Face Hub, saved as the archives that `hierfl.datasets` reads.
+"""Data sets from the Hugging Face Hub by flwr-datasets, saved as `hierfl.datasets` reads them.
 
-flwr-datasets downloads them. What came is compared with a checksum of the images and labels of the
-official files, in any order; nothing else is saved.
+Nothing is saved unless images and labels have the checksum of the official files, in any order.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ ROW, CLIENT = "row", "client"
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The parts of an ArviZ object, collected one by one.
+    """The parts of an ArviZ object: `arrays` by group and variable, `coords` as in `arviz_of`.
 
-    `arrays`: group -> variable -> array; `dims`: "group/variable" -> names of its dimensions
-    without chain and draw; `coords` as `arviz_of` takes them.
+    `dims`: "group/variable" -> names of its dimensions without chain and draw.
     """
 
     fit: Snapshot

@@ -1,7 +1,6 @@
 """The only module that imports ArviZ: InferenceData of 0.x, DataTree of 1.x.
 
-It imports neither torch nor the rest of hierfl, and ArviZ and xarray, which are slow to import,
-when they are first used.
+It imports neither torch nor hierfl, and the slow ArviZ and xarray only at their first use.
 """
 
 from __future__ import annotations

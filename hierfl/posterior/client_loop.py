@@ -1,8 +1,4 @@
-"""The one loop over clients: a function of one client, evaluated for all of them, chunk by chunk.
-
-Draws, predictions, importance weights and diagnostics are all written as functions of one client
-and run here.
-"""
+"""The one loop over clients: a function of one client, evaluated for all, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -34,13 +30,7 @@ CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """What a function found of the clients of one chunk.
-
-    Args:
-        ids: (C,) int64, their positions in the data.
-        asked: the rows that the function was asked about, C clients padded to B rows each.
-        found: a tree of tensors (C, ...).
-    """
+    """What was `found` (C, ...) of the clients at positions `ids` (C,), about the rows `asked`."""
 
     ids: Tensor
     asked: ClientBatch
@@ -57,20 +47,12 @@ def each_client(
     seed: int = 0,
     salt: str = "posterior",
 ) -> Iterator[Chunk]:
-    """Evaluate a function of one client for every client, under `torch.vmap` where possible.
+    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
 
-    Args:
-        fit: the clients, their states and the server's last message.
-        one: `(params, own, asked) -> tree` of one client's params, its training rows, and the rows
-            asked about. With `given` it takes that client's part of it as a fourth argument. It is
-            evaluated without gradients; `torch.func.grad` inside it works.
-        rows: asked about, client by client; None: the clients' training rows. Missing labels are
-            zeros.
-        new: the clients of `rows` are not those of `fit`: each starts from the client state of a
-            new client, and `own` is its `asked`.
-        given: a tree of tensors (N, ...), whose client i goes to client i.
-        seed: of the clients' keys.
-        salt: decorrelates the random streams of different purposes.
+    `own` are the client's training rows and `asked` its `rows`, by default the same; missing labels
+    are zeros. Each client of `new` rows starts from the state of a new client, with `own` its
+    `asked`. `given` is a tree (N, ...) cut by client. Gradients are off; `torch.func.grad` in `one`
+    works. `salt` decorrelates the random streams of different purposes.
     """
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
@@ -130,20 +112,8 @@ def each_draw(
 ) -> Iterator[Chunk]:
     """Evaluate a function of a client and a draw for all of both: chunks of trees (C, S, ...).
 
-    Draw d of a seed is the same whatever is asked of it, and whichever clients it is computed
-    beside.
-
-    Args:
-        fit: as in `each_client`.
-        one: `(params, own, asked) -> tree`; both batches carry the keys of the draw.
-        draws: S.
-        seed: of the draws.
-        rows: as in `each_client`.
-        new: as in `each_client`.
-        width: how many times wider than one draw's work that of `one` is; so many fewer are carried
-            at once.
-        salt: as in `each_client`.
-        first: the number of the first draw.
+    Draw d of a seed, counted from `first`, is the same whatever else is computed. `width` times
+    fewer draws are carried at once; both batches of `one` carry the keys of the draw.
     """
     program, draws = fit.program, expect_count(draws, "draws")
 
@@ -178,14 +148,9 @@ def at_each_draw(
     at_once: int | None = None,
     first: int = 0,
 ) -> Tree:
-    """Evaluate a function of a draw's index at S indices: a tree of tensors (S, ...).
+    """Evaluate a function of a draw's index, () int32, at S indices from `first`: a tree (S, ...).
 
-    Args:
-        one: of the number, () int32.
-        draws: S.
-        program: whose draws may or may not be functions of a key under `torch.vmap`.
-        at_once: draws carried at once; None: all.
-        first: the first number.
+    `at_once` draws are carried at once, all by default, where `program` runs under `torch.vmap`.
     """
     index = torch.arange(first, first + draws, dtype=torch.int32)
     if program.in_vmap:

@@ -183,13 +183,11 @@ def in_rounds(
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight `count` draws in each of one or more rounds.
 
-    All points count as draws of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen
-    and Zhou 2000). Another round is run while fewer than `enough` (at most 1000) draws are
-    effective, or k-hat is above `tail`; a client then has `more` times as many `inner` draws.
-
-    Returns:
-        The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of
-        single draws of the guide.
+    Return the draws, their smoothed weights, the log weights (S,) before smoothing, and the weights
+    of single draws of the guide. All points count as draws of the mixture of all rounds' proposals
+    (Veach and Guibas 1995; Owen and Zhou 2000). While fewer than `enough` (at most 1000) draws are
+    effective, or k-hat is above `tail`, another round is run, with `more` times as many `inner`
+    draws.
     """
     found = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []

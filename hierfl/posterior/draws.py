@@ -56,12 +56,7 @@ def sites_of(shared: Values, own: Values) -> list[tuple[str, str, tuple[int, ...
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """S draws of the latent and deterministic sites.
-
-    Args:
-        shared: global site -> (S, *shape).
-        own: local site -> (S, N, *shape of one client's).
-    """
+    """S draws of global sites `shared` (S, *shape) and local sites `own` (S, N, *shape)."""
 
     shared: Values
     own: Values
@@ -84,14 +79,7 @@ class Draws:
 def posterior_draws(
     fit: Snapshot, *, draws: int = 1000, seed: int = 0, keep: Collection[str] | None = None
 ) -> Draws:
-    """Draw every latent site from the guide; all clients share the draws of global sites.
-
-    Args:
-        fit: a run at some round.
-        draws: S.
-        seed: of the draws.
-        keep: the sites to keep of those that are drawn; None: all.
-    """
+    """Draw every latent site from the guide, or those in `keep`; clients share global draws."""
     program = fit.program
     if lacks_rows(fit):
         if keep is None or not set(keep) <= global_sites(program):
@@ -110,13 +98,7 @@ def posterior_draws(
 
 @one_at_a_time
 def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
-    """Draw every site from the model's prior; no row is read.
-
-    Args:
-        fit: whose learned params the prior takes where it has any.
-        draws: S.
-        seed: of the draws.
-    """
+    """Draw every site from the model's prior, at the fit's learned params; no row is read."""
     program = fit.program
     if lacks_rows(fit):
         again = partial(prior_draws, draws=draws, seed=seed)
@@ -135,17 +117,9 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
 
 
 def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]]) -> Iterator[Chunk]:
-    """Run a loop over clients under `torch.vmap`, or else one client and draw at a time.
+    """Run a loop over clients under `torch.vmap`, or else again, one client and draw at a time.
 
-    A prior may hold a Gamma, say, which torch draws itself: not under `torch.vmap`. Some
-    distributions take their mean, or their log density, in a way that it does not know.
-
-    Args:
-        fit: a run at some round.
-        run: the loop; it may be started twice.
-
-    Raises:
-        ProgramError: a site cannot be drawn from at all.
+    Torch draws a Gamma, say, itself, and some means and log densities do not run under vmap either.
     """
     chunks = run(fit)
     try:
@@ -174,13 +148,9 @@ def at_draws(
     *,
     rows: ClientData | None = None,
 ) -> Iterator[Chunk]:
-    """Evaluate a function at given draws: chunks of trees (C, S, ...).
+    """Evaluate `one(params, latent sites, rows)` at given draws: chunks of trees (C, S, ...).
 
-    Args:
-        fit: of the clients that the draws are of.
-        draws: of every latent site.
-        one: `(params, latent sites, rows asked about) -> tree`, of one client and one draw.
-        rows: asked about; None: the clients' training rows.
+    `rows` are by default the training rows.
     """
     shared, own = in_program_shapes(fit.program, draws)
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)

@@ -66,8 +66,7 @@ def replicate(
 ) -> Tensor:
     """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
-    The labels of one draw share its latent sites, so they are dependent as those of one client's
-    rows are. Arguments and errors are those of `predict`.
+    The labels of one draw share its latent sites. Arguments and errors are those of `predict`.
     """
     site = fit.program.observed_site(site)
     few = restricted(fit, rows)
@@ -79,8 +78,8 @@ def sampled(
 ) -> dict[str, Tensor]:
     """Draw a label of each row (S, n, *event), or client, at each draw of the latent sites.
 
-    Torch's own samplers draw, seeded by the client's key; one client after another, so that none
-    depends on the others. `count` is S where there are no latent sites.
+    Torch's samplers, seeded by the client's key, run one client after another, so none affects
+    others.
     """
     program, salt = fit.program, (noise.word("predictive"),)
     shared, own = in_program_shapes(program, draws)

@@ -65,11 +65,9 @@ def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
 def split(
     draws: Draws, var_names: Collection[str] | None, expand: int
 ) -> tuple[set[str], dict[str, Network]]:
-    """Return the sites to write out, and the networks to summarize by layer.
+    """Return the sites to write out (`var_names` if given), and the networks to summarize by layer.
 
-    A network is summarized where it has more than `expand` scalars, of one client or of the global
-    level. With `var_names` given, exactly those are written out. A global network with the name of
-    a local one becomes `<name>_shared`.
+    These have more than `expand` scalars. A global one named like a local one gets "_shared" added.
     """
     sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {
         name: v[0, 0].numel() for name, v in draws.own.items()

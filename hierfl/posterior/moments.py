@@ -1,7 +1,6 @@
 """What is averaged over draws of each row, and how often its label counts: as in the fit.
 
-A row that a program masks has no label, and one that it scales, as `weights(w)` of a formula does,
-counts so many times: in log densities, and in the means of scores.
+A masked row has no label; one that is scaled, as `weights(w)` does, counts so many times.
 """
 
 from __future__ import annotations

@@ -79,10 +79,9 @@ def predict_from_prior(
 
 @one_at_a_time
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
-    """Draw the local sites of every client from the global level: site -> (S, N, *shape).
+    """Draw p(w_k | z) for every client, z from the posterior: site -> (S, N, *shape).
 
-    From p(w_k | z), z drawn from the posterior of the global sites: client k's rows count only
-    through z. Beside `fit.draws`, they show what the client's own rows add.
+    Beside `fit.draws`, they show what the client's own rows add.
     """
     program = fit.program
     local = local_plates(program)

@@ -207,19 +207,9 @@ def expect_prediction(value: Any, what: str) -> None:
 def predict(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
-    """Predict each row by its own client's posterior; labels may be absent.
+    """Predict each row of fitted clients, matched by name, by its own client's posterior.
 
-    Args:
-        fit: a run at some round.
-        rows: of clients that were fitted, matched by name.
-        site: the observed site to predict; None: the model's only one.
-        draws: S, of the posterior to average over; 1 is enough for point estimates.
-        seed: of the draws.
-
-    Raises:
-        KeyError: a client that was not fitted, or a site that is not observed.
-        ValueError: a field is missing or holds NaN; or the model observes several sites and `site`
-            is None.
+    `site` may be None where the model observes only one. An unknown client or site is a KeyError.
     """
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
@@ -259,8 +249,7 @@ def predicted(
 ) -> Prediction:
     """Average what a site's distribution says of each row, over latent sites that `run` supplies.
 
-    `run` evaluates `(params, latent sites, rows) -> tree` for every client, at so many draws from
-    the first number on. A few draws are averaged at a time where all would not fit in memory.
+    `run(one, first, count)` evaluates `one` for every client; few draws at a time bound the memory.
     """
     known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")
     kinds: set[str] = set()

@@ -69,10 +69,10 @@ class Coordinates(Messenger):
 
 
 class Stretched(Messenger):
-    """Stretch the Gaussians of a guide's local sites about their means, and weight by the mixture.
+    """Stretch the Gaussians of a guide's local sites by 1 + 1 / sqrt(D), and weight by the mixture.
 
-    `wide`, () bool: this draw is from the stretched Gaussians. With D = `size` local unknowns the
-    stretch is 1 + 1 / sqrt(D): the two Gaussians then overlap whatever D is.
+    `wide`, () bool: this draw is from the stretched ones. Their overlap hardly depends on D =
+    `size`.
     """
 
     def __init__(self, wide: Tensor, size: int) -> None:

@@ -42,11 +42,9 @@ Networks = Mapping[str, Network]
 
 @dataclass(frozen=True, eq=False)
 class SiteTable:
-    """The table, and what is to be said of it.
+    """The table, the `points` (sites and learned params without sd), and the `first` draws or None.
 
-    `points` are latent sites and learned params without a standard deviation. `without_local`:
-    local sites are left out, since they depend on rows that are not there. `first` are the first
-    draws of all sites, where so many were asked for and no network is summarized by layer.
+    `without_local`: local sites are left out, since they depend on rows that are not there.
     """
 
     frame: pd.DataFrame
@@ -62,8 +60,7 @@ class SiteTable:
 def site_table(fit: Snapshot, *, draws: int, seed: int = 0, keep: int = 0) -> SiteTable:
     """Draw every site, and return mean, sd, 90 % interval and shrinkage of every number.
 
-    The draws are those of `posterior_draws`, summarized chunk by chunk, so that those of many
-    clients are never held together, but for the first `keep` draws.
+    All but the first `keep` draws are summarized chunk by chunk, which bounds the memory.
     """
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows = lacks_rows(fit)
@@ -249,11 +246,7 @@ def _frame(
 
 
 def entries_of(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
-    """Return the labels of a site's numbers.
-
-    They are what the model declares (`dims_of`); else names of features where one field alone has
-    as many; else positions.
-    """
+    """Label a site's numbers by `dims_of`, else by the one field with as many features."""
     declared = [labels for _, labels in dims_of(fit.program.model).get(name, ())]
     if declared and [len(labels) for labels in declared] == list(shape):
         return [", ".join(entry) for entry in product(*declared)]

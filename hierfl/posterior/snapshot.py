@@ -95,11 +95,7 @@ def expect_fit(value: Any, what: str = "fit") -> None:
 def restricted(
     fit: Snapshot, rows: ClientData, *, fields: frozenset[str] | None = None
 ) -> Restricted:
-    """Restrict a snapshot to the clients that own some rows, in the order of those rows.
-
-    `fields` of the training rows are needed, and others are not copied; None: all. An unknown
-    client is a KeyError; rows are checked as by `check_rows` and `check_labels_given`.
-    """
+    """Restrict a snapshot to the clients of some rows, in their order, and to `fields`."""
     expect_client_data(rows, "the rows to predict")
     unknown = [name for name in rows.names if name not in set(fit.clients)]
     if unknown:
@@ -141,10 +137,10 @@ def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:
 
 
 def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
-    """Refuse rows that the program of a snapshot cannot be run on; `reads`: fields that are needed.
+    """Refuse rows that the program cannot be run on; labels may be absent.
 
-    Labels may be absent. Padding matters where the clients of the rows differ in their numbers of
-    rows, and those of the fit did not.
+    Padding matters where clients of the rows differ in numbers of rows, and those of the fit did
+    not.
     """
     expect_client_data(rows, "data")
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}

@@ -30,18 +30,13 @@ WEIGHTED = ("fedlaplace", "two_stage")  # methods that weight and resample draws
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """Draws and their log weights.
+    """Draws before resampling, and their log weights.
 
-    Args:
-        draws: of every latent and deterministic site, before resampling.
-        log_shared: (S,) log p(z) / q(z).
-        log_own: (S, N) log W_k, the mean weight of a client's local draws: W_k is an unbiased
-            estimate of p(y_k | z).
-        log_first: (S, N) log weight of the first of those draws alone. These two are all that
-            leaves a client, beside the mean of the third.
-        variance: (S, N) estimated variance of W_k / p(y_k | z); 0 for a single draw.
-        at: (S, K) coordinates of z: the values of the guide's Gaussian global sites.
-        log_q: (S,) log density of those coordinates under the guide.
+    `log_shared` (S,) is log p(z) / q(z). `log_own` (S, N) is log W_k, the mean weight of a client's
+    local draws: W_k is an unbiased estimate of p(y_k | z). `log_first` (S, N) is that of its first
+    draw alone, and `variance` (S, N) that of W_k / p(y_k | z), 0 for a single draw: only the first
+    two, and the third's mean, leave a client. `at` (S, K) are coordinates of z: the guide's
+    Gaussian global sites; `log_q` (S,) is their log density under the guide.
     """
 
     draws: Draws
@@ -85,17 +80,11 @@ def weigh(
     salt: str = "posterior",
     stretch: bool = False,
 ) -> Weighed:
-    """Draw from the guide and weight the draws.
+    """Draw from the guide S times, `inner` times for local sites, and weight the draws.
 
-    Args:
-        fit: of labeled clients.
-        count: S.
-        inner: draws of a client's local sites for each draw of the global ones; one is kept.
-        seed: of the draws.
-        shared: weight the global sites too; their guide then needs a density.
-        points: (S, K) coordinates for the guide's Gaussian global sites; None: it draws them.
-        salt: decorrelates these draws from those for other purposes.
-        stretch: draw every second of a client's draws from the `Stretched` guide.
+    With `shared`, global sites, whose guide then needs a density, are weighted too. `points` (S, K)
+    replace the guide's Gaussian global draws. `stretch`: every second local draw is from
+    `Stretched`.
     """
     program = fit.program
     check_labeled(fit)
@@ -165,9 +154,8 @@ def over_own(
 ) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
     """Draw a client's local sites several times at one z.
 
-    With `stretch`, every second draw is from the stretched guide, and each weight is p over the
-    mixture. Return values by site, log p(z) / q(z), log W_k, coordinates of z and their log
-    density, each (times, ...).
+    Return values, log p(z) / q(z), log W_k, coordinates of z and their log density, (times, ...)
+    each. With `stretch`, every second draw is stretched: weights are over the mixture.
     """
 
     def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
