@@ -1,7 +1,6 @@
-"""Runs a study: chooses every method's options, then computes all cells, in processes of their own.
+"""Runs a study: chooses every method's options, then computes all cells, each in its own process.
 
-Each result is kept as soon as it is there. A study that was killed goes on where it was, with the
-same results, bit for bit: cells do not depend on each other.
+Results are kept one by one, so that a killed study goes on with the same results, bit for bit.
 """
 
 from __future__ import annotations

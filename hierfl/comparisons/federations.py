@@ -27,17 +27,11 @@ Both = tuple[ClientData, ClientData]  # training and test rows of the same clien
 
 @dataclass(frozen=True)
 class Federation:
-    """Rows of a study.
+    """Training and test rows of a study: of clients that take part, and of those that join later.
 
-    Args:
-        train: training rows of the clients that take part.
-        test: their test rows.
-        joining: training and test rows of the clients that join later; None: there are none.
-        classes: of the labels; 0: they are real, in sds of the training labels from their mean, or,
-            about drawn lines, as they are.
-        foreign: images of no client's classes by name of their set, as many for each client as it
-            has test rows.
-        variance: of the training labels, where they are real.
+    `classes` is 0 where labels are real: in sds of the training labels from their mean, except
+    about drawn lines, and `variance` is theirs. `foreign` images are of no client's classes, by
+    name of their set, as many for each client as it has test rows.
     """
 
     train: ClientData

@@ -1,8 +1,7 @@
 """What is measured of a fit: P and G, of participating and new clients, on own rows and on all.
 
-P scores what a client is served: what its last round left, or one round of `personalize` on its
-training rows where the method tunes for a prediction. G scores what a client is served that has
-taken no step: the same rows under a name that the server has never seen.
+P is what a client is served after the last round, or one round of `personalize` where the method
+tunes; G is what a client is served under a name that the server has never seen.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def stranger(client: str) -> str:
 class Watch:
     """Scores of a run while it runs: `look` is its `callback`.
 
-    `fine_tune`: the method is fine-tuned where its clients adapt, and scored so as well. `bias` is
-    that of the line that labels follow, None where they follow none.
+    `fine_tune`: scored with fine-tuning as well. `bias` is that of the line that labels follow.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""The table of a study's results, with published numbers beside ours.
+"""The table of a study's results, with published numbers beside ours: means ± sds over seeds.
 
-Means ± sds (ddof 1) over seeds. Bold: the best mean of a column, and with three seeds or more each
-that a paired t-test over seeds does not tell from it (two-sided, 5 %).
+Bold: the best mean, and those that a paired t-test over three or more seeds does not tell from it.
 """
 
 from __future__ import annotations
@@ -242,8 +241,8 @@ def _all_published() -> pd.DataFrame:
 def published(study: Study, entry: Entry, score: str, metric: str | None = None) -> float | None:
     """Return the published number beside a score of a method, in %, or None.
 
-    `metric` is the paper's, by default that of participating clients. A number that the study names
-    and published.csv lacks is a ValueError.
+    `metric` is the paper's, by default that of participating clients; one not in published.csv is
+    an error.
     """
     if study.published is None or score not in entry.published:
         return None

@@ -1,8 +1,7 @@
 """The options of a method, chosen on rows or clients kept from the fit, never on test rows.
 
-A trial is ended early where it is below the better half of those before it at the same round
-(optuna's SuccessiveHalvingPruner, Li et al. 2020, arXiv:1810.05934). Trials are kept one by one
-with what the pruner notes of them, so that a search that was stopped goes on.
+Trials are kept with what optuna's SuccessiveHalvingPruner (Li et al. 2020, arXiv:1810.05934) notes,
+so that a stopped search goes on.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 class Evidence:
     """What the checks of a fit rest on; None where it is unknown.
 
-    `run` is the judgment of `convergence`, or why there is none; `points` are latent sites and
-    learned params without spread; `k_hats` those of each client's guide, given the global sites.
+    `run` is the judgment of `convergence`, or why there is none; `points` are sites and learned
+    params without spread; `k_hats` are each client's, given the global sites.
     """
 
     fit: Snapshot

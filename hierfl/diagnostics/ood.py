@@ -1,7 +1,4 @@
-"""Out-of-distribution detection by predictive entropies of own and foreign rows.
-
-AUROC is scipy's Mann-Whitney statistic, so that scikit-learn stays an optional dependency.
-"""
+"""Out-of-distribution detection by predictive entropies of own and foreign rows."""
 
 from __future__ import annotations
 

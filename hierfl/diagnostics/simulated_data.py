@@ -24,11 +24,10 @@ Labels = dict[str, Tensor]
 
 
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
-    """Draw `count` data sets: sites and observed fields, (count, *shape) each.
+    """Draw `count` data sets of sites and observed fields, (count, *shape) each.
 
-    Torch's own generator draws, seeded by `seed` and the data set's number, so that any
-    distribution will do. The batch has all clients; its unobserved fields and numbers of rows are
-    kept.
+    Torch's samplers are seeded by `seed` and a data set's number. The batch has all clients; its
+    other fields are kept.
     """
     _check(program, batch)
     values: list[Values] = []

@@ -27,13 +27,11 @@ State = Literal["unknown", "not finite", "rising", "falling", "hidden", "steep",
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """How a run's ELBO or loss went, and whether it still goes anywhere.
+    """How a run's ELBO or loss went, and whether it still goes anywhere; `words` begin a sentence.
 
-    `state`: "unknown" (no trend to see), "not finite", "rising" (it still improves), "falling" (it
-    gets worse), "hidden" (by noise), "steep" (level, but single draws of the gradient point
-    downhill), "moving" (level, but the mean gradient is above its noise) or "level". `words` say it
-    as the beginning of a sentence. `rise`, `error`, `noise` and `gradient` are those of
-    `Convergence`.
+    `state`: "unknown" (no trend to see), "not finite", "rising" (improves), "falling" (gets worse),
+    "hidden" (by noise), "steep" (level, but single gradients point downhill), "moving" (level, but
+    the mean gradient is above its noise) or "level".
     """
 
     state: State
@@ -131,9 +129,8 @@ def _fix(state: State, *, rates: bool) -> str:
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the rise from the third quarter to the last, its standard error, and the noise.
 
-    Neighboring rounds may be correlated, so the standard error comes from means of batches whose
-    size is about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics
-    38).
+    Rounds are correlated, so the error comes from means of batches of about sqrt(length) rounds
+    (Flegal and Jones 2010, Annals of Statistics 38).
     """
     half = series[len(series) // 2 :]
     quarters = np.array_split(half, 2)

@@ -144,10 +144,8 @@ def named_own(draws: Draws) -> list[str]:
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
     """Compare each client's posterior with S draws of the global prior, as independent Normals.
 
-    Returns:
-        A row a client. `nats`: KL(posterior || global prior) minus what sampling error alone
-        contributes, about 0 if they are equal. `narrower`: 1 - Var posterior / Var global prior,
-        mean over the client's scalars. None where no scalar of the global prior varies.
+    One row a client: `nats`, KL(posterior || prior) less what sampling error contributes;
+    `narrower`, the mean of 1 - Var posterior / Var prior. None where no scalar of the prior varies.
     """
     pooled, clients = same_for_all(fit), len(fit.clients)
     over = (0, 1) if pooled else 0

@@ -34,10 +34,9 @@ SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, i
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A guide beside its weighted draws, of which there are `proposals`.
+    """A guide beside its weighted draws of `proposals`; `scalars` as in `compared`.
 
-    `scalars` are those of `compared`. Without global sites, `k_hat` is the largest of any client's,
-    and `effective` the smallest.
+    Without global sites `k_hat` is the largest of any client's, and `effective` the smallest.
     """
 
     scalars: pd.DataFrame
@@ -140,8 +139,7 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
 def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:
     """Compare the local sites with draws of their posterior given the guide's global sites.
 
-    Weights of other clients do not enter, and the proposals are wider than the guide, so that a
-    guide too narrow for a client shows, however many clients there are.
+    Proposals are wider than the guide, to show one too narrow; other clients' weights do not enter.
     """
     found = weigh(
         fit, count, inner=STRETCHED, seed=seed, shared=False, stretch=True, salt="stretched"
@@ -153,11 +151,8 @@ def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd
 def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
     """Compare moments of equally weighted draws of the guide with those of weighted draws.
 
-    Returns:
-        One row a scalar that varies: site, client ('' for a global site) and index; `shift`, mean
-        of the guide minus the weighted mean, in weighted standard deviations; `shift_error`;
-        `ratio`, the guide's standard deviation over the weighted one; `ratio_error`, relative.
-        Errors are Monte Carlo standard errors.
+    One row a scalar that varies: `shift` of means in weighted sds, `ratio` of the guide's sd to the
+    weighted one, and their Monte Carlo errors, that of `ratio` relative.
     """
     share = weights.log.double().exp()
     tables = []

@@ -1,7 +1,6 @@
 """Weighted sums of the clients' updates, formed by the engine, and the updates that are odd.
 
-The server sees only means, but what a client sends as `Each`. Odd updates are not finite, far larger
-than the other clients', or in conflict with them.
+The server sees only means, except for what a client sends as `Each`.
 """
 
 from __future__ import annotations
@@ -119,21 +118,14 @@ def update_norms(share: Share | LogShare | Each) -> Tensor:
 
 
 def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Find updates that are far larger than the cohort's others.
+    """Return place, share and norm in medians of updates far larger than the cohort's others.
 
-        z_k = 0.6745 (log r_k - median(log r)) / median|log r - median(log r)|,    r_k the norm of client k's update
+        z_k = 0.6745 (log r_k - median(log r)) / median|log r - median(log r)|,  r_k an update's norm
 
-    An update is far out if z_k > 5 and r_k is above ten times the median norm. Source: Iglewicz and
-    Hoaglin 1993, How to Detect and Handle Outliers, modified z-scores, which they propose to label
-    above 3.5. For clients whose log norms are normal with sd 1, at least one honest client is named
-    in 1 to 2 of 100 rounds of 8 to 20 clients, and in 1 of 1,000 rounds of 50 or more.
-
-    Args:
-        norms: of each share, by name: (C,), or (0,) where it has none.
-
-    Returns:
-        For each update far out its place in the cohort, the name of its share, and its norm in
-        medians.
+    Far out is z_k > 5 and r_k above ten medians. Source: Iglewicz and Hoaglin 1993, modified
+    z-scores, which label above 3.5. For log norms of sd 1 an honest client is named in 1 to 2 of
+    100 rounds of 8 to 20 clients, and in 1 of 1,000 of 50 or more. `norms` are (C,) by share, or
+    (0,) without it.
     """
     found = []
     for name, norm in norms.items():
@@ -150,8 +142,8 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
     """Return what the history says of clients that conflict with the others, and warn of each.
 
-    `compared`: clients that were judged; `surprise`: the smallest p-value times their number;
-    `conflicts`: the clients where that is below 0.01, a false alarm in at most 1 of 100 fits.
+    `surprise` is the smallest p-value times the clients `compared`; below 0.01 it is a conflict, a
+    false alarm in at most 1 of 100 fits.
     """
     judged = (~found.p.isnan()).nonzero()[:, 0].tolist()
     if len(judged) < FEWEST_COMPARED:

@@ -1,7 +1,6 @@
 """One round of one chunk of clients: start, local steps, finish, and the sum of their updates.
 
-The clients of a chunk are carried at once under `torch.vmap`, or run one after another; either way
-a client's functions see one client.
+A client's functions see one client, under `torch.vmap` or one after another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A local step as one compiled graph: traced without Pyro's Python, rewritten, lowered by inductor.
 
-Graphs are cached by the shapes of their inputs. A step can be traced if its draws are functions of
-keys and its control flow does not depend on values. Any other step runs eagerly, with one warning
-that says why.
+Graphs are cached by input shapes. A step whose draws are no functions of keys, or whose control
+flow depends on values, runs eagerly, with one warning.
 """
 
 from __future__ import annotations

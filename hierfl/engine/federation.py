@@ -112,10 +112,10 @@ class Federation:
         )
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
-        """Split clients into chunks of nearly equal size.
+        """Split clients into chunks of nearly equal size, with little padding.
 
-        With `Client.like_rows`, clients whose numbers of rows are within a factor of 4 are carried
-        together. Chunks of all rows with much padding are cut where lengths differ most.
+        With `Client.like_rows`, clients within a factor of 4 in numbers of rows are carried
+        together.
         """
         if self.at_once and self.client.like_rows(message):
             counts = self.data.counts[ids].clamp(min=1)
@@ -150,7 +150,7 @@ class Federation:
         """Return how many clients chunks are padded to, for one compiled shape; 0: none.
 
         The last client is repeated. Chunks of similar numbers of rows, and those that would gain
-        more than `PADDING_BYTES`, are not padded.
+        over `PADDING_BYTES`, are not padded.
         """
         if self.graphs is None or not self.at_once or self.client.like_rows(message):
             return 0

@@ -1,7 +1,4 @@
-"""Graph rewrites applied to a traced step before inductor compiles it.
-
-Each pass replaces one pattern, and none changes the numbers.
-"""
+"""Graph rewrites of a traced step before inductor compiles it; none changes the numbers."""
 
 from __future__ import annotations
 
@@ -228,8 +225,8 @@ def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
 def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     """Return whether all readers of an input but `node` are calls of a matrix product.
 
-    Inductor may run other readers after the input is overwritten; a product with a dimension of
-    size 1 becomes such a reader.
+    Inductor may run others, or a product with a dimension of size 1, after the input is
+    overwritten.
     """
     for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}:
         if not _is(reader, aten.bmm.default):

@@ -1,7 +1,6 @@
-"""Constant factors of a traced step as inputs of its graph: steps that differ in them share it.
+"""Constant factors of a traced step, such as a step size, as inputs of its graph.
 
-A step size is such a factor. Inductor keeps compiled graphs on disk, by everything in them: with
-step sizes in it, each of a grid of step sizes would be compiled again, which takes up to a minute.
+Steps that differ in them share a graph on disk, where compiling takes up to a minute.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ STRUCTURAL = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)  # of derivatives and densit
 
 
 def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of the constant factors of a graph (changed), and return their values in order.
+    """Make CPU tensors () of the constant factors of a graph (changed), and return them in order.
 
-    A factor becomes a tensor () of the product's type, to which it was rounded anyway: results are
-    equal bit for bit. Graphs of other devices than the CPU stay as they are.
+    They have the product's type, to which they were rounded anyway: results are equal bit for bit.
     """
     inputs: dict[tuple[float, torch.dtype], fx.Node] = {}
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1:]

@@ -134,8 +134,8 @@ def steps(
 ) -> Iterator[tuple[Tree, Active]]:
     """Yield the tensors of each local step (`batch_of`), and who still works: (mask (C,),) or ().
 
-    `at` are round and phase. With `few_widths` a chunk's rows are padded to one of few widths, as a
-    compiled step needs a graph for each. `batch_of` unflattens the fields, inside the graph.
+    `at` are round and phase. With `few_widths` rows are padded to one of few widths: a compiled
+    step needs a graph for each.
     """
     half = None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
     keys, done = keys_of(data, ids, seed, *at), 0
@@ -218,15 +218,11 @@ def _gathered(data: ClientData, index: Tensor, inside: Tensor | None) -> Iterato
 def row_plan(
     data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the rows of every step of a phase on mini-batches.
+    """Choose the rows of every step on mini-batches of a phase.
 
-    In "step" units a pass drops its last, smaller batch, so that batches are equal and need no
-    mask. In "epoch" units it is kept, and clients with fewer rows stop earlier. A client with fewer
-    rows than a batch works on all of them.
-
-    Returns:
-        For K steps of B rows: positions in the data (K, C, B) int64; which of them are not padding
-        (K, C, B) bool; which clients still work (K, C) bool.
+    Return positions in the data, which are not padding (K, C, B), and who works (K, C). In "step"
+    units a pass drops its last, smaller batch. In "epoch" units it is kept, and clients with fewer
+    rows stop earlier. A client with fewer rows than a batch works on all of them.
     """
     plan = _Plan.of(data, ids, phase, seed=seed, at=at)
     return next(plan.blocks(max(1, plan.steps)))

@@ -1,7 +1,6 @@
-"""Chunks of clients on several processes, one core each.
+"""Chunks of clients on several processes, one core each: forks, made once local steps are compiled.
 
-The processes are forks, made once the local steps are compiled: only what changes from round to
-round goes through the sockets. Messages are pickled, as both ends are this program.
+Messages are pickled, as both ends are this program.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ class WorkerDied(RuntimeError):
 
 @contextmanager
 def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Result]]:
-    """Make a `run_all(items)` that yields `task(item)` for each item, `cores` items at once.
+    """Make a `run_all(items)` that yields pure `task(item)` for each item, `cores` items at once.
 
-    The first call runs everything in this process, so that all steps are compiled when it is
-    copied. `task` must be pure: a copy changes nothing here. The copies end with the context.
+    The first call runs in this process, which is copied once all steps are compiled.
     """
     copies: list[Copy] = []
     latest: list[Generator[Result, None, None]] = []

@@ -30,10 +30,10 @@ LIKELY_ROUNDS = 12
 
 
 def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
-    """Return whether a run would spend more time in eager local steps than compiling them takes.
+    """Return whether eager local steps would take a run longer than compiling them.
 
-    One eager step of each phase is measured; compiling is judged by its number of operations.
-    `most` is the most rounds of a self-stopping method, for which the likely number counts.
+    One eager step of each phase is measured. `most` is the most rounds of a self-stopping method,
+    of which the expected number is used.
     """
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)

@@ -70,8 +70,7 @@ def not_dealt_with(data: ClientData) -> ValueError:
 def check_missing(program: Program, data: ClientData) -> None:
     """Refuse missing labels, and missing values that make a density or its gradient NaN.
 
-    Both are taken where the guide starts, on the rows with missing values together, and on all rows
-    of one client that has some.
+    Both are taken at the guide's start, on all rows with missing values and on one client's rows.
     """
     missing = holes(data)
     if not missing:

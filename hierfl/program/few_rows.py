@@ -1,7 +1,6 @@
 """A few rows on which a program is compared with itself: padded, reordered, relabeled.
 
-Programs are compared at random values of the params and the latent sites: at their starting values,
-which are often 0, a dependence may not show.
+Params and sites are random: at starting values, often 0, a dependence may not show.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]
 def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
     """Return the first site that differs between two batches by more than rounding.
 
-    A difference in single precision is looked at again in double, or must be larger if that cannot
-    be run. A warning says where the program cannot be evaluated at all.
+    A difference is looked at again in double precision. A program that cannot be run gives a
+    warning.
     """
     with untouched_store(), torch.no_grad(), unchecked():
         found = _differing(evaluate, one, other, ROUNDING)

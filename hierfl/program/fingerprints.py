@@ -1,8 +1,7 @@
 """Fingerprints of a user's functions, modules and objects, which a record can only name.
 
-A fingerprint maps a part, in words, to a hash: the code of a function with its constants, closure,
-defaults and globals; of an `nn.Module` its layers, shapes and what is not learned. Code is compared
-under one Python version only, which is stored.
+A part, in words -> a hash: of code with constants, closure, defaults and globals; of a module's
+layers, shapes and what is not learned. Code is compared under one Python version only.
 """
 
 from __future__ import annotations

@@ -132,10 +132,9 @@ def draw(fn: Any, source: Noise) -> Tensor:
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
-    """Return one client's draw by torch's own sampler, its generator seeded by the key.
+    """Return one client's draw by torch's own sampler, its generator seeded by the key, outside vmap.
 
-    `reparameterized`: the draw must have a gradient, as a guide's must; a prior's need not. It
-    draws for one client at a time, and not under vmap: else `NoKeyedDraw`.
+    `reparameterized`: the draw must have a gradient, as a guide's must; a prior's need not.
     """
     if reparameterized and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterized draw)")

@@ -1,8 +1,4 @@
-"""Observed sites with one density for all rows of a client, which lie outside the data plate.
-
-A model that asks for the mask of its rows is taken to leave padded ones out; `check_padding` tests
-it.
-"""
+"""Observed sites with one density for all rows of a client, which lie outside the data plate."""
 
 from __future__ import annotations
 

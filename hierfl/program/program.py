@@ -1,7 +1,6 @@
-"""A Pyro model and guide as pure functions of named tensors.
+"""A Pyro model and guide as pure functions of named tensors: params, and draws from a batch's keys.
 
-The clients plate divides local from global: a site or param whose `cond_indep_stack` holds the
-plate is local, every other one is global. Params come from a dict and draws from the batch's keys.
+A site or param whose `cond_indep_stack` holds the clients plate is local, every other is global.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ _LEVELS = ("global", "local")
 class ParamSpec:
     """A `pyro.param` of a program, local if it is declared inside the clients plate.
 
-    `start` is unconstrained, and of one client if local; `axis` is the clients' dimension in its
-    shape, counted from the right, 0 for a global param.
+    `start` is unconstrained, of one client; `axis` is the clients' dimension, from the right, or 0.
     """
 
     name: str

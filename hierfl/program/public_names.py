@@ -1,11 +1,7 @@
-"""Names that a saved recipe may hold: public ones, and a user's own models and guides.
+"""Names that a saved recipe may hold: public ones, and a user's models under `@hierfl.model`.
 
-A recipe records a public name, such as "hierfl.models.regression", never the module that happens to
-define it, or the name under which this program has marked a function, `@hierfl.model`.
-
-The list is explicit: `NAMES`, and the builders that rooms export. What it names makes a value and
-does nothing else, whatever the arguments are: it reads and writes no file, starts no process and
-runs no code that it is given.
+The list is explicit, `NAMES` and builders that rooms export. What it names makes a value, whatever
+the arguments: no files, no processes, no code that it is given.
 """
 
 from __future__ import annotations

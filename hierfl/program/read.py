@@ -1,8 +1,4 @@
-"""Reading a user's program from eager, validated traces.
-
-The traces show which sites and params are global and which local. A mistake is raised as one error,
-which names it and its fix.
-"""
+"""Reading a user's program from eager, validated traces; an error names a mistake and its fix."""
 
 from __future__ import annotations
 
@@ -118,10 +114,9 @@ def _explain(
 
 @dataclass(frozen=True, eq=False)
 class ModelRead:
-    """A model, read and checked: what does not depend on its guide.
+    """A model, read and checked, without its guide; fields are those of `Program`.
 
-    `traces` are of the model on one client and on two. All fields but `data`, `missing` and
-    `traces` are those of `Program`.
+    `traces` are of the model on one client and on two.
     """
 
     model: Model

@@ -1,8 +1,6 @@
-"""Recipes: how a method, model, guide or optimizer was made, as JSON.
+"""Recipes: how a method, model, guide or optimizer was made, as JSON, by public or marked names.
 
-No code is stored, and none that a file names is run: public functions are recorded by name, a
-user's models and guides by the name they are marked under. What is not hierfl's own has a
-fingerprint besides, so that another one is not taken for it.
+No code is stored or run. What is not hierfl's own has a fingerprint, to tell it from another.
 """
 
 from __future__ import annotations
@@ -108,10 +106,9 @@ def _name(thing: Any) -> str:
 
 
 def describe(value: Any, *, fixed: bool = False) -> JSON:
-    """Return a value as JSON; what has no JSON form becomes {"opaque": its type}.
+    """Return a value as JSON, or {"opaque": its type}; "code" is the fingerprint of a user's code.
 
-    What is not of hierfl, Pyro or torch has its fingerprint under "code". `fixed`: the weights of a
-    module are constants of the model, and distinguished by their values.
+    `fixed`: a module's weights are constants of the model, and distinguished by their values.
     """
     marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
     if marked:
@@ -168,8 +165,7 @@ def _code_of(thing: Any) -> dict[str, Any]:
 def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:
     """Make again what `describe` has described; the JSON need not be trusted.
 
-    `handed`: "model" or "guide" -> what to take for that option of a method, which must be what is
-    described.
+    `handed`: "model" or "guide" -> that option of a method, which must be what is described.
     """
     handed = dict(handed or {})
     made = _remade(description, "", handed)

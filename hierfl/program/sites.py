@@ -50,9 +50,9 @@ class _InUnits(AffineTransform):
 class LatentSite:
     """A latent sample site of a model, in the shapes of one client.
 
-    `plates` are (name, size, dim) of all but the clients' plate; `start` is the center of the
-    prior. Values whose prior is much wider or narrower than 1, such as the slope of an income, are
-    in a `unit` before they are unconstrained, a power of 2 in the shape of `start`.
+    `plates` are (name, size, dim) but for the clients'; `start` is the prior's center. `unit`,
+    powers of 2 in its shape, scales values whose prior is far from unit scale before they are
+    unconstrained.
     """
 
     name: str

@@ -19,14 +19,9 @@ from hierfl.program.traces import Site, is_likelihood, per_client, samples, scor
 
 
 class Terms(NamedTuple):
-    """The parts of one estimate of the negative ELBO, in nats.
+    """One estimate of the negative ELBO in nats: `nll` and `local_kl` (C,), `global_kl` ().
 
-    Summed over all clients, with `global_kl` counted once, they are the negative ELBO of the pooled
-    program.
-
-    nll: (C,) negative log-likelihood of each client's rows, a mini-batch scaled up to all of them.
-    local_kl: (C,) KL(q || p) of each client's local sites.
-    global_kl: () KL(q || p) of the global sites.
+    A mini-batch's nll is scaled to all rows. The negative ELBO is the sum with `global_kl` once.
     """
 
     nll: Tensor
@@ -34,11 +29,7 @@ class Terms(NamedTuple):
     global_kl: Tensor
 
     def loss(self, share: float) -> Tensor:
-        """Return each client's part of the pooled negative ELBO, (C,).
-
-        Args:
-            share: the part of the global KL that each client counts, 1 / N.
-        """
+        """Return each client's part of the negative ELBO, (C,), with `share` (1 / N) of `global_kl`."""
         return self.nll + self.local_kl + share * self.global_kl
 
 

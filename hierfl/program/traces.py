@@ -158,8 +158,8 @@ def unit_of(fn: Any) -> Tensor | None:
 class Center(Messenger):
     """Sets latent sites to their priors' centers given earlier sites, or to `infer["start"]`.
 
-    Of a site that is not in `by_mean` the mean is taken if it lies inside the support: a check that
-    reads values, which a compiled graph cannot do.
+    A site's mean is its center if `by_mean` says so; a site not in it is checked by its mean's
+    value, which a compiled graph cannot do.
     """
 
     def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:

@@ -1,8 +1,4 @@
-"""Builders of the methods of `baseline_methods`; those of hierarchies are in `hierarchy_builders`.
-
-Each is (network, step size, budget, **settings) -> method. Settings are options of the method by
-name; they stand in the place of what the builder would give.
-"""
+"""Builders of `baseline_methods`: (network, step size, budget, **settings) -> method."""
 
 from __future__ import annotations
 
@@ -58,18 +54,10 @@ def held_out(train: ClientData) -> ClientData:
 class Budget:
     """What a client may spend, and what the methods of posteriors start from.
 
-    Args:
-        evaluations: gradient evaluations of a round.
-        rows: of a mini-batch.
-        rounds: in all.
-        clients: how many there are.
-        client_rows: a client's rows, on average.
-        passes: over a client's rows that come nearest to `evaluations`, for methods that count in
-            these.
-        scale: standard deviation at which learned prior scales start.
-        tune_steps: steps of "+FT"; 0: as many as a round has.
-        counts_steps: `evaluations` are steps, whatever a step takes.
-        likelihood: of the labels; None: classes.
+    `evaluations` are gradient evaluations of a round, or steps if `counts_steps`; `passes` over
+    rows come nearest to them. `rows` are a mini-batch's, `client_rows` a client's on average,
+    `scale` the sd at which learned prior scales start. `tune_steps` 0: as many as a round has.
+    `likelihood` None: classes.
     """
 
     evaluations: int
@@ -138,8 +126,7 @@ def descending(
 ) -> Made:
     """Return the builder of a method whose clients descend with SGD, with `each` gradients a step.
 
-    `more` gives further options by network and budget; `model` makes the method's model from a
-    network and a likelihood.
+    `more(network, budget)` gives options, `model(network, likelihood)` the method's model.
     """
 
     def made(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:

@@ -32,20 +32,12 @@ def _all(total: int) -> int:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One method of the comparison.
+    """One method of the comparison: `made(network, step size, budget, **settings)`.
 
-    Args:
-        made: (network, step size, budget, **settings) -> method. Networks are an `nn.Sequential`
-            whose last layer is dense. Settings are options of the method by name.
-        spent: gradient evaluations that a round may take -> those that it takes.
-        tunes: whether a client's predictions come from one round of `personalize` on its own
-            training rows; else they come from what the last round left.
-        draws: whether predictions are averaged over draws of a posterior; else they come from a
-            point.
-        adaptive: whether the step size is Adam's; else it is that of gradient descent.
-        body: whether the method needs a layer below the last one.
-        everyone: whether the method needs all clients in each round. It takes so few rounds that
-            clients are in as many of them as those of the others.
+    `spent` maps allowed gradient evaluations of a round to those it takes. `tunes`: predicts after
+    one round of `personalize`; `draws`: averages over a posterior; `adaptive`: the step size is
+    Adam's; `body`: needs a layer below the last, dense one; `everyone`: needs all clients in each
+    round, and gets as few rounds as keep its clients' share equal.
     """
 
     made: build.Made
@@ -84,11 +76,7 @@ SUFFIXES = {"FT": fine_tuning, "AM": over_relaxing}
 
 
 def baseline(name: str) -> Baseline:
-    """Return a method by the key of `BASELINES`, with "+FT" or "+AM" behind it or not.
-
-    Raises:
-        KeyError: there is no such method, or nothing of that suffix; the message lists both.
-    """
+    """Return a method by the key of `BASELINES`, with "+FT" or "+AM" behind it or not."""
     if name in BASELINES:
         return BASELINES[name]
     plain, *suffixes = name.split("+")

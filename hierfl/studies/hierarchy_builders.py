@@ -1,7 +1,4 @@
-"""Builders of the hierarchical methods of `baseline_methods`: a prior, and clients' own weights.
-
-Each is (network, step size, budget, **settings) -> method, as those of `baseline_builders`.
-"""
+"""Builders of the hierarchical methods of `baseline_methods`: a prior, and clients' own weights."""
 
 from __future__ import annotations
 
@@ -81,8 +78,8 @@ def a_fedmap(
 ) -> Method:
     """Return FedMAP; with server = "best", the server takes the prior's exact minimizer.
 
-    `prior` is "isotropic" (one `variance`, and above 0 a `first_variance` for the first layer),
-    "variance" (`LearnedVariance`) or "convex" (`InputConvex` with layers of widths `hidden`).
+    `prior`: "isotropic" (`variance`; `first_variance` above 0 is the first layer's), "variance"
+    (`LearnedVariance`) or "convex" (`InputConvex`, layers `hidden`).
     """
     priors: dict[str, LearnedPrior] = {
         "isotropic": Isotropic(variance),

@@ -82,11 +82,11 @@ def scaling_of(train: ClientData, kind: Literal["pixel", "one", "none"]) -> Scal
 def equal_classes(
     labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int
 ) -> tuple[list[Ids], list[Ids]]:
-    """Split rows at random among clients, each class at equally many of them.
+    """Split rows at random among clients, each class at equally many, into training and test rows.
 
-    FedABML's split of Fashion-MNIST has 200 clients with 2 classes each, and of each class 150
-    training and 25 test rows: all 70,000. `train` and `test` are rows of a client in each of its
-    `classes` classes. Return row numbers of each client's training rows, and of its test rows.
+    `train` and `test` are rows of a client in each of its `classes` classes. FedABML's
+    Fashion-MNIST has 200 clients with 2 classes each, 150 training and 25 test rows of each: all
+    70,000.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
@@ -115,8 +115,7 @@ def shared_classes(
 ) -> tuple[list[Ids], list[Ids]]:
     """Split a share of each class's rows equally among the clients that have the class.
 
-    Clients of rare classes get fewer rows than others. A seventh of a client's rows of a class are
-    for tests, as in `equal_classes` for Fashion-MNIST, and a client needs 7 rows of each class.
+    A seventh of them are for tests, as for Fashion-MNIST, so a client needs 7 rows of each class.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
@@ -146,8 +145,7 @@ def _classes_of_clients(
 ) -> Ids:
     """Draw the classes of each client, (clients, classes), without repeating a class for a client.
 
-    Classes are dealt in equal numbers from a shuffled deck. While a client has a class twice, a
-    random one of its classes is swapped with a random one of a random client.
+    A shuffled deck is dealt. While a client has a class twice, it swaps one at random with another.
     """
     deck = generator.permutation(np.resize(np.arange(every), clients * classes))
     found = deck.reshape(clients, classes)
@@ -166,14 +164,9 @@ def power_law(
 ) -> tuple[list[Ids], list[Ids]]:
     """Split rows among clients by PRIOR's power law, which is also pFedMe's.
 
-    Client u has the classes (u + j) mod 10 for j = 0, 1, ..., `classes` - 1. It gets 10 rows of
-    each class, and then a quota of `share * a / 10 + b` rows, with a uniform on 1..9 and b uniform
-    on 10..199. `share` is this client's part of the class's remaining rows by log-normal(0, 2)
-    weights. A quota that exceeds the rows left in the class is skipped. 75 % of a client's rows are
-    for training.
-
-    The split follows the authors' description and generator, with random numbers of our own. Their
-    MNIST script mislabels each client's first rows; this one does not, but `authors_labels` does.
+    Client u has the classes (u + j) mod 10, j < `classes`: 10 rows of each, and then `share * a /
+    10 + b` rows, a uniform on 1..9, b on 10..199, if so many are left. `share` is its part of the
+    remaining rows by log-normal(0, 2) weights; 75 % are for training. Random numbers are our own.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     rows = _by_class(labels, generator)
@@ -210,8 +203,7 @@ def power_law(
 def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> Tensor:
     """Return the labels that PRIOR's MNIST script gives the rows of `power_law`: some are wrong.
 
-    The first 10 rows of a client's class number j, (u + j) mod 10, get the label j, among training
-    and test rows.
+    The first 10 rows of a client's class (u + j) mod 10 get the label j, in training and test.
     """
     rows, found = _by_class(labels, np.random.Generator(np.random.Philox(seed))), labels.clone()
     taken = [0] * len(rows)
