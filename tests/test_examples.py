@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.summaries import prior_moments
+from hierfl.summaries import surrogate
 
 ROOT = Path(__file__).parent.parent
 DEPLOYED = "flower_hospitals"  # a project of Flower, which make demo-flower runs
@@ -50,6 +50,6 @@ def test_example_runs(
     monkeypatch.setattr(sys, "argv", [str(path), "--smoke"])
     # a busy machine makes compile="auto" compile even these
     monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
-    monkeypatch.setattr(prior_moments, "FEW", 30)  # draws of a prior, one after another
+    monkeypatch.setattr(surrogate, "FEW", 30)  # draws of a prior, one after another
     runpy.run_path(str(path), run_name="__main__")
     assert EXAMPLES[name] in capsys.readouterr().out

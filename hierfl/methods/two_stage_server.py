@@ -27,9 +27,9 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.summaries.exact import explained
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.prior_moments import mixing_draws, prior_draws
 from hierfl.summaries.sampling import bounds_of, one_thread
 from hierfl.summaries.surprise import Known, surprises
+from hierfl.summaries.surrogate import mixing_draws, prior_draws
 from hierfl.summaries.weights import apart, asked_of, moments, smoothed, unweighted, with_error
 
 # how little means may move, in posterior sds, and sds may change, for the factors to be final

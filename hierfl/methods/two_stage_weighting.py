@@ -13,10 +13,9 @@ from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
 from hierfl.methods.two_stage_checks import DONE, GATHER, WEIGHT
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.prior_moments import any_client
 from hierfl.summaries.proposal import fitted
 from hierfl.summaries.sampling import Start, sample
-from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.surrogate import Surrogate, any_client
 from hierfl.summaries.weights import (
     combined,
     everywhere,

@@ -16,11 +16,10 @@ from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling
 from hierfl.summaries.chains import Sampled, Whitening, largest_r_hat, sampled
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.prior_moments import prior_draws
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.sampling import MIXED_WELL, Start, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
-from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.surrogate import Surrogate, prior_draws
 from tests.summaries import programs
 from tests.summaries.programs import program_of
 

@@ -25,12 +25,11 @@ from hierfl.method import Surprise
 from hierfl.methods import two_stage
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.prior_moments import prior_draws
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.sampling import Start, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surprise import Known, _mixture_tail, surprises
-from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.surrogate import Surrogate, prior_draws
 from tests.programs import fit
 
 CLIENTS, ROWS = 8, 6
