@@ -120,7 +120,7 @@ def update_norms(share: Share | LogShare | Each) -> Tensor:
 def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Return place, share and norm in medians of updates far larger than the cohort's others.
 
-        z_k = 0.6745 (log r_k - median(log r)) / median|log r - median(log r)|,  r_k an update's norm
+        z_k = 0.6745 (log r_k - median(log r)) / median|log r - median(log r)|,  r_k a norm
 
     Far out is z_k > 5 and r_k above ten medians. Source: Iglewicz and Hoaglin 1993, modified
     z-scores, which label above 3.5. For log norms of sd 1 an honest client is named in 1 to 2 of

@@ -132,7 +132,7 @@ def draw(fn: Any, source: Noise) -> Tensor:
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
-    """Return one client's draw by torch's own sampler, its generator seeded by the key, outside vmap.
+    """Return one client's draw by torch's own sampler, seeded by the key; it does not run under vmap.
 
     `reparameterized`: the draw must have a gradient, as a guide's must; a prior's need not.
     """

@@ -29,7 +29,7 @@ class Terms(NamedTuple):
     global_kl: Tensor
 
     def loss(self, share: float) -> Tensor:
-        """Return each client's part of the negative ELBO, (C,), with `share` (1 / N) of `global_kl`."""
+        """Return each client's part of the negative ELBO, (C,): `share`, 1 / N, of `global_kl`."""
         return self.nll + self.local_kl + share * self.global_kl
 
 
