@@ -33,12 +33,9 @@ class FromFactor:
 
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
-    Of several candidates from q, widened by a tenth, one is kept with a probability proportional to
-    its importance weight p(y, w | z) / q(w | z). Its own density is p(y, w | z) over the mean
-    weight, which is an unbiased estimate of p(y | z).
-
-    The hierarchy is found once the program has been read, which needs the guide: `hold` hands it
-    over. Before, the guide draws standard normals, from which the reader sees its sites.
+    Of several candidates from q, widened by a tenth, one is kept by importance weight. Its density
+    is p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hold` hands the
+    hierarchy over once the program is read; before, standard normals show the reader its sites.
     """
 
     def __init__(

@@ -37,9 +37,9 @@ def spline(
 ) -> tuple[Tensor, Tensor]:
     """Apply a monotone rational-quadratic spline on [-bound, bound], and the identity outside.
 
-    Return y and log dg/dx, (...) each. Widths and heights (..., bins) of the pieces come before a
-    softmax, the slopes (..., bins - 1) between them before a softplus. All 0, it is the identity.
-    Reference: Eq. (4) and (5), Durkan et al. 2019, arXiv:1906.04032.
+    Return y and log dg/dx. Widths and heights (..., bins) come before a softmax, inner slopes (...,
+    bins - 1) before a softplus; all 0 is the identity. Eq. (4) and (5), Durkan et al. 2019,
+    arXiv:1906.04032.
     """
     left, width = _pieces(widths, bound)
     low, height = _pieces(heights, bound)
@@ -70,12 +70,11 @@ def _pieces(raw: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 
 
 class SplineFlow(nn.Module):
-    """The flow f(e) with its log |det df/de|: a spline flow, followed by an affine flow.
+    """The flow f(e) with its log |det df/de|: splines, then an affine flow; it starts near the identity.
 
-    The spline of each entry depends on the entries before it; its shift and scale then depend on
-    those after it. Two masked networks (Germain et al. 2015, arXiv:1502.03509) compute the
-    parameters. The flow starts near the identity. A draw of a standard Normal lies outside the
-    default bound once in 5e8 times.
+    An entry's spline depends on the entries before it, its shift and scale on those after it,
+    through masked networks (Germain et al. 2015, arXiv:1502.03509). Of 5e8 normals one lies outside
+    the bound.
     """
 
     def __init__(self, size: int, *, hidden: int, bins: int, bound: float = 6.0) -> None:
@@ -209,16 +208,10 @@ def low_rank_normal(
 
 
 def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Drawn]:
-    """Return a posterior in which z is one of `size` points that were drawn elsewhere.
+    """Return a posterior in which z is one of `size` points drawn elsewhere, params `_shared.points`.
 
-    It has no density and cannot be fitted. The draws 0, 1, ... of one seed visit the points in a
-    scattered order, so that `size` of them visit every point once.
-
-    Params: `_shared.points` (size, K).
-
-    Args:
-        block: the global sites.
-        size: number of points.
+    It has no density and cannot be fitted. Draws 0, 1, ... of a seed visit all points once in
+    `size`.
     """
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)
 

@@ -19,10 +19,8 @@ POINTS = "_local.points"
 def kept_draws(model: Model, latents: Latents, *, size: int = 100) -> Guide:
     """Build a guide whose local sites are the empirical law of `size` draws, made elsewhere.
 
-    It has no density in the local sites. The draws 0, 1, ... of one seed visit a client's draws in
-    a scattered order that differs from client to client, so that `size` of them visit each once.
-
-    Params: `<site>.at` for each global site, unconstrained; `_local.points` (C, 1, size, D).
+    It has no density there. Draws 0, 1, ... of a seed visit each client's draws once, in scattered
+    order. Params: `<site>.at` for each global site, unconstrained; `_local.points` (C, 1, size, D).
     """
     block, above = latents.local_block, Latents(latents.global_block.sites)
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)

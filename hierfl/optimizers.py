@@ -1,7 +1,6 @@
 """Optimizers as pure functions of trees, for the clients' steps and for the server.
 
-The transformations of `torchopt` have the same two functions and serve wherever an optimizer is
-expected. SGD and Adam are here because torchopt's update in place (`addcmul_`) is not for vmap.
+`torchopt` transformations serve too; its in-place `addcmul_` does not run under vmap.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ __all__ = ["SGD", "Adam", "Optimizer", "Stepped", "TorchOptimizer", "step"]
 
 
 class Optimizer(Protocol):
-    """The two functions of an optimizer.
-
-    `init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params,
-    state)`.
-    """
+    """`init(params) -> state`, and `update(gradients, state, params=) -> (what to add, state)`."""
 
     def init(self, params: Tree) -> Tree:
         """Return the state before the first step."""

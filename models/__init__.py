@@ -1,8 +1,6 @@
 """Generative models: Pyro programs over a `ClientBatch`, one file per model.
 
-Likelihoods for networks are in `hierfl.models.likelihood`, response families of formulas in
-`hierfl.models.families`, priors that use a Bregman divergence in
-`hierfl.models.bregman`, and the learned priors of FedMAP in `hierfl.models.learned_priors`.
+Likelihoods of networks: `likelihood`; of formulas: `families`; priors: `bregman`, `learned_priors`.
 """
 
 import lazy_loader

@@ -1,9 +1,7 @@
 """Batch normalization as a pure function of weights, statistics and rows.
 
-While a method learns, a layer normalizes by the rows of the mini-batch. When it predicts, by the
-client's statistics: the mean and the variance of the layer's inputs over all rows of the client,
-which `hierfl.methods.batch_normed` finds and keeps. Outside such a method a network with batch norm
-is refused.
+A learning layer normalizes by the mini-batch's rows, a predicting one by all of the client's, which
+`hierfl.methods.batch_normed` finds and keeps. Outside such a method batch norm is refused.
 """
 
 from __future__ import annotations
@@ -31,14 +29,12 @@ _BY: ContextVar[By | None] = ContextVar("normalized_by", default=None)
 
 
 class ClientNorm(nn.Module):
-    """Batch normalization as a pure function, with its statistics as explicit inputs and outputs.
+    """Batch normalization as a pure function of its parameters, for `torch.func.functional_call`.
 
         y = weight (x - mean) / sqrt(var + eps) + bias
 
-    The affine weights, the statistics, the mode and the row mask are all parameters, so that
-    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch
-    normalize; otherwise the stored `mean` and `var` do. A call stores the (mean, variance) of its
-    batch in `seen`, to be set to None before the next one.
+    Where `learning` > 0 the batch normalizes, otherwise the stored `mean` and `var`. A call stores
+    its batch's (mean, variance) in `seen`, to be set to None before the next one.
     """
 
     weight: Tensor
@@ -110,8 +106,8 @@ def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
 def normalized(by: By) -> Iterator[None]:
     """Choose the statistics that layers normalize by; inside another choice, that one stands.
 
-    "client": the client's, which are params of the program. "mini-batch": those of the rows at
-    hand. "looking": likewise, and what each layer sees is declared as a param (`Looked`).
+    "client": its params; "mini-batch": the rows at hand; "looking": these, each declared as
+    `Looked`.
     """
     token = _BY.set(_BY.get() or by)
     try:

@@ -25,9 +25,7 @@ RUNNING = ("running_mean", "running_var")
 def frozen_copy(module: nn.Module) -> nn.Module:
     """Copy a module, after checking that each row's output depends on that row alone.
 
-    The likelihood of a client is a product over its rows only for such a module. Layers of batch
-    norm are replaced by `ClientNorm`: they run where a method takes care of their statistics
-    (`hierfl.methods.batch_normed`).
+    Otherwise a client's likelihood is no product over its rows. Batch norm becomes `ClientNorm`.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
@@ -116,9 +114,8 @@ def apply(
 ) -> Tensor:
     """Return the outputs of all rows, (C, B, outputs), for inputs x (C, B, ...).
 
-    The module's parameters are replaced by the local tensors `own`, (C, 1, *shape) each, and the
-    `shared` ones. `spread` are the Normals of local tensors, for local reparameterization; `mask`
-    is `batch.rows`.
+    Params are the local tensors `own`, (C, 1, *shape), and `shared` ones; `spread` are the local
+    Normals for local reparameterization, `mask` is `batch.rows`.
     """
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:

@@ -56,11 +56,7 @@ class Likelihood:
     priors: Mapping[str, Prior] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> Callable[[Tensor], Distribution]:
-        """Sample the global parameters, outside the plates.
-
-        Returns:
-            A function `(output) -> distribution`, to call inside both plates.
-        """
+        """Sample the global parameters; return `(output) -> distribution`, to call inside both plates."""
         parameters = {name: given(name, prior) for name, prior in self.priors.items()}
         return lambda output: self.of(output, **parameters)
 
@@ -150,11 +146,7 @@ def poisson() -> Likelihood:
 
 
 def single(output: Tensor) -> Tensor:
-    """Return the only output of each row: (C, B) from (C, B, 1).
-
-    Raises:
-        ValueError: there are several outputs.
-    """
+    """Return the only output of each row: (C, B) from (C, B, 1)."""
     if output.shape[-1] != 1:
         raise ValueError(
             f"the network gives {output.shape[-1]} outputs per row: this likelihood takes exactly 1"

@@ -1,8 +1,4 @@
-"""Add a vector to one row of a matrix, as an operation that compiled steps carry out in place.
-
-Written by masks, every step would rewrite the whole matrix
-(`hierfl.engine.graph_rewrites.add_to_rows_in_place`).
-"""
+"""Add a vector to one row of a matrix, in place in compiled steps (`engine.graph_rewrites`)."""
 
 from __future__ import annotations
 

@@ -55,20 +55,11 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
 
 
 class Split(NamedTuple):
-    """A split Student t: multivariate, with a scale for each side of each axis.
+    """A split Student t: multivariate, with a scale for each side of each axis; a continuous density.
 
-    The axes are the columns of `tril`. Along column i the scale is multiplied by right_i on the
-    positive side of the mode and by left_i on the negative side. The density is continuous.
-
-    Args:
-        loc: (K,) the mode.
-        tril: (K, K) lower triangular; tril tril' is the scale matrix before the split.
-        right: (K,) factor of the scale on the positive side, > 0.
-        left: (K,) factor of the scale on the negative side, > 0.
-
-    Source: Geweke 1989, Econometrica 57(6), section 4, with the density made continuous (as in the
-        two-piece
-    normal).
+    `tril` (K, K): tril tril' is the scale matrix. Along its column i the scale is multiplied by
+    right_i on the positive side of the mode `loc`, and by left_i on the other. Source: Geweke 1989,
+    Econometrica 57(6), section 4, made continuous as in the two-piece normal.
     """
 
     loc: Tensor
@@ -100,8 +91,7 @@ class Split(NamedTuple):
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
         """Return the split distribution with the same skews, a given mean (K,) and covariance (K, K).
 
-        The two are matched as for a split normal: the factor freedom / (freedom - 2) by which the
-        covariance of a Student t exceeds its scale matrix is left out.
+        They are matched as for a split normal, without the t's factor freedom / (freedom - 2).
         """
         apart = self.right - self.left
         # The standard deviation of a two-piece normal.

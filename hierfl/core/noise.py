@@ -1,8 +1,7 @@
 """Keyed noise: random draws as a pure function of a key, the same in any process and any order.
 
-A key is a pair of int32 words, `Tensor (..., 2)`. A client's key is a hash of its name. Folding in
-the seed, the step and the site gives the key of one draw. A counter, an integer hash and the
-Box-Muller transform make the noise: tensor arithmetic that runs under `torch.vmap`.
+Keys are int32 (..., 2): a hash of the client's name, with seed, step and site folded in. A counter,
+an integer hash and Box-Muller make the noise, by arithmetic that runs under `torch.vmap`.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ KEPT = {MMAP: 32 << 20, TRIM: 256 << 20, TOP_PAD: 16 << 20}  # bytes; glibc refu
 def keep_memory() -> bool:
     """Raise glibc's malloc thresholds, so that freed tensors are not returned to the system.
 
-    Under glibc's defaults a step's tensors of a few megabytes are mapped and zeroed again each
-    time, a quarter of the time per round of FedABML on the benchmark W1. Nothing is changed outside
-    Linux, or where the environment sets malloc's thresholds itself.
+    Mapping and zeroing them again took a quarter of the time per round of FedABML on benchmark W1.
     """
     set_by_user = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
     tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")

@@ -1,7 +1,6 @@
-"""Noise that nobody else can reproduce: from the operating system, or from a secret key.
+"""Noise that nobody else can reproduce: from the operating system, or SHAKE-256 of a secret key.
 
-The noise of `hierfl.core.noise` is a function of the run's seed, which every node knows. What
-protects a client must not be: it comes from SHAKE-256, a cryptographic hash, of a key.
+Every node knows the seed of `hierfl.core.noise`, which therefore protects no client.
 """
 
 from __future__ import annotations

@@ -99,13 +99,11 @@ class Rounded(NamedTuple):
 
 
 def rounded(tree: Tree, bits: int) -> Tree:
-    """Return a tree with its floating-point tensors as `Rounded`, all by one rule.
+    """Return a tree with its floating-point tensors as `Rounded`; those it would not shrink stay.
 
-        scale = max |v| / m,    numbers = round(v / scale),    m = 2^(bits - 1) - 1
+        scale = max |v| / m,    numbers = round(v / scale), halves to even,    m = 2^(bits - 1) - 1
 
-    Halves are rounded to the even number. No number is off by more than scale / 2. Of a tensor that
-    is not finite, neither is the scale. Tensors that would not become smaller, such as single
-    numbers, stay as they are.
+    No number is off by more than scale / 2; the scale of a tensor that is not finite is not finite.
     """
     return tree_map(lambda v: _rounded(v, bits), tree)
 

@@ -56,8 +56,7 @@ FILES = ("posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "r
 class Effort:
     """How much work the demo does; `rounds` None: until the method stops automatically.
 
-    `joining` are the rounds in which a joining hospital fits its own coefficients, by MAP; `draws`
-    are for predictions, `saved` are saved; `columns` None: all features.
+    `joining` are rounds of MAP of a joining hospital; `columns` None: all features.
     """
 
     rounds: int | None = None
@@ -255,8 +254,8 @@ def left_out(
 ) -> list[pd.DataFrame]:
     """Score one hospital's held-out patients by fits to the training rows of the other three.
 
-    Return a frame for each method and setting ("unseen", and "joined" but for local-only). Local-
-    only has one frame for each hospital whose model is used.
+    Frames by method and setting ("unseen", "joined"); local-only has one a model's hospital
+    instead.
     """
     train, test = rows
     own, new = train.select([name]), test.select([name])

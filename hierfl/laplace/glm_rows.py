@@ -1,9 +1,7 @@
 """The parts of a client's log joint: rows with a linear predictor in the local sites, and other terms.
 
-Row i of a generalized linear model has the log likelihood l_i(eta_i), with the scalar linear
-predictor eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i''
-x_i'. One pass over the rows therefore gives the curvature, while reverse mode over reverse mode
-takes one pass for every entry of w.
+Row i, eta_i = a_i(z) + x_i(z) . w, has the curvature -x_i l_i'' x_i' in the local sites w: one pass
+over the rows, where reverse mode over reverse mode takes one for every entry of w.
 """
 
 from __future__ import annotations

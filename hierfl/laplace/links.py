@@ -1,11 +1,7 @@
 """Generalized linear models: how distributions depend on a linear predictor, and cheap derivatives.
 
-`times` is a product with a matrix that no derivative is taken of. Under `torch.vmap` torch copies a
-matrix that all points share once per point, and then once per direction of a derivative. With rows
-x points x directions, those copies are most of the work.
-
-`softplus` is log(1 + e^x). Its n-th derivative is a polynomial in the logistic function, evaluated
-in one step. Reverse mode over reverse mode, nested four deep, takes hundreds.
+`times` multiplies by a matrix that no derivative is taken of, without vmap's copies of it. The n-th
+derivative of `softplus` is a polynomial in the logistic function.
 """
 
 from __future__ import annotations

@@ -128,9 +128,8 @@ class Marginal:
     ) -> tuple[Tensor, Tensor]:
         """Return L(z) () without derivatives, and () whether no mode was found.
 
-        An error in the mode changes L only by its square, so that chord steps with the last
-        curvature follow the Newton steps. With a single Newton step the guess must lie near the
-        mode.
+        Chord steps follow the Newton steps, as an error in the mode changes L only by its square.
+        With one Newton step the guess must lie near the mode.
         """
         if not self.own.size:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0], torch.zeros(())

@@ -91,10 +91,9 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mode (C, 1, D) and the precision (C, 1, D, D) there, with gradients.
+    """Return the mode (C, 1, D) and the precision (C, 1, D, D), with gradients, from `near` of `climb`.
 
-    One differentiable Newton step is taken from `near`, which `climb` found. At the mode the slope
-    is 0, so d(step) = H^-1 d(slope), the implicit derivative of the mode.
+    At the mode one differentiable Newton step has the implicit derivative, d(step) = H^-1 d(slope).
     """
     slope, minus_hessian = curvature(density, near)
     # Avoid solve: its nested derivatives are wrong under vmap without gradients if it is batched.

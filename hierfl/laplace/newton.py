@@ -1,8 +1,6 @@
 """Second-order steps of a server: to the mode of a log density, then to the best Gaussian q.
 
-The steps to the mode are Newton steps in a trust region; those of q are natural-gradient steps to
-its fixed point. States are dicts of tensors, so that a run can stop and resume. Every function is
-pure.
+Functions are pure, and states are dicts of tensors, so that a run can stop and resume.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations
 def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Tensor]:
     """Return a positive definite precision made from a curvature (K, K), and how much was raised.
 
-    In units of the prior, whose 1 / sd is `unit` (K,), eigenvalues below 1 are raised to 1, and
-    counted: data never take away what the prior knows. `fold` takes absolute eigenvalues first.
+    In units of the prior (1 / sd is `unit`) eigenvalues below 1 become 1. `fold`: absolute ones
+    first.
     """
     scale = torch.outer(unit, unit)
     values, vectors = torch.linalg.eigh(curvature / scale)
@@ -54,9 +52,8 @@ def climbing(start: Tensor, radius: float) -> Tree:
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     """Take a trust-region Newton step, given the expansion at `loc`; from the best point if worse.
 
-    The radius is in units of the prior; it doubles after an accepted step, and is divided by 4
-    after a rejected one. `moved` is the length of the full Newton step in sds: below 1 the mode is
-    reached.
+    In units of the prior, the radius doubles after an accepted step and is a quarter after a
+    rejected one. `moved` is the full Newton step in sds: below 1 the mode is reached.
     """
     first = bool(state["value"].isneginf())
     better = bool(found.value > state["value"] - 1e-9)
@@ -99,9 +96,7 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
 
         P <- (1 - r) P + r (-E_q[Hessian]),    m <- m + r P^-1 E_q[gradient]
 
-    The rate is r = 1 / (1 + a), where `averaged` a counts the steps that were longer than half the
-    step before. So r = 1 as long as the steps shrink fast; afterwards the steps are averaged.
-
+    The rate r is 1 / (1 + a), where `averaged` a counts steps longer than half the step before.
     Reference: Khan and Rue 2023, arXiv:2107.04562, Eq. (4) and section 3.
     """
     curvature, raised = positive(-found.hessian, unit, fold=False)

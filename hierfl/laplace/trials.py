@@ -1,7 +1,4 @@
-"""Programs evaluated on made-up rows, to find linear predictors eta = base + design w by trial.
-
-Whether a row depends on w through one alone is tested at random points. It is not proven.
-"""
+"""Linear predictors eta = base + design w, found by trial at random points; not proven."""
 
 from __future__ import annotations
 
@@ -38,10 +35,10 @@ def perturbed(
     g: torch.Generator,
     codes: Mapping[str, tuple[int, int]] | None = None,
 ) -> ClientBatch:
-    """Return a batch with its floating features perturbed and its labels kept.
+    """Return a batch with floating features perturbed, integers redrawn in `codes`, and labels kept.
 
-    Integers are redrawn in the ranges of `codes`, every code where there are rows enough: the first
-    rows of a client often have one code, whose effect would look like the client's own.
+    Every code occurs where rows suffice: one code in all rows would look like the client's own
+    effect.
     """
 
     def moved(name: str, v: Tensor) -> Tensor:

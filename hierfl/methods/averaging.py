@@ -67,11 +67,9 @@ def averaging_server(
     inside: Inside | None = None,
     sent: Collection[str] | None = None,
 ) -> Server:
-    """Return the server `theta <- theta + beta (target - theta)`.
+    """Return the server `theta <- theta + beta (target - theta)`; `inside` moves params into their domain.
 
-    `target` maps theta and the cohort's means to params, and `inside` moves params into their
-    domain. Params that are not `sent` keep their first values, and are in the last message alone,
-    for clients that join later.
+    Params that are not `sent` keep their first values, in the last message alone, for late clients.
     """
 
     def of_round(theta: Params) -> Params:

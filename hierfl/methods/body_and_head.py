@@ -1,8 +1,7 @@
 """The split of params into a body, common to all clients, and a head, each client's own.
 
-The head is what the program declares inside `batch.clients()`; or, where it declares all params
-outside, those whose names a rule chooses. Then a client keeps a copy of them that no message holds,
-and the server keeps their starting values, for clients that join later.
+The head is declared inside `batch.clients()`; or, if nothing is, chosen by names. A client then
+keeps a copy, and the server the starting values, for clients that join later.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class Points(NamedTuple):
 def wide_points(count: int, size: int, seed: int) -> Points:
     """Return 4 K or more quasi-random points of a wider normal, weighted to the standard one.
 
-    A tilted posterior may have longer tails than the Gaussian of its own moments. The variance is 1
-    + WIDER / sqrt(K), which leaves about half of the points effective, whatever K is.
+    A tilted posterior may have longer tails. Variance 1 + WIDER / sqrt(K) keeps half of them
+    effective.
     """
     points = normal_points(max(count, 4 * size), size, seed=seed)
     variance = 1.0 + WIDER / math.sqrt(size)
@@ -214,11 +214,9 @@ class Moments:
         }
 
     def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Give q the tilted posterior's moments, by importance sampling from `at`.
+        """Give q, and `at`, the tilted posterior's moments, by importance sampling from `at`.
 
-        `at` then has these moments too, so that a second pass samples with the right spread. With
-        fewer effective points than 2 K the moments are unknown, and q is `at` as it was, at first
-        Laplace's.
+        With fewer effective points than 2 K, q is `at` as it was, at first Laplace's.
         """
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():

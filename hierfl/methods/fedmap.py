@@ -273,8 +273,8 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
 def _server(how: Setting, optimizer: Optimizer, program: Program) -> Server:
     """Return the server of one program.
 
-    The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus
-    theta; its `square`; and `slope`, the gradient of -log prior in the global params.
+    Means over `clients` come weighted by omega: `away`, weights less theta, its `square`, and
+    `slope`, the gradient of -log prior in the global params.
     """
     above = program.start()[0]
 

@@ -173,8 +173,7 @@ class Iterates:
 def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
     """Return S^-1 (theta - mean x), (d,); `sums` (l, d) is Y times `steps`, Y = x - theta.
 
-    With Y~ = Y less its mean, Woodbury's identity gives in O(l^2 d) time (rank-one updates in the
-    paper)
+    With Y~ = Y less its mean, Woodbury's identity gives in O(l^2 d) (rank-one updates in the paper)
 
         S^-1 b = (b - rho Y~' (I + rho Y~ Y~')^-1 Y~ b) / r,    b = -mean Y
     """

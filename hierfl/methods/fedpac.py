@@ -299,9 +299,8 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Return each client's weights of the heads, (N, N), rows on the simplex; h (N, P), v (N,).
 
-    The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that
-    plus (sum a - 1)^2: a non-negative least-squares problem. A client that was not seen keeps its
-    own head.
+    Least over a >= 0 of a'(diag(v) + B) a + (sum a - 1)^2, by non-negative least squares, is a
+    multiple of the simplex's. A client that was not seen keeps its own head.
     """
     weight = torch.eye(len(h), dtype=torch.float64)
     others = seen.nonzero()[:, 0]

@@ -286,11 +286,7 @@ def _globals(program: Program, theta: Params) -> Values:
 
 
 def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
-    """Return unconstrained draws (S, D) of the local sites' prior, one for each number.
-
-    If the prior depends on client fields, it is that of one client, a place where a chain may
-    start.
-    """
+    """Return unconstrained draws (S, D) of the local sites' prior (any client's), one for each number."""
     block = program.latents.local_block
     if not block.size:
         raise ProgramError("fedpop needs local sites: give each client weights of its own")

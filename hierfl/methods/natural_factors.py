@@ -72,8 +72,8 @@ def newton_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return precision and mean after a Newton step on the tilted log density, and if proper.
 
-    `loc` is the mean before; `gradient` and `hessian` are of the client's log marginal likelihood,
-    and `cavity` is q without the client's factor. The step is bounded in standard deviations of q.
+    `gradient` and `hessian` are of the client's log marginal likelihood, `cavity` is q without its
+    factor. The step is bounded in standard deviations of q.
     """
     precision = cavity["precision"] - hessian
     slope = gradient + cavity["shift"] - cavity["precision"] @ loc
@@ -96,8 +96,7 @@ def factor_server(
 ) -> Server:
     """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior.
 
-    The prior's derivatives are averaged over the `standard` normal points (S, K). The state holds
-    `q`, and `prior`, the factor of the prior.
+    The prior is averaged over `standard` normal points (S, K); the state holds `q` and its `prior`.
     """
 
     def factor_of_prior(at: Tensor) -> Tree:

@@ -267,12 +267,9 @@ def _client(how: Setting, program: Program) -> Client:
 class Place(NamedTuple):
     """What a strategy chooses mu by; all params are those of the local sites.
 
-    Args:
-        w: the client's copy of the global params.
-        ahead: params -> w - a grad nll(params), on the first of two mini-batches.
-        descended: params -> w - a grad nll(params), on the second; on one mini-batch the two are
-            the same.
-        remembered: params -> params - m (last - v).
+    `w` is the client's copy of the global ones. `ahead` and `descended` map params to w - a grad
+    nll, on the first and second of two mini-batches; `remembered` maps them to params - m (last -
+    v).
     """
 
     w: Params
@@ -290,13 +287,9 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to choose mu, and what it needs.
+    """A way to choose mu, `put`, and whether it `remembers` the last w.
 
-    Args:
-        put: where mu is.
-        remembers: whether clients keep their last w.
-        moves_w: whether w itself takes the gradient step, on two mini-batches; then mu is no
-            function of w, and has no Jacobian.
+    `moves_w`: w itself takes the gradient step, on two mini-batches; then mu has no Jacobian in w.
     """
 
     put: Callable[[Place], Put]

@@ -1,7 +1,6 @@
 """The global params that are the mean and the scale of the local sites' priors.
 
-They are found in one way for every method: by a value of each global param that no other shares,
-and a look at which of them the prior's mean, or its standard deviation, then has.
+Each gets a value of its own, by which the prior's mean or standard deviation shows it.
 """
 
 from __future__ import annotations
@@ -152,11 +151,9 @@ def moments_of(program: Program) -> PriorMoments:
 
 
 def at_prior_middle(program: Program, theta: Params) -> Params:
-    """Return the local params of a guide, with each location at the mean of its site's prior.
+    """Return a guide's local params, with locations at their priors' means at the posterior's middle.
 
-    The prior is given by the server's params, with global sites at the middle of their posterior.
-    All params are where the guide starts them if the guide has no locations, if a prior has no
-    mean, or if the model reads client fields: each client then has another prior.
+    Params stay at their start if there is no location or mean, or if the model reads client fields.
     """
     mine, block = program.start()[1], program.latents.local_block
     reads = program.reads.model & program.prototype.client_fields.keys()

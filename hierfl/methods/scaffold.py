@@ -156,8 +156,8 @@ def _client(
 def _server(program: Program, server_lr: float) -> Server:
     """Return the server: theta, the weighted sum of c_k, and its numbers of clients and weights.
 
-    The weight of all N clients is known once each has been in a round; until then it is N times the
-    mean weight of those that have.
+    Until every client has been in a round, the weight of all is N times the mean of those that
+    have.
     """
     theta = common_params(program, "scaffold")
 

@@ -15,10 +15,9 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | None) -> Params:
-    """Return K sets of params to start from, (K, ...) each: `given`, or `start` in K orders.
+    """Return K sets of params to start from, (K, ...): `given`, or `start` and K - 1 shuffles of it.
 
-    The first is `start` itself. The others hold the same values, each tensor's in another order:
-    weights drawn independently from one distribution remain such draws.
+    Shuffled independent draws of one distribution remain such draws.
     """
     sets = list(given) if given is not None else [_in_order(start, m, seed) for m in range(count)]
     if len(sets) != count:

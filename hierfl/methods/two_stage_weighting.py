@@ -151,8 +151,7 @@ class Weighting:
     def _proposed(self, state: Tree, known: Tree) -> Tree:
         """Return the state with draws about known weighted ones, for clients to weight.
 
-        The small errors of very many factors add up to more than the width of the posterior, so
-        that draws need not be those of the surrogate.
+        The small errors of very many factors can exceed the width of the posterior.
         """
         count, size = state["final"]["draws"].shape
         proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))

@@ -145,11 +145,10 @@ def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Te
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One scalar of a site, with its label.
+    """One scalar of a site, with its label; `draws` (S, N) of a local site or (S,) of a global one.
 
-    `draws` are (S, N) of a local site or (S,) of a global one; `expected`, (S, N), what the global
-    level alone predicts for each client, None if unknown; `local_only`, (N,), local-only estimates,
-    None if not given.
+    `expected` (S, N) is the global level's prediction, `local_only` (N,) are estimates; None if
+    absent.
     """
 
     label: str
@@ -174,11 +173,10 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Everything that the report is based on.
+    """Everything that the report is based on: `draws`, None if fewer than 50 can be held.
 
-    `draws` are None if fewer than 50 were requested or can be held; `expected`, site -> (S, N,
-    *shape), draws of the global prior, None where it cannot be drawn from; `local_only`, site ->
-    (N, *shape), local-only estimates.
+    `expected` (S, N, *shape) are draws of the global prior by site, `local_only` (N, *shape)
+    estimates.
     """
 
     evidence: Evidence

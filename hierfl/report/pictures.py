@@ -90,9 +90,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
 def borrowed(entry: Entry) -> float:
     """Return how far local-only estimates are shrunk to the center: 0 none, 1 completely.
 
-        1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the center
-
-    It is one minus the slope of the regression of y on x through the origin.
+    1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the center
     """
     assert entry.local_only is not None
     x, y = entry.local_only - entry.middle, entry.draws.mean(0) - entry.middle

@@ -45,8 +45,8 @@ def save(
 ) -> Path:
     """Write a checkpoint, whole or not at all, and return its folder; the one before it is kept.
 
-    `about` identifies the run; `beside` are further files: name -> bytes, or tensors by name. The
-    caller holds the lock of the folder.
+    `about` identifies the run; `beside`: name -> bytes or tensors. The caller holds the folder's
+    lock.
     """
     root = Path(folder)
     private_folder(root)

@@ -1,7 +1,6 @@
-"""The folder of a run: its lock, its checkpoints, how one is put there, which are removed.
+"""The folder of a run: its `flock`, its checkpoints, how one is put there, which are removed.
 
-The lock is the system's (`flock`) on a file in the folder, and ends with its process. Only checkpoints
-of this run, down to their recorded files, and drafts are ever removed, by whoever holds the lock.
+Only checkpoints of this run, down to their recorded files, and drafts are ever removed.
 """
 
 from __future__ import annotations
