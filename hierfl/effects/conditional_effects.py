@@ -143,12 +143,7 @@ def effects(
 def chosen(
     formula: Formula, names: Sequence[str], at: Mapping[str, Any] | None = None
 ) -> dict[str, Column]:
-    """Return what was agreed about the columns that a user asks for.
-
-    Raises:
-        KeyError: the formula does not read one.
-        ValueError: one is asked for twice, or also held fixed.
-    """
+    """Return what was agreed about the columns that a user asks for, or refuse them."""
     known = predictors(formula)
     for name in names:
         if name not in known:

@@ -151,12 +151,7 @@ def pairs(
 ) -> pd.DataFrame:
     """Return a row per pair of values and level, the later value compared with the earlier.
 
-    Args:
-        at_draws: (S, values, levels).
-        values: as they are named.
-        levels: of the response; ("",) of a number.
-        kind: "difference" or "ratio".
-        scale: of the draws.
+    `at_draws` is (S, values, levels); the levels of a number are ("",).
     """
     names = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
     parts = []

@@ -28,12 +28,7 @@ LEAST_DRAWS = 20  # for a 90 % interval
 class Drawn:
     """S draws of a formula's coefficients: N clients, P common columns, O predictors per row.
 
-    Args:
-        formula: with its schema.
-        clients: N names.
-        data: the clients' rows.
-        shared: global site -> (S, *shape), float64.
-        own: local site -> (S, N, *shape), float64.
+    `shared`: global site -> (S, *shape); `own`: local site -> (S, N, *shape); float64.
     """
 
     formula: Formula
@@ -97,10 +92,7 @@ class Drawn:
         return found
 
     def groups(self, term: GroupTerm, client: int | None = None) -> Tensor:
-        """Return the deviations of a term's groups from the common coefficients, (S, groups, q, O).
-
-        Of groups within clients, `client` is the position of theirs; of other groups None.
-        """
+        """Return the deviations of a term's groups, (S, groups, q, O), of those within `client` if it is given."""
         value = self.shared[term.site] if client is None else self.own[term.site][:, client]
         return value.reshape(self.count, term.size, len(term.columns), self.outputs)
 
@@ -147,13 +139,7 @@ class Drawn:
 
 
 def drawn(fit: Snapshot | Drawn, what: str, *, draws: int = 1000, seed: int = 0) -> Drawn:
-    """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws.
-
-    Raises:
-        TypeError: the fit is of another model; or is no fit.
-        ValueError: `draws` is below 20.
-        RowsNotSaved: the guide reads the clients' rows, which were not saved with the fit.
-    """
+    """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws."""
     if isinstance(fit, Drawn):
         return fit
     expect_fit(fit)

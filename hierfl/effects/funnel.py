@@ -21,11 +21,7 @@ LIMITS = {0.95: "95 %", 0.998: "99.8 %"}
 def ratio_interval(
     observed: float, expected: float, trials: float | None, *, prob: float = 0.9
 ) -> tuple[float, float]:
-    """Return exact limits of observed / expected events, given the expected ones.
-
-    They are Clopper and Pearson's for a number of `trials`, and Garwood's of a Poisson count for
-    None.
-    """
+    """Return exact limits of observed / expected: Clopper and Pearson's; without `trials` Garwood's."""
     tail = 0.5 - prob / 2
     if trials is None:
         low = scipy.stats.gamma.ppf(tail, observed) if observed else 0.0
@@ -41,13 +37,8 @@ def ratio_interval(
 def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple[Floats, Floats]:
     """Return the lower and upper limits, (n,), of observed / expected where the true ratio is 1.
 
-    They are exact quantiles of the number of events, interpolated between integers as Spiegelhalter
-    does.
-
-    Args:
-        expected: (n,) events.
-        rate: events per trial: the number is binomial, of expected / rate trials; None: Poisson.
-        prob: of the interval, 0.95 or 0.998.
+    They are exact quantiles, interpolated between integers as Spiegelhalter does, of a binomial
+    number of expected / rate trials, or with rate None of a Poisson one.
     """
     at = np.asarray(expected, dtype=np.float64)
     fn = _counts(at, rate)

@@ -107,13 +107,7 @@ def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
 
 
 def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
-    """Return the variance of the family on the scale of the linear predictor, (S,) or ().
-
-    Args:
-        found: the coefficients.
-        row: a typical one, for its offset.
-        between: variance between groups, of all kinds of them, (S,).
-    """
+    """Return the family's variance on the linear predictor's scale, (S,) or (), given that between groups, (S,)."""
     family, shared = found.family, found.shared
     name, link = family.name, family.link
     if name in ("bernoulli", "binomial", "cumulative"):

@@ -138,11 +138,7 @@ Remade = Callable[[Any], Rows]
 
 
 def _of_fit(found: Drawn, variable: str, values: Sequence[Any]) -> Iterator[tuple[int, Remade]]:
-    """Yield each client of the fit, and its rows with the column at a value.
-
-    The rows hold the columns of terms alone. Columns of a term that reads `variable` alone depend
-    on its value alone, and are the same in every row.
-    """
+    """Yield each client, and the function of a value that returns its rows with `variable` at that value."""
     formula = found.formula
     common = _columns_of(formula, None, variable)
     groups = {

@@ -20,17 +20,11 @@ NEW, EACH = "new", "each"
 def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
     """Return the linear predictor at each draw, (S, n), or (S, n, O) of several.
 
-        eta = base + offset + x . b + sum over terms with a bar of z . (deviations of the row's
-        group)
+        eta = base + offset + x . b + sum over terms with a bar of z . (deviations of its group)
 
-    Args:
-        drawn: the coefficients.
-        rows: n of them.
-        who: the position of a client, with its own deviations; "new": deviations drawn from the
-            group-level distribution, one new client (and one new group of every other kind that
-            `rows` leaves open) per draw; None: no deviations except those of groups that `rows`
-            names.
-        seed: of the deviations of a new client.
+    `who` is the position of a client; "new": one new client per draw, its deviations and those of
+    every group that `rows` leaves open drawn from the group-level distribution; None: only the
+    deviations of groups that `rows` names.
     """
     eta = drawn.base[:, None] + rows.offset[:, None]
     eta = eta + torch.einsum("np,spo->sno", rows.common, drawn.common)
@@ -69,10 +63,7 @@ def distribution(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Any:
 
 
 def mean_response(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Tensor:
-    """Return the expected response at each draw, (S, n), or probabilities of the levels, (S, n, K).
-
-    Of a Student t it is the location, which is the mean where there is one.
-    """
+    """Return the expected response (of a Student t its location), (S, n), or its levels' probabilities, (S, n, K)."""
     if drawn.family.name == "student":
         return eta
     fn = distribution(drawn, eta, rows)
@@ -96,17 +87,7 @@ def check_scale(scale: object) -> None:
 
 
 def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
-    """Yield the name and the position of each client that a user asks for.
-
-    Args:
-        drawn: of the clients.
-        client: a name; a list of names; "new"; "each" for every client and a new one; None for the
-            average one.
-
-    Raises:
-        KeyError: a client was not fitted.
-        ValueError: a client is itself called "new" or "each".
-    """
+    """Yield the name and position of each client that a user asks for, with "new", "each" and None (the average)."""
     if client is None:
         yield "", None
         return

@@ -24,12 +24,9 @@ Values = Mapping[str, Any]
 class Rows:
     """The columns of n rows, as the predictor multiplies them; float64.
 
-    Args:
-        common: (n, P), every common column.
-        offset: (n,).
-        groups: site of a term with a bar -> its columns, (n, q), Intercept first where it has one.
-        codes: site of such a term -> the index of each row's group, (n,) int64, where it is known.
-        fields: "y", "trials" and "weights" -> (n,), of a client's rows that have them.
+    `common` is (n, P). By the site of a term with a bar, `groups` has its columns, (n, q),
+    Intercept first, and `codes` the index of each row's group, (n,) int64, where it is known.
+    `fields`: "y", "trials" and "weights", (n,).
     """
 
     common: Tensor
@@ -59,17 +56,10 @@ def predictors(formula: Formula) -> dict[str, Column]:
 
 
 def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> Rows:
-    """Return rows at typical values: numbers at their means, categories at their reference levels.
+    """Return rows with numbers at their means, categories at their reference levels, and others as `at` has them.
 
-    Args:
-        formula: with its schema.
-        at: column -> another value; or a group above the clients or at several of them -> its name.
-        grid: column -> n values, one per row.
-
-    Raises:
-        KeyError: a column is none that the formula reads.
-        TypeError, ValueError: a value is no number, or no level; or a term is not finite, such as
-            the log of 0.
+    `at` may name a group above the clients or at several of them; `grid` has n values of each
+    column.
     """
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
@@ -193,11 +183,7 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
 
 
 def _columns_above(term: GroupTerm, known: Mapping[str, Tensor], left: Tensor | None) -> Tensor:
-    """Return the columns of a term above the clients, (n, q), some of which other terms have.
-
-    A column that the clients' own coefficients take up is zero, or absent, in the term's own field,
-    `left`.
-    """
+    """Return a term's columns, (n, q), where its own field `left` lacks those that other terms have."""
     found = [
         known[name] if name in known or left is None else left[:, j].double()
         for j, name in enumerate(term.columns)

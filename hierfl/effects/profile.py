@@ -224,12 +224,7 @@ def _with_ratios(found: Drawn, frame: pd.DataFrame) -> tuple[pd.DataFrame, float
 
 
 def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
-    """Return what a client returns for its standardized ratio.
-
-    Returns:
-        Its events; its trials, or rows; and at each draw, (S,), the events that its rows expect
-        under the average client, and under its own coefficients.
-    """
+    """Return a client's events, trials or rows, and events expected at each draw, (S,): average client's, own."""
     rows = rows_of_client(found.formula, found.data, client)
     # deviations of groups within the client are its own too, and those of groups above it are not
     expected = torch.zeros(found.count, dtype=torch.float64)

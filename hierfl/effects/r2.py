@@ -77,10 +77,7 @@ def r2(fit: Snapshot | Drawn, *, draws: int = 1000, seed: int = 0) -> R2:
 
 
 def sums_of_client(found: Drawn, client: int) -> Tensor:
-    """Return what a client returns, six sums over its rows at each draw, (6, S).
-
-    They are the rows; mu and its square; mu_0 and its square; and the variance of the response.
-    """
+    """Return a client's sums at each draw, (6, S): rows, mu, mu^2, mu_0, mu_0^2, variance of the response."""
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for some in in_turn(rows_of_client(found.formula, found.data, client), found.count):
         eta = predictor(found, some, client)

@@ -34,19 +34,9 @@ def agreed(
 ) -> Schema:
     """Return what clients agree on, in this process or at nodes, by the answers that `ask` returns.
 
-    Args:
-        ask: asks all clients.
-        clients: the column that names the clients.
-        kinds: column -> "number", "category", or None for what the column holds.
-        declared: the formula; None: the schema is of columns alone.
-        units: column -> unit.
-        levels: column -> levels of a category, or groups, that are agreed beforehand.
-        min_count: smallest count of a level that leaves a client.
-        rare: what becomes of other levels.
-        start: a schema of columns to begin with.
-
-    Raises:
-        TypeError, ValueError: clients disagree, or the rows are not as the formula needs them.
+    Without `declared` the schema is of columns alone, and `start` is a schema of columns to begin
+    with. `levels` are agreed beforehand; a level of fewer than `min_count` rows does not leave a
+    client, and `rare` says what becomes of it.
     """
     known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
     if start is None or not _has(start, kinds):
@@ -130,10 +120,7 @@ def _with_rare(
 
 
 def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, ...]:
-    """Return the levels that some client names, in declared, numerical or alphabetical order.
-
-    With `whole`, declared levels without rows are kept, as thresholds between levels need them.
-    """
+    """Return the levels in declared, numerical or alphabetical order; `whole` keeps declared ones without rows."""
     seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
     refuse_similar(seen, f"column '{name}'")
     orders = {answer.declared for answer in answers if answer.declared}

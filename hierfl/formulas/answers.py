@@ -22,14 +22,10 @@ from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
 @dataclass(frozen=True)
 class OfColumn:
-    """What a client answers about one column.
+    """What a client answers about one column: its kind and unit, sums of a number or counts of a category.
 
-    Args:
-        kind: "number" or "category".
-        unit: that its frame declares in `attrs["units"]`.
-        sums: of a number.
-        counts: of a category, level -> rows, for levels of at least `min_count` rows.
-        declared: the levels in order where the column is an ordered pandas category.
+    Counts are of levels with at least `min_count` rows; `declared` levels are an ordered
+    category's.
     """
 
     kind: Kind
@@ -154,13 +150,7 @@ def of_call(
 
 @dataclass(frozen=True)
 class OfDesign:
-    """What a client answers about the columns of all terms and the response.
-
-    Args:
-        columns: of all terms -> its sums.
-        constant: the columns with one value in all its rows.
-        response: sums of the response; None of a category.
-    """
+    """Sums of the columns of all terms, and of a numeric response; `constant` columns have one value in all rows."""
 
     columns: Mapping[str, Sums]
     constant: frozenset[str]

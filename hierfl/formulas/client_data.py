@@ -44,20 +44,10 @@ def client_data(
     labeled: bool,
     asked: bool = False,
 ) -> ClientData:
-    """Return the rows of clients as the formula's program reads them.
+    """Return the rows of clients as the formula's program reads them; `frames` is one, or one per client.
 
-    Args:
-        declared: the formula.
-        schema: that clients agree on.
-        found: the formula's layout.
-        frames: one frame with the column of clients, or {client: frame}.
-        inside: the known groups within clients; groups of other clients are added to it.
-        labeled: the frames have the response.
-        asked: the rows are to be predicted: with missing="drop" some may lack the response.
-
-    Raises:
-        KeyError, TypeError, ValueError: a column is missing, or has a value that is not as agreed;
-            the message names the client, the column and the value.
+    The groups within these clients are added to `inside`. Rows that are `asked`, to be predicted,
+    may lack the response with missing="drop".
     """
     placed, index = _placed(frames)
     parts = by_client(placed, declared.clients)
@@ -105,10 +95,7 @@ def _placed(frames: Any) -> tuple[Any, pd.Index[Any]]:
 def _with_labels(
     declared: Declaration, parts: Mapping[str, pd.DataFrame]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, NDArray[np.bool_]]]:
-    """Return the rows that can be predicted, and which of them have a label, by client.
-
-    A row without a label gets that of another row, since the program reads one; it is not scored.
-    """
+    """Return the rows to predict, and which have a label; the others get another row's, which is not scored."""
     of_label = [declared.parts.response, *_of_response(declared)]
     read = [name for name in declared.rows_of if name not in of_label]
     of_label = [name for name in of_label if name in declared.rows_of]

@@ -248,11 +248,7 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
 
 
 def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) -> pd.DataFrame:
-    """Return columns for `formulae`: numbers as float64, categories with all agreed levels.
-
-    Raises:
-        ValueError: a column is of another kind or unit than agreed, or has an unknown level.
-    """
+    """Return columns for `formulae`: numbers as float64, categories with all agreed levels."""
     found: dict[str, Any] = {}
     for name, column in columns.items():
         series = frame[name]

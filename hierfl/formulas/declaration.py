@@ -17,14 +17,7 @@ Missing = Literal["refuse", "drop"]
 
 @dataclass(frozen=True)
 class Declaration:
-    """A formula before clients have agreed on a schema.
-
-    Args:
-        text: the formula.
-        family: of the response.
-        clients: the column that names the clients.
-        missing: "refuse" rows that miss a value, or "drop" them.
-    """
+    """A formula before clients have agreed on a schema; missing="refuse" or "drop" rows that miss a value."""
 
     text: str
     family: ResponseFamily

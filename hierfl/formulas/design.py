@@ -21,13 +21,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a design, `age` or `sex`, which may have several columns.
-
-    Args:
-        name: the term as it is written.
-        columns: the names of its columns, "age", or "sex[male]".
-        coords: the part of each name in brackets, "male"; () of a single number.
-    """
+    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male"."""
 
     name: str
     columns: tuple[str, ...]
@@ -36,14 +30,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The terms of a text, ready to be evaluated on any client's rows.
-
-    Args:
-        terms: in order, without the intercept and offsets.
-        has_intercept: "1" is among the terms.
-        matrix: `formulae`'s matrix; None where there are no terms.
-        offsets: names of the offset terms.
-    """
+    """The terms of a text without intercept and offsets, ready to be evaluated; `matrix` is None if there are none."""
 
     terms: tuple[Term, ...]
     has_intercept: bool
@@ -61,11 +48,7 @@ class Design:
         return frozenset(name for term in self.terms if term.coords for name in term.columns)
 
     def evaluate(self, frame: pd.DataFrame, client: str) -> tuple[Matrix, Matrix]:
-        """Return the columns of `prepared` rows, (n, P), and the sum of the offsets, (n,).
-
-        Raises:
-            ValueError: a value is not finite, such as the log of zero.
-        """
+        """Return the columns of `prepared` rows, (n, P), and the sum of the offsets, (n,), all finite."""
         if self.matrix is None:
             return np.zeros((len(frame), 0)), np.zeros(len(frame))
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -86,14 +69,7 @@ class Design:
 
 
 def design(found: Any, columns: Mapping[str, Column]) -> Design:
-    """Return the design of a `formulae` model whose constants are set.
-
-    The model is evaluated once on a frame made of the schema, so that codings depend on nothing
-    else.
-
-    Raises:
-        ValueError: a category has one level, and so no effect; or a term cannot be evaluated.
-    """
+    """Return the design of a `formulae` model with its constants, evaluated on a frame made of the schema alone."""
     names = [name for name in columns_of(found) if name in columns]
     _check_levels(names, columns)
     size = max([2, *(len(columns[name].levels) for name in names)])

@@ -17,13 +17,7 @@ M = TypeVar("M")
 
 
 def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
-    """Return model, rows and held-out rows as `hierfl.fit` runs them: a formula with its schema.
-
-    Other models and rows are returned as they are.
-
-    Raises:
-        KeyError, TypeError, ValueError: as `hierfl.schema` and `Formula.data`.
-    """
+    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are."""
     within = None if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
     if isinstance(within, Formula) and not isinstance(data, ClientData):
         if not within.has_schema:
@@ -45,14 +39,7 @@ def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
 def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bool = False) -> Any:
     """Return rows as a program reads them; only frames of a formula are changed.
 
-    Args:
-        model: of a program.
-        rows: frames where the model is a formula.
-        fitted: the clients of the fit, whose groups within them must be known.
-        asked: they are to be predicted: with missing="drop" some may lack the response.
-
-    Raises:
-        KeyError, TypeError, ValueError: as `Formula.data`.
+    Groups within the `fitted` clients must be known; rows that are `asked` may lack a response.
     """
     if not isinstance(model, Formula) or isinstance(rows, ClientData):
         return rows

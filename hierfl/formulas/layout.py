@@ -27,16 +27,9 @@ Place = Literal["clients", "above", "within", "crossed"]
 class GroupTerm:
     """A term with a bar, once it is known how its groups lie to the clients.
 
-    Args:
-        group: as it is written.
-        place: "clients": a client is a group; "above", "within", "crossed" as in `Grouping`.
-        site: name of its coefficients.
-        design: of its terms.
-        columns: names of its columns, Intercept first where it has one.
-        size: the number of its groups, or the largest number at one client.
-        levels: the groups' names; () of clients and of groups within them.
-        index: the field with the index of each row's, or each client's, group.
-        field: the field with its columns at each row.
+    `columns` has Intercept first; `size` is the number of groups, or the largest at one client;
+    `levels` is () of clients and of groups within them. `index` and `field` are the data fields
+    with each row's, or each client's, group and with the term's columns at each row.
     """
 
     group: Group
@@ -81,16 +74,10 @@ class GroupTerm:
 class Layout:
     """A formula's coefficients and the columns that they multiply.
 
-    Args:
-        common: the design of the common terms.
-        has_intercept: the site Intercept exists.
-        is_centered: `Intercept`, or the thresholds in its place, are at the means of the common
-            columns.
-        groups: the terms with a bar.
-        own: column -> the clients' term of `groups` whose coefficient has the common one as its
-            mean.
-        above: common columns that are constant at each client and move its own intercept.
-        read: the other common columns, which the likelihood reads.
+    With `is_centered`, `Intercept`, or the thresholds, are at the means of the common columns.
+    `own`: column -> the clients' term whose coefficient has the common one as its mean. Columns in
+    `above` are constant at each client and move its own intercept; the likelihood reads the others,
+    `read`.
     """
 
     common: Design

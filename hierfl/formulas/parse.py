@@ -1,8 +1,4 @@
-"""The parts of a formula's text: the response with its additions, the common terms and the groups.
-
-`formulae` reads the common terms. The rest is separated here, on the tokens of its scanner: brms's
-additions to the response (`y | trials(n)`), uncorrelated groups (`||`) and nested ones (`a/b`).
-"""
+"""A formula's text, taken apart: the response, its additions, the groups, and the terms for `formulae`."""
 
 from __future__ import annotations
 
@@ -47,13 +43,7 @@ def grouping_name(by: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """One term in parentheses with a bar, `(1 + age | hospital)`.
-
-    Args:
-        terms: text on the left of the bar, "1 + age".
-        by: columns whose combinations are the groups, ("hospital", "ward") for `hospital:ward`.
-        correlated: its coefficients may be correlated: `|`, not `||`.
-    """
+    """A term with a bar: `(1 + age | hospital:ward)` is by ("hospital", "ward"); correlated: `|`, not `||`."""
 
     terms: str
     by: tuple[str, ...]
@@ -72,14 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Parts:
-    """A formula, taken apart.
-
-    Args:
-        response: the column on the left of `~`.
-        additions: addition -> its column, {"trials": "n"}.
-        common: text of the terms that all clients share, for `formulae`, "1 + age + sex".
-        groups: the terms with a bar.
-    """
+    """A formula, taken apart; an addition -> its column, {"trials": "n"}; common, "1 + age + sex"."""
 
     response: str
     additions: Mapping[str, str]
@@ -88,11 +71,7 @@ class Parts:
 
 
 def parse(text: str) -> Parts:
-    """Take a formula such as "y ~ x + (1 + x | hospital)" apart.
-
-    Raises:
-        TypeError: `text` is no string.
-        ValueError: a part cannot be read; the message names it and what to write in its place.
+    """Take a formula such as "y ~ x + (1 + x | hospital)" apart, or say what to write instead.
 
     >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").groups[1]
     Group(terms='1 + age', by=('site', 'ward'), correlated=False)

@@ -47,15 +47,8 @@ Kinds = Mapping[str, KindOfColumn | None]
 class Question:
     """A question to every client.
 
-    Args:
-        kind: what is asked.
-        least: smallest count of a level or group that is named.
-        known: of "columns", those whose levels are agreed already.
-        by: of "outside" and "groups", the columns.
-        levels: of "outside", the agreed levels or groups.
-        text: of "call", the transform as it stands in the formula.
-        at: of "call", mean and sd of its argument, once agreed.
-        schema: of "call" and "design", what is agreed so far.
+    `known` columns have agreed levels; `by` are the columns of "outside" and "groups". Of "call",
+    `text` is the transform as the formula has it, and `at` the agreed mean and sd of its argument.
     """
 
     kind: Kind
@@ -99,11 +92,7 @@ Answering = Callable[[pd.DataFrame, str], Any]
 def answering(
     question: Question, clients: str, kinds: Kinds, declared: Declaration | None
 ) -> Answering:
-    """Return the function of a client's frame and name that answers a question.
-
-    Raises:
-        ValueError: the question does not go with the formula.
-    """
+    """Return the function of a client's frame and name that answers a question of this formula."""
     least, by, schema = question.least, question.by, question.schema
     if question.kind == "rows":
         return lambda frame, client: len(frame)

@@ -1,8 +1,4 @@
-"""The syntax of a formula's terms: read to the last sign, or refused where it cannot be read.
-
-`formulae` stops at a sign that it does not know, takes `x ** 2` for `x`, and drops what a minus
-takes away. Nothing of a text may be lost like that.
-"""
+"""The syntax of terms: read to the last sign or refused, since `formulae` drops what it cannot read."""
 
 from __future__ import annotations
 
@@ -20,11 +16,7 @@ PRODUCTS = ("STAR", "SLASH", "COLON", "STAR_STAR")
 
 
 def read_terms(text: str) -> Any:
-    """Return the `formulae` model of a text without response and groups.
-
-    Raises:
-        ValueError: the text cannot be read, or would not mean what it says.
-    """
+    """Return the `formulae` model of terms; refuse a text that would not mean what it says."""
     try:
         parser = Parser(Scanner(text).scan())
         tree, left = parser.parse(), parser.peek().lexeme

@@ -43,12 +43,7 @@ LazyCall.__eq__ = _is_equal
 
 
 def described(text: str) -> Any:
-    """Return the terms of a text, without response and groups, as a `formulae` model.
-
-    Raises:
-        ValueError: the text cannot be read, or calls an unsupported function; the message names it
-            and the nearest supported one.
-    """
+    """Return terms as a `formulae` model; of an unsupported function name the nearest supported one."""
     found = read_terms(text)
     if "Intercept" in columns_of(found):
         raise ValueError("'Intercept' has the name of the intercept: rename the column")
@@ -132,11 +127,7 @@ def options_of(call: LazyCall) -> dict[str, Any]:
 
 
 def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
-    """Set the agreed constants of the transforms of a `formulae` model, which is changed.
-
-    `formulae` keeps what a transform has learned in `LazyCall.stateful_transform`; it is set here
-    beforehand.
-    """
+    """Set the agreed constants of a `formulae` model's transforms, in `LazyCall.stateful_transform`."""
     for call in calls(found):  # products hold copies of their parts
         if str(call) in constants:
             call.stateful_transform = applied(str(call.callee), constants[str(call)], str(call))

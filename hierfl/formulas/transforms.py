@@ -1,8 +1,4 @@
-"""Transforms whose constants clients agree on: `scale`, `center`, `bs` and `poly`.
-
-In `formulae` a transform learns its constants from the first frame that it sees. Here they come
-from counts and sums of all clients, and every client applies the same ones.
-"""
+"""Transforms (`scale`, `center`, `bs`, `poly`) whose constants come from counts and sums of all clients."""
 
 from __future__ import annotations
 
@@ -159,11 +155,7 @@ def powers(values: Values, mean: float, sd: float, degree: int) -> tuple[float, 
 def spline_of(
     name: str, mean: float, sd: float, counts: Sequence[Sequence[int]], options: Mapping[str, Any]
 ) -> Constants:
-    """Return the knots of the `bs` call `name`, at quantiles of the counts of all clients.
-
-    Raises:
-        ValueError: df is missing or too small; or the bounds leave knots outside.
-    """
+    """Return the knots of the `bs` call `name`, at quantiles of the counts of all clients."""
     degree, df = options.get("degree", 3), options.get("df")
     if not isinstance(degree, int) or degree < 0:
         raise ValueError(f"the degree of '{name}' is {degree!r}: it must be an integer, 0 or more")
@@ -192,12 +184,8 @@ def polynomials_of(
 ) -> Constants:
     """Return the polynomials of the `poly` call `name`: uncorrelated, with sd 1 over all rows.
 
-    They are R's `poly` times the square root of n. Row j of the inverse Cholesky factor of the
-    moments E[u^(i + j)] has the coefficients of degree j (Golub and Welsch 1969,
-    doi:10.2307/2004418).
-
-    Raises:
-        ValueError: there are no more different values than `degree`.
+    They are R's `poly` times sqrt(n). Row j of the inverse Cholesky factor of the moments E[u^(i +
+    j)] has the coefficients of degree j (Golub and Welsch 1969, doi:10.2307/2004418).
     """
     total = np.sum(np.array(sums_of_powers), axis=0)
     average = total / total[0]

@@ -38,13 +38,7 @@ def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
 
 @dataclass
 class Writer:
-    """Lines of a program, and the Python names of its sites.
-
-    Args:
-        lines: so far.
-        names: site -> the name of its value.
-        indent: of the next line.
-    """
+    """Lines of a program so far, the Python names of its sites' values, and the next line's indent."""
 
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
