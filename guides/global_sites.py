@@ -70,12 +70,7 @@ def _pieces(raw: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 
 
 class SplineFlow(nn.Module):
-    """The flow f(e) with its log |det df/de|: splines, then an affine flow; it starts near the identity.
-
-    An entry's spline depends on the entries before it, its shift and scale on those after it,
-    through masked networks (Germain et al. 2015, arXiv:1502.03509). Of 5e8 normals one lies outside
-    the bound.
-    """
+    """The flow f(e) with its log |det df/de|: splines, then an affine flow, starting near the identity."""
 
     def __init__(self, size: int, *, hidden: int, bins: int, bound: float = 6.0) -> None:
         super().__init__()
@@ -208,11 +203,7 @@ def low_rank_normal(
 
 
 def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Drawn]:
-    """Return a posterior in which z is one of `size` points drawn elsewhere, params `_shared.points`.
-
-    It has no density and cannot be fitted. Draws 0, 1, ... of a seed visit all points once in
-    `size`.
-    """
+    """Return a posterior without density: z is one of `size` points, all visited by `size` draws."""
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)
 
     def posterior(batch: ClientBatch) -> Drawn:

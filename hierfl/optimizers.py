@@ -1,7 +1,4 @@
-"""Optimizers as pure functions of trees, for the clients' steps and for the server.
-
-`torchopt` transformations serve too; its in-place `addcmul_` does not run under vmap.
-"""
+"""Optimizers as pure functions of trees; SGD and Adam are here as torchopt's do not run under vmap."""
 
 from __future__ import annotations
 

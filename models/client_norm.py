@@ -104,11 +104,7 @@ def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
 # --------------------------------------------------------------------------------- which statistics
 @contextmanager
 def normalized(by: By) -> Iterator[None]:
-    """Choose the statistics that layers normalize by; inside another choice, that one stands.
-
-    "client": its params; "mini-batch": the rows at hand; "looking": these, each declared as
-    `Looked`.
-    """
+    """Choose batch norm's statistics: "client", "mini-batch" or "looking"; an outer choice stands."""
     token = _BY.set(_BY.get() or by)
     try:
         yield

@@ -23,10 +23,7 @@ RUNNING = ("running_mean", "running_var")
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """Copy a module, after checking that each row's output depends on that row alone.
-
-    Otherwise a client's likelihood is no product over its rows. Batch norm becomes `ClientNorm`.
-    """
+    """Copy a module, after checking that each row's output depends on it alone; replace batch norm."""
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
             "the module is lazy, so the shapes of its weights are unknown: "
@@ -112,11 +109,7 @@ def apply(
     *,
     mask: Tensor | None,
 ) -> Tensor:
-    """Return the outputs of all rows, (C, B, outputs), for inputs x (C, B, ...).
-
-    Params are the local tensors `own`, (C, 1, *shape), and `shared` ones; `spread` are the local
-    Normals for local reparameterization, `mask` is `batch.rows`.
-    """
+    """Return outputs (C, B, outputs) at `own` (C, 1, *shape) and `shared` params; `spread`: local Normals."""
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
         with nullcontext() if spread is None else _SampledOutputs(own, Spread(*spread)):

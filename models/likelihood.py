@@ -56,7 +56,7 @@ class Likelihood:
     priors: Mapping[str, Prior] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> Callable[[Tensor], Distribution]:
-        """Sample the global parameters; return `(output) -> distribution`, to call inside both plates."""
+        """Sample the global parameters; return `(output) -> distribution`, for inside both plates."""
         parameters = {name: given(name, prior) for name, prior in self.priors.items()}
         return lambda output: self.of(output, **parameters)
 

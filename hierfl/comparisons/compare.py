@@ -1,7 +1,4 @@
-"""Runs a study: chooses every method's options, then computes all cells, each in its own process.
-
-Results are kept one by one, so that a killed study goes on with the same results, bit for bit.
-"""
+"""Runs a study: chooses every method's options, then computes and keeps cells, each in its process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What is measured of a fit: P and G, of participating and new clients, on own rows and on all.
-
-P is what a client is served after the last round, or one round of `personalize` where the method
-tunes; G is what a client is served under a name that the server has never seen.
-"""
+"""What is measured of a fit: P and G, of participating and new clients, on own rows and on all."""
 
 from __future__ import annotations
 
@@ -40,10 +36,7 @@ def stranger(client: str) -> str:
 
 
 class Watch:
-    """Scores of a run while it runs: `look` is its `callback`.
-
-    `fine_tune`: scored with fine-tuning as well. `bias` is that of the line that labels follow.
-    """
+    """Scores of a run while it runs; `bias` is that of the line that labels follow, if any."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""The table of a study's results, with published numbers beside ours: means ± sds over seeds.
-
-Bold: the best mean, and those that a paired t-test over three or more seeds does not tell from it.
-"""
+"""The table of a study: means ± sds over seeds, bold where no t-test tells them from the best mean."""
 
 from __future__ import annotations
 
@@ -239,11 +236,7 @@ def _all_published() -> pd.DataFrame:
 
 
 def published(study: Study, entry: Entry, score: str, metric: str | None = None) -> float | None:
-    """Return the published number beside a score of a method, in %, or None.
-
-    `metric` is the paper's, by default that of participating clients; one not in published.csv is
-    an error.
-    """
+    """Return the published number beside a score, in %, or None; `metric` defaults to the paper's."""
     if study.published is None or score not in entry.published:
         return None
     method, variant, *own_metric = entry.published[score]

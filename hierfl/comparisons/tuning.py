@@ -1,8 +1,4 @@
-"""The options of a method, chosen on rows or clients kept from the fit, never on test rows.
-
-Trials are kept with what optuna's SuccessiveHalvingPruner (Li et al. 2020, arXiv:1810.05934) notes,
-so that a stopped search goes on.
-"""
+"""The options of a method, chosen on rows or clients kept from the fit, never on test rows."""
 
 from __future__ import annotations
 

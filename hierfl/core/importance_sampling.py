@@ -89,10 +89,7 @@ class Split(NamedTuple):
         return constant - volume - 0.5 * (freedom + size) * torch.log1p(square / freedom)
 
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
-        """Return the split distribution with the same skews, a given mean (K,) and covariance (K, K).
-
-        They are matched as for a split normal, without the t's factor freedom / (freedom - 2).
-        """
+        """Return the same skews with a given mean (K,) and covariance (K, K), matched as for a split normal."""
         apart = self.right - self.left
         # The standard deviation of a two-piece normal.
         deviation = ((1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left).sqrt()

@@ -1,8 +1,4 @@
-"""Keyed noise: random draws as a pure function of a key, the same in any process and any order.
-
-Keys are int32 (..., 2): a hash of the client's name, with seed, step and site folded in. A counter,
-an integer hash and Box-Muller make the noise, by arithmetic that runs under `torch.vmap`.
-"""
+"""Keyed noise: a function of a key, int32 (..., 2), the same in any process and order, also by vmap."""
 
 from __future__ import annotations
 

@@ -21,10 +21,7 @@ KEPT = {MMAP: 32 << 20, TRIM: 256 << 20, TOP_PAD: 16 << 20}  # bytes; glibc refu
 
 
 def keep_memory() -> bool:
-    """Raise glibc's malloc thresholds, so that freed tensors are not returned to the system.
-
-    Mapping and zeroing them again took a quarter of the time per round of FedABML on benchmark W1.
-    """
+    """Raise glibc's malloc thresholds: to remap freed tensors took a quarter of FedABML's time on W1."""
     set_by_user = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
     tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if not sys.platform.startswith("linux") or set_by_user or tuned:

@@ -1,7 +1,4 @@
-"""Noise that nobody else can reproduce: from the operating system, or SHAKE-256 of a secret key.
-
-Every node knows the seed of `hierfl.core.noise`, which therefore protects no client.
-"""
+"""Noise that nobody else can reproduce: from the operating system, or SHAKE-256 of a secret key."""
 
 from __future__ import annotations
 

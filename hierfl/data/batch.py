@@ -297,10 +297,7 @@ def mapped(batch: ClientBatch, change: Callable[[Tensor], Tensor]) -> ClientBatc
 
 
 def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
-    """Split the batch of one client into batches of at most `size` rows, one after another.
-
-    Each continues from the first row once the rows run out, whatever clients it is stacked with.
-    """
+    """Split one client's batch into batches of at most `size` rows, starting over once its rows run out."""
     count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
     place = torch.arange(size)
     mask = None if batch.rows is None and batch.num_rows >= size else (place < count)[None]

@@ -23,10 +23,7 @@ Levels = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FrameRows:
-    """Where rows stand in the frames that they were read from.
-
-    `place` (n,) is each row's position, `index` all rows' labels, `known` (n,) bool: has a label.
-    """
+    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `known`."""
 
     place: Tensor
     index: Any

@@ -21,11 +21,7 @@ def cut_ragged(
     few: int = FEW_ROWS,
     padding: int = MUCH_PADDING,
 ) -> tuple[Tensor, ...]:
-    """Cut chunks of clients that hold more than `padding` padded rows again, in order.
-
-    Parts have at most `most` clients. A chunk of up to `few` rows, padded ones included, stays.
-    `counts` (N,): one per kind of rows.
-    """
+    """Cut chunks that hold more than `padding` padded rows, unless they have at most `few` rows in all."""
     padded = 0
     for part in parts:
         for rows in counts:

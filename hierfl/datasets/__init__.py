@@ -1,7 +1,4 @@
-"""Data sets: three ship with the package, the others are read from the folder named by HIERFL_DATA.
-
-Those with clients are `ClientData`; images without are `Labeled`, for `hierfl.data.partition`.
-"""
+"""Data sets: three ship with the package, the others are read from the folder named by HIERFL_DATA."""
 
 import lazy_loader
 

@@ -1,7 +1,4 @@
-"""Data sets from the Hugging Face Hub by flwr-datasets, saved as `hierfl.datasets` reads them.
-
-Nothing is saved unless images and labels have the checksum of the official files, in any order.
-"""
+"""Data sets from the Hugging Face Hub, saved once they match a checksum of the official files."""
 
 from __future__ import annotations
 

@@ -54,10 +54,7 @@ FILES = ("posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "r
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work the demo does; `rounds` None: until the method stops automatically.
-
-    `joining` are rounds of MAP of a joining hospital; `columns` None: all features.
-    """
+    """How much work the demo does; `rounds` None: until done; `joining`: rounds of MAP at a new hospital."""
 
     rounds: int | None = None
     map_rounds: int = 100
@@ -252,11 +249,7 @@ def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Predicti
 def left_out(
     name: str, *, rows: tuple[ClientData, ClientData], effort: Effort, seed: int
 ) -> list[pd.DataFrame]:
-    """Score one hospital's held-out patients by fits to the training rows of the other three.
-
-    Frames by method and setting ("unseen", "joined"); local-only has one a model's hospital
-    instead.
-    """
+    """Score a hospital's held-out patients by fits to the other three: frames by method and setting."""
     train, test = rows
     own, new = train.select([name]), test.select([name])
     lenders = [other for other in train.names if other != name]

@@ -22,11 +22,7 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the checks of a fit rest on; None where it is unknown.
-
-    `run` is the judgment of `convergence`, or why there is none; `points` are sites and learned
-    params without spread; `k_hats` are each client's, given the global sites.
-    """
+    """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client."""
 
     fit: Snapshot
     run: Convergence | str

@@ -24,11 +24,7 @@ Labels = dict[str, Tensor]
 
 
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
-    """Draw `count` data sets of sites and observed fields, (count, *shape) each.
-
-    Torch's samplers are seeded by `seed` and a data set's number. The batch has all clients; its
-    other fields are kept.
-    """
+    """Draw `count` data sets, (count, *shape) a site or observed field; a data set's number seeds it."""
     _check(program, batch)
     values: list[Values] = []
     labels: list[Labels] = []

@@ -127,11 +127,7 @@ def _fix(state: State, *, rates: bool) -> str:
 
 
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return the rise from the third quarter to the last, its standard error, and the noise.
-
-    Rounds are correlated, so the error comes from means of batches of about sqrt(length) rounds
-    (Flegal and Jones 2010, Annals of Statistics 38).
-    """
+    """Return the rise from third to last quarter, its batch-means error (Flegal and Jones 2010), and noise."""
     half = series[len(series) // 2 :]
     quarters = np.array_split(half, 2)
     at = np.arange(len(half)) - (len(half) - 1) / 2.0

@@ -34,10 +34,7 @@ SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, i
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A guide beside its weighted draws of `proposals`; `scalars` as in `compared`.
-
-    Without global sites `k_hat` is the largest of any client's, and `effective` the smallest.
-    """
+    """A guide beside its weighted draws; without global sites, `k_hat` is the clients' worst."""
 
     scalars: pd.DataFrame
     k_hat: float
@@ -137,10 +134,7 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
 
 
 def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:
-    """Compare the local sites with draws of their posterior given the guide's global sites.
-
-    Proposals are wider than the guide, to show one too narrow; other clients' weights do not enter.
-    """
+    """Compare local sites with their posterior given the guide's global sites, by wider proposals."""
     found = weigh(
         fit, count, inner=STRETCHED, seed=seed, shared=False, stretch=True, salt="stretched"
     )

@@ -1,7 +1,4 @@
-"""Weighted sums of the clients' updates, formed by the engine, and the updates that are odd.
-
-The server sees only means, except for what a client sends as `Each`.
-"""
+"""Weighted sums of the clients' updates, formed by the engine, and the updates that are odd."""
 
 from __future__ import annotations
 
@@ -140,11 +137,7 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
-    """Return what the history says of clients that conflict with the others, and warn of each.
-
-    `surprise` is the smallest p-value times the clients `compared`; below 0.01 it is a conflict, a
-    false alarm in at most 1 of 100 fits.
-    """
+    """Warn of clients in conflict with the others, a false alarm in at most 1 of 100 fits."""
     judged = (~found.p.isnan()).nonzero()[:, 0].tolist()
     if len(judged) < FEWEST_COMPARED:
         return {COMPARED: 0}

@@ -1,7 +1,4 @@
-"""One round of one chunk of clients: start, local steps, finish, and the sum of their updates.
-
-A client's functions see one client, under `torch.vmap` or one after another.
-"""
+"""One round of one chunk of clients: start, local steps, finish, and the sum of their updates."""
 
 from __future__ import annotations
 

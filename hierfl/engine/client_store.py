@@ -1,7 +1,4 @@
-"""Client state, a row for each client: in memory where it is small, in a file where it is not.
-
-A row is written to a place that no checkpoint points to, so that a killed run finds them unchanged.
-"""
+"""Client state: in memory, or in a file whose rows are not overwritten while a checkpoint needs them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A local step as one compiled graph: traced without Pyro's Python, rewritten, lowered by inductor.
-
-Graphs are cached by input shapes. A step whose draws are no functions of keys, or whose control
-flow depends on values, runs eagerly, with one warning.
-"""
+"""A local step as one compiled graph, without Pyro's Python; one that cannot be traced runs eagerly."""
 
 from __future__ import annotations
 

@@ -112,11 +112,7 @@ class Federation:
         )
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
-        """Split clients into chunks of nearly equal size, with little padding.
-
-        With `Client.like_rows`, clients within a factor of 4 in numbers of rows are carried
-        together.
-        """
+        """Split clients into chunks of nearly equal size; `like_rows` chunks hold row counts within a factor 4."""
         if self.at_once and self.client.like_rows(message):
             counts = self.data.counts[ids].clamp(min=1)
             if len(ids) * int(counts.max()) <= FEW_ROWS:
@@ -147,11 +143,7 @@ class Federation:
         )
 
     def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
-        """Return how many clients chunks are padded to, for one compiled shape; 0: none.
-
-        The last client is repeated. Chunks of similar numbers of rows, and those that would gain
-        over `PADDING_BYTES`, are not padded.
-        """
+        """Return how many clients chunks are padded to, for one compiled shape; 0: none."""
         if self.graphs is None or not self.at_once or self.client.like_rows(message):
             return 0
         slots = max(map(len, parts))

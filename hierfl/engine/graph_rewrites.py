@@ -223,11 +223,7 @@ def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
 
 
 def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
-    """Return whether all readers of an input but `node` are calls of a matrix product.
-
-    Inductor may run others, or a product with a dimension of size 1, after the input is
-    overwritten.
-    """
+    """Return whether only products read an input: inductor may run other readers after it is overwritten."""
     for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}:
         if not _is(reader, aten.bmm.default):
             return False

@@ -1,7 +1,4 @@
-"""Constant factors of a traced step, such as a step size, as inputs of its graph.
-
-Steps that differ in them share a graph on disk, where compiling takes up to a minute.
-"""
+"""Constant factors of a traced step, such as step sizes, as inputs, so that steps share one graph."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ STRUCTURAL = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)  # of derivatives and densit
 
 
 def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
-    """Make CPU tensors () of the constant factors of a graph (changed), and return them in order.
-
-    They have the product's type, to which they were rounded anyway: results are equal bit for bit.
-    """
+    """Make inputs of a graph's constant factors, in the product's type: results are equal bit for bit."""
     inputs: dict[tuple[float, torch.dtype], fx.Node] = {}
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1:]
     values: list[Tensor] = []

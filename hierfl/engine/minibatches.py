@@ -132,11 +132,7 @@ def steps(
     at: tuple[int, ...],
     few_widths: bool = False,
 ) -> Iterator[tuple[Tree, Active]]:
-    """Yield the tensors of each local step (`batch_of`), and who still works: (mask (C,),) or ().
-
-    `at` are round and phase. With `few_widths` rows are padded to one of few widths: a compiled
-    step needs a graph for each.
-    """
+    """Yield the tensors of each local step, and who works (C,) or (); `few_widths` limits the graphs."""
     half = None if phase.rows == "all" else half_of(data, ids, phase.rows, seed=seed, round_=at[0])
     keys, done = keys_of(data, ids, seed, *at), 0
     if phase.batch_size is None:

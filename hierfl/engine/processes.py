@@ -1,7 +1,4 @@
-"""Chunks of clients on several processes, one core each: forks, made once local steps are compiled.
-
-Messages are pickled, as both ends are this program.
-"""
+"""Chunks of clients on several processes, one core each: forks, made once local steps are compiled."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ class WorkerDied(RuntimeError):
 
 @contextmanager
 def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Result]]:
-    """Make a `run_all(items)` that yields pure `task(item)` for each item, `cores` items at once.
-
-    The first call runs in this process, which is copied once all steps are compiled.
-    """
+    """Make a `run_all(items)` of a pure `task`: the first call runs here, the next in copies, `cores` at once."""
     copies: list[Copy] = []
     latest: list[Generator[Result, None, None]] = []
     wanted, ready = cores - 1, False

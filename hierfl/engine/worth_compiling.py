@@ -30,11 +30,7 @@ LIKELY_ROUNDS = 12
 
 
 def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
-    """Return whether eager local steps would take a run longer than compiling them.
-
-    One eager step of each phase is measured. `most` is the most rounds of a self-stopping method,
-    of which the expected number is used.
-    """
+    """Return whether eager local steps, one of each measured, would take longer than compiling them."""
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)
     nested = any(phase.nested and phase.count for phase in federation.client.phases)

@@ -126,11 +126,7 @@ class Marginal:
     def value(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Return L(z) () without derivatives, and () whether no mode was found.
-
-        Chord steps follow the Newton steps, as an error in the mode changes L only by its square.
-        With one Newton step the guess must lie near the mode.
-        """
+        """Return L(z) () and whether no mode was found (); with one Newton step the guess must be near it."""
         if not self.own.size:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0], torch.zeros(())
         h = self.at(z, batch)

@@ -91,10 +91,7 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mode (C, 1, D) and the precision (C, 1, D, D), with gradients, from `near` of `climb`.
-
-    At the mode one differentiable Newton step has the implicit derivative, d(step) = H^-1 d(slope).
-    """
+    """Return mode (C, 1, D) and precision (C, 1, D, D) with implicit gradients, by one step from `near`."""
     slope, minus_hessian = curvature(density, near)
     # Avoid solve: its nested derivatives are wrong under vmap without gradients if it is batched.
     step = (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]

@@ -1,7 +1,4 @@
-"""Second-order steps of a server: to the mode of a log density, then to the best Gaussian q.
-
-Functions are pure, and states are dicts of tensors, so that a run can stop and resume.
-"""
+"""Second-order steps of a server, pure functions: to the mode, then to the best Gaussian q."""
 
 from __future__ import annotations
 
@@ -15,11 +12,7 @@ LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations
 
 
 def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Tensor]:
-    """Return a positive definite precision made from a curvature (K, K), and how much was raised.
-
-    In units of the prior (1 / sd is `unit`) eigenvalues below 1 become 1. `fold`: absolute ones
-    first.
-    """
+    """Return a precision from a curvature (K, K), raised to at least the prior's, and how much was raised."""
     scale = torch.outer(unit, unit)
     values, vectors = torch.linalg.eigh(curvature / scale)
     size = values.abs() if fold else values
@@ -50,11 +43,7 @@ def climbing(start: Tensor, radius: float) -> Tree:
 
 
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """Take a trust-region Newton step, given the expansion at `loc`; from the best point if worse.
-
-    In units of the prior, the radius doubles after an accepted step and is a quarter after a
-    rejected one. `moved` is the full Newton step in sds: below 1 the mode is reached.
-    """
+    """Take a trust-region Newton step from the best point; `moved` is in sds, below 1 at the mode."""
     first = bool(state["value"].isneginf())
     better = bool(found.value > state["value"] - 1e-9)
     if better:

@@ -35,11 +35,7 @@ def perturbed(
     g: torch.Generator,
     codes: Mapping[str, tuple[int, int]] | None = None,
 ) -> ClientBatch:
-    """Return a batch with floating features perturbed, integers redrawn in `codes`, and labels kept.
-
-    Every code occurs where rows suffice: one code in all rows would look like the client's own
-    effect.
-    """
+    """Return a batch with perturbed features, integers redrawn to show all `codes`, and its own labels."""
 
     def moved(name: str, v: Tensor) -> Tensor:
         if name in names_of_labels:

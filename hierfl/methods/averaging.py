@@ -67,10 +67,7 @@ def averaging_server(
     inside: Inside | None = None,
     sent: Collection[str] | None = None,
 ) -> Server:
-    """Return the server `theta <- theta + beta (target - theta)`; `inside` moves params into their domain.
-
-    Params that are not `sent` keep their first values, in the last message alone, for late clients.
-    """
+    """Return `theta <- inside(theta + beta (target - theta))`; params not `sent` keep their first values."""
 
     def of_round(theta: Params) -> Params:
         return theta if sent is None else {name: theta[name] for name in sent}

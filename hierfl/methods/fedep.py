@@ -148,11 +148,7 @@ class Points(NamedTuple):
 
 
 def wide_points(count: int, size: int, seed: int) -> Points:
-    """Return 4 K or more quasi-random points of a wider normal, weighted to the standard one.
-
-    A tilted posterior may have longer tails. Variance 1 + WIDER / sqrt(K) keeps half of them
-    effective.
-    """
+    """Return 4 K or more points of a normal of variance 1 + WIDER / sqrt(K), weighted to the standard one."""
     points = normal_points(max(count, 4 * size), size, seed=seed)
     variance = 1.0 + WIDER / math.sqrt(size)
     log_weights = -0.5 * (variance - 1.0) * points.square().sum(-1)
@@ -214,10 +210,7 @@ class Moments:
         }
 
     def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Give q, and `at`, the tilted posterior's moments, by importance sampling from `at`.
-
-        With fewer effective points than 2 K, q is `at` as it was, at first Laplace's.
-        """
+        """Give q and `at` the tilted posterior's moments; with fewer than 2 K effective points, q is `at`."""
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():
             covariance = torch.linalg.inv_ex(at["precision"]).inverse

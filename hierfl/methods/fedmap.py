@@ -271,11 +271,7 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
 
 
 def _server(how: Setting, optimizer: Optimizer, program: Program) -> Server:
-    """Return the server of one program.
-
-    Means over `clients` come weighted by omega: `away`, weights less theta, its `square`, and
-    `slope`, the gradient of -log prior in the global params.
-    """
+    """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
     above = program.start()[0]
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

@@ -297,11 +297,7 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
 
 
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Return each client's weights of the heads, (N, N), rows on the simplex; h (N, P), v (N,).
-
-    Least over a >= 0 of a'(diag(v) + B) a + (sum a - 1)^2, by non-negative least squares, is a
-    multiple of the simplex's. A client that was not seen keeps its own head.
-    """
+    """Return each client's weights of all heads (N, N), on the simplex, by non-negative least squares."""
     weight = torch.eye(len(h), dtype=torch.float64)
     others = seen.nonzero()[:, 0]
     points, spread = h[others].double().numpy(), v[others].double().numpy()

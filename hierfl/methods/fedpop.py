@@ -286,7 +286,7 @@ def _globals(program: Program, theta: Params) -> Values:
 
 
 def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
-    """Return unconstrained draws (S, D) of the local sites' prior (any client's), one for each number."""
+    """Return unconstrained draws (S, D) of any client's local prior, one for each number."""
     block = program.latents.local_block
     if not block.size:
         raise ProgramError("fedpop needs local sites: give each client weights of its own")

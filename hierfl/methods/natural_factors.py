@@ -70,11 +70,7 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
 def newton_step(
     q: Tree, loc: Tensor, gradient: Tensor, hessian: Tensor, cavity: Tree
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return precision and mean after a Newton step on the tilted log density, and if proper.
-
-    `gradient` and `hessian` are of the client's log marginal likelihood, `cavity` is q without its
-    factor. The step is bounded in standard deviations of q.
-    """
+    """Return precision and mean after a bounded Newton step on the tilted log density, and if proper."""
     precision = cavity["precision"] - hessian
     slope = gradient + cavity["shift"] - cavity["precision"] @ loc
     move = torch.linalg.inv_ex(precision).inverse @ slope
@@ -94,10 +90,7 @@ def _q(state: Tree, clock: Clock) -> Tree:
 def factor_server(
     marginal: Marginal, standard: Tensor, *, full: bool, down: Callable[[Tree, Clock], Tree] = _q
 ) -> Server:
-    """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior.
-
-    The prior is averaged over `standard` normal points (S, K); the state holds `q` and its `prior`.
-    """
+    """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior."""
 
     def factor_of_prior(at: Tensor) -> Tree:
         with torch.no_grad(), unchecked():

@@ -287,10 +287,7 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to choose mu, `put`, and whether it `remembers` the last w.
-
-    `moves_w`: w itself takes the gradient step, on two mini-batches; then mu has no Jacobian in w.
-    """
+    """A way to choose mu; where it `moves_w`, w takes the gradient step, and mu has no Jacobian in w."""
 
     put: Callable[[Place], Put]
     remembers: bool = False

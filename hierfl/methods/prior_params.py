@@ -1,7 +1,4 @@
-"""The global params that are the mean and the scale of the local sites' priors.
-
-Each gets a value of its own, by which the prior's mean or standard deviation shows it.
-"""
+"""Which global params are the mean and scale of local priors, seen by giving each a value of its own."""
 
 from __future__ import annotations
 
@@ -151,10 +148,7 @@ def moments_of(program: Program) -> PriorMoments:
 
 
 def at_prior_middle(program: Program, theta: Params) -> Params:
-    """Return a guide's local params, with locations at their priors' means at the posterior's middle.
-
-    Params stay at their start if there is no location or mean, or if the model reads client fields.
-    """
+    """Return a guide's local params at their priors' means, if all clients have these, else as they start."""
     mine, block = program.start()[1], program.latents.local_block
     reads = program.reads.model & program.prototype.client_fields.keys()
     with torch.no_grad(), unchecked():

@@ -154,11 +154,7 @@ def _client(
 
 
 def _server(program: Program, server_lr: float) -> Server:
-    """Return the server: theta, the weighted sum of c_k, and its numbers of clients and weights.
-
-    Until every client has been in a round, the weight of all is N times the mean of those that
-    have.
-    """
+    """Return the server; until all clients took part, their weight is N times the mean of those that did."""
     theta = common_params(program, "scaffold")
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

@@ -15,10 +15,7 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | None) -> Params:
-    """Return K sets of params to start from, (K, ...): `given`, or `start` and K - 1 shuffles of it.
-
-    Shuffled independent draws of one distribution remain such draws.
-    """
+    """Return K sets of params (K, ...): `given`, or `start` and shuffles of each of its tensors."""
     sets = list(given) if given is not None else [_in_order(start, m, seed) for m in range(count)]
     if len(sets) != count:
         raise ProgramError(

@@ -149,10 +149,7 @@ class Weighting:
         return self.log_p(final["draws"], factors) - final["log_p"]
 
     def _proposed(self, state: Tree, known: Tree) -> Tree:
-        """Return the state with draws about known weighted ones, for clients to weight.
-
-        The small errors of very many factors can exceed the width of the posterior.
-        """
+        """Draw about weighted draws: the errors of very many factors can exceed the posterior's width."""
         count, size = state["final"]["draws"].shape
         proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))

@@ -28,10 +28,7 @@ ROW, CLIENT = "row", "client"
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The parts of an ArviZ object: `arrays` by group and variable, `coords` as in `arviz_of`.
-
-    `dims`: "group/variable" -> names of its dimensions without chain and draw.
-    """
+    """Parts of an ArviZ object; `dims`: "group/variable" -> names of dimensions after chain and draw."""
 
     fit: Snapshot
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)

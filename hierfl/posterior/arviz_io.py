@@ -1,7 +1,4 @@
-"""The only module that imports ArviZ: InferenceData of 0.x, DataTree of 1.x.
-
-It imports neither torch nor hierfl, and the slow ArviZ and xarray only at their first use.
-"""
+"""The only module that imports ArviZ (InferenceData of 0.x, DataTree of 1.x), slow, at its first use."""
 
 from __future__ import annotations
 

@@ -148,10 +148,7 @@ def at_each_draw(
     at_once: int | None = None,
     first: int = 0,
 ) -> Tree:
-    """Evaluate a function of a draw's index, () int32, at S indices from `first`: a tree (S, ...).
-
-    `at_once` draws are carried at once, all by default, where `program` runs under `torch.vmap`.
-    """
+    """Evaluate a function of a draw's index, () int32, at `draws` indices from `first`: a tree (S, ...)."""
     index = torch.arange(first, first + draws, dtype=torch.int32)
     if program.in_vmap:
         found: Tree = torch.vmap(one, chunk_size=at_once)(index)

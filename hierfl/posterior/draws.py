@@ -117,10 +117,7 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
 
 
 def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]]) -> Iterator[Chunk]:
-    """Run a loop over clients under `torch.vmap`, or else again, one client and draw at a time.
-
-    Torch draws a Gamma, say, itself, and some means and log densities do not run under vmap either.
-    """
+    """Run a loop under `torch.vmap`, or one client and draw at a time where a distribution forbids vmap."""
     chunks = run(fit)
     try:
         first = next(chunks)
@@ -148,10 +145,7 @@ def at_draws(
     *,
     rows: ClientData | None = None,
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, latent sites, rows)` at given draws: chunks of trees (C, S, ...).
-
-    `rows` are by default the training rows.
-    """
+    """Evaluate `one(params, latent sites, rows)` at given draws: chunks of trees (C, S, ...)."""
     shared, own = in_program_shapes(fit.program, draws)
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)
 

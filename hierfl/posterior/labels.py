@@ -64,10 +64,7 @@ def _a_row(log_prob: Tensor) -> Tensor:
 def replicate(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Tensor:
-    """Draw labels of some rows from the posterior predictive distribution, (S, n).
-
-    The labels of one draw share its latent sites. Arguments and errors are those of `predict`.
-    """
+    """Draw labels (S, n) from the posterior predictive; those of one draw share its latent sites."""
     site = fit.program.observed_site(site)
     few = restricted(fit, rows)
     return sampled(few, posterior_draws(few, draws=draws, seed=seed), rows, seed, count=draws)[site]
@@ -76,11 +73,7 @@ def replicate(
 def sampled(
     fit: Snapshot, draws: Draws, rows: ClientData, seed: int, *, count: int = 1
 ) -> dict[str, Tensor]:
-    """Draw a label of each row (S, n, *event), or client, at each draw of the latent sites.
-
-    Torch's samplers, seeded by the client's key, run one client after another, so none affects
-    others.
-    """
+    """Draw a label of each row (S, n, *event), with a seed for each client, so that none affects others."""
     program, salt = fit.program, (noise.word("predictive"),)
     shared, own = in_program_shapes(program, draws)
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)

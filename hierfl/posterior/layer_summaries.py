@@ -65,10 +65,7 @@ def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
 def split(
     draws: Draws, var_names: Collection[str] | None, expand: int
 ) -> tuple[set[str], dict[str, Network]]:
-    """Return the sites to write out (`var_names` if given), and the networks to summarize by layer.
-
-    These have more than `expand` scalars. A global one named like a local one gets "_shared" added.
-    """
+    """Return the sites to write out, and networks of over `expand` scalars, to summarize by layer."""
     sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {
         name: v[0, 0].numel() for name, v in draws.own.items()
     }

@@ -1,7 +1,4 @@
-"""What is averaged over draws of each row, and how often its label counts: as in the fit.
-
-A masked row has no label; one that is scaled, as `weights(w)` does, counts so many times.
-"""
+"""Moments of each row's distribution over draws; labels count as in the fit, masked or scaled."""
 
 from __future__ import annotations
 

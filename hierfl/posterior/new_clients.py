@@ -79,10 +79,7 @@ def predict_from_prior(
 
 @one_at_a_time
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
-    """Draw p(w_k | z) for every client, z from the posterior: site -> (S, N, *shape).
-
-    Beside `fit.draws`, they show what the client's own rows add.
-    """
+    """Draw p(w_k | z) for every client, z from the posterior: site -> (S, N, *shape)."""
     program = fit.program
     local = local_plates(program)
 

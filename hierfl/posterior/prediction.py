@@ -207,10 +207,7 @@ def expect_prediction(value: Any, what: str) -> None:
 def predict(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
-    """Predict each row of fitted clients, matched by name, by its own client's posterior.
-
-    `site` may be None where the model observes only one. An unknown client or site is a KeyError.
-    """
+    """Predict each row of fitted clients, matched by name, by its own client's posterior."""
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
     needed = None if program.reads_all_rows else program.reads.guide
@@ -247,10 +244,7 @@ def predicted(
     run: Callable[[AtLatents, int, int], Iterable[Chunk]],
     draws: int,
 ) -> Prediction:
-    """Average what a site's distribution says of each row, over latent sites that `run` supplies.
-
-    `run(one, first, count)` evaluates `one` for every client; few draws at a time bound the memory.
-    """
+    """Average a site's distribution over latent sites from `run`, few draws at a time to bound memory."""
     known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")
     kinds: set[str] = set()
 

@@ -69,11 +69,7 @@ class Coordinates(Messenger):
 
 
 class Stretched(Messenger):
-    """Stretch the Gaussians of a guide's local sites by 1 + 1 / sqrt(D), and weight by the mixture.
-
-    `wide`, () bool: this draw is from the stretched ones. Their overlap hardly depends on D =
-    `size`.
-    """
+    """Stretch the Gaussians of a guide's D local unknowns by 1 + 1 / sqrt(D), and weight by the mixture."""
 
     def __init__(self, wide: Tensor, size: int) -> None:
         super().__init__()

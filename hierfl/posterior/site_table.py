@@ -42,10 +42,7 @@ Networks = Mapping[str, Network]
 
 @dataclass(frozen=True, eq=False)
 class SiteTable:
-    """The table, the `points` (sites and learned params without sd), and the `first` draws or None.
-
-    `without_local`: local sites are left out, since they depend on rows that are not there.
-    """
+    """The table, the `points` without sd, and the `first` draws or None; `without_local`: global sites only."""
 
     frame: pd.DataFrame
     spread: tuple[str, ...]
@@ -58,10 +55,7 @@ class SiteTable:
 
 @one_at_a_time
 def site_table(fit: Snapshot, *, draws: int, seed: int = 0, keep: int = 0) -> SiteTable:
-    """Draw every site, and return mean, sd, 90 % interval and shrinkage of every number.
-
-    All but the first `keep` draws are summarized chunk by chunk, which bounds the memory.
-    """
+    """Tabulate mean, sd, 90 % interval and shrinkage of every number; keep the first `keep` draws."""
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows = lacks_rows(fit)
     without_local = no_rows and bool(fit.program.reads.guide)

@@ -137,11 +137,7 @@ def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:
 
 
 def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
-    """Refuse rows that the program cannot be run on; labels may be absent.
-
-    Padding matters where clients of the rows differ in numbers of rows, and those of the fit did
-    not.
-    """
+    """Refuse rows that the program cannot be run on; labels may be absent."""
     expect_client_data(rows, "data")
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
     if missing:

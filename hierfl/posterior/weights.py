@@ -152,11 +152,7 @@ def over_own(
     *,
     stretch: bool = False,
 ) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
-    """Draw a client's local sites several times at one z.
-
-    Return values, log p(z) / q(z), log W_k, coordinates of z and their log density, (times, ...)
-    each. With `stretch`, every second draw is stretched: weights are over the mixture.
-    """
+    """Draw local sites several times at one z: values, log p(z) / q(z), log W_k, z, log q(z), (times, ...)."""
 
     def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
         keys = noise.fold(batch.own_keys, noise.word("own"), m)  # the root key stays, and so does z

@@ -68,10 +68,7 @@ def not_dealt_with(data: ClientData) -> ValueError:
 
 
 def check_missing(program: Program, data: ClientData) -> None:
-    """Refuse missing labels, and missing values that make a density or its gradient NaN.
-
-    Both are taken at the guide's start, on all rows with missing values and on one client's rows.
-    """
+    """Refuse missing labels, and missing values that make a density or its gradient NaN at the start."""
     missing = holes(data)
     if not missing:
         return

@@ -1,7 +1,4 @@
-"""A few rows on which a program is compared with itself: padded, reordered, relabeled.
-
-Params and sites are random: at starting values, often 0, a dependence may not show.
-"""
+"""A few rows, and random params (0 may hide a dependence), to compare a program with itself."""
 
 from __future__ import annotations
 
@@ -83,11 +80,7 @@ def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]
 
 
 def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
-    """Return the first site that differs between two batches by more than rounding.
-
-    A difference is looked at again in double precision. A program that cannot be run gives a
-    warning.
-    """
+    """Return the first site that differs between two batches by more than rounding."""
     with untouched_store(), torch.no_grad(), unchecked():
         found = _differing(evaluate, one, other, ROUNDING)
         if found and torch.get_default_dtype() != torch.float64:

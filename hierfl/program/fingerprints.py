@@ -1,8 +1,4 @@
-"""Fingerprints of a user's functions, modules and objects, which a record can only name.
-
-A part, in words -> a hash: of code with constants, closure, defaults and globals; of a module's
-layers, shapes and what is not learned. Code is compared under one Python version only.
-"""
+"""Fingerprints (part -> hash) of a user's code and modules, comparable under one Python version."""
 
 from __future__ import annotations
 

@@ -132,10 +132,7 @@ def draw(fn: Any, source: Noise) -> Tensor:
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
-    """Return one client's draw by torch's own sampler, seeded by the key; it does not run under vmap.
-
-    `reparameterized`: the draw must have a gradient, as a guide's must; a prior's need not.
-    """
+    """Draw by torch's sampler, seeded by the key, outside vmap; `reparameterized`: with a gradient."""
     if reparameterized and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterized draw)")
     apart = NoKeyedDraw(

@@ -53,10 +53,7 @@ _LEVELS = ("global", "local")
 
 @dataclass(frozen=True, eq=False)
 class ParamSpec:
-    """A `pyro.param` of a program, local if it is declared inside the clients plate.
-
-    `start` is unconstrained, of one client; `axis` is the clients' dimension, from the right, or 0.
-    """
+    """A `pyro.param`; `axis` is the clients' dimension from the right, 0 if global; `start` is one client's."""
 
     name: str
     is_local: bool

@@ -114,10 +114,7 @@ def _explain(
 
 @dataclass(frozen=True, eq=False)
 class ModelRead:
-    """A model, read and checked, without its guide; fields are those of `Program`.
-
-    `traces` are of the model on one client and on two.
-    """
+    """A model, read and checked, without its guide; `traces` are of one client and of two."""
 
     model: Model
     data: ClientData

@@ -1,7 +1,4 @@
-"""Recipes: how a method, model, guide or optimizer was made, as JSON, by public or marked names.
-
-No code is stored or run. What is not hierfl's own has a fingerprint, to tell it from another.
-"""
+"""Recipes: how a method, model, guide or optimizer was made, as JSON; no code is stored or run."""
 
 from __future__ import annotations
 
@@ -106,10 +103,7 @@ def _name(thing: Any) -> str:
 
 
 def describe(value: Any, *, fixed: bool = False) -> JSON:
-    """Return a value as JSON, or {"opaque": its type}; "code" is the fingerprint of a user's code.
-
-    `fixed`: a module's weights are constants of the model, and distinguished by their values.
-    """
+    """Return a value as JSON, or {"opaque": its type}; `fixed` weights of modules count as constants."""
     marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
     if marked:
         return {"marked": next(iter(marked.values())), "code": fingerprint(value)}
@@ -163,10 +157,7 @@ def _code_of(thing: Any) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------
 # remaking
 def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:
-    """Make again what `describe` has described; the JSON need not be trusted.
-
-    `handed`: "model" or "guide" -> that option of a method, which must be what is described.
-    """
+    """Make again what `describe` described, from untrusted JSON; options that are `handed` must match it."""
     handed = dict(handed or {})
     made = _remade(description, "", handed)
     if handed:  # what is used is taken out

@@ -19,10 +19,7 @@ from hierfl.program.traces import Site, is_likelihood, per_client, samples, scor
 
 
 class Terms(NamedTuple):
-    """One estimate of the negative ELBO in nats: `nll` and `local_kl` (C,), `global_kl` ().
-
-    A mini-batch's nll is scaled to all rows. The negative ELBO is the sum with `global_kl` once.
-    """
+    """One estimate of the negative ELBO in nats: `nll` and `local_kl` (C,) by client, and `global_kl` ()."""
 
     nll: Tensor
     local_kl: Tensor

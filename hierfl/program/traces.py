@@ -156,11 +156,7 @@ def unit_of(fn: Any) -> Tensor | None:
 
 
 class Center(Messenger):
-    """Sets latent sites to their priors' centers given earlier sites, or to `infer["start"]`.
-
-    A site's mean is its center if `by_mean` says so; a site not in it is checked by its mean's
-    value, which a compiled graph cannot do.
-    """
+    """Sets latent sites to their priors' centers given earlier sites; `by_mean` spares a look at values."""
 
     def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:
         super().__init__()

@@ -145,11 +145,7 @@ def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Te
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One scalar of a site, with its label; `draws` (S, N) of a local site or (S,) of a global one.
-
-    `expected` (S, N) is the global level's prediction, `local_only` (N,) are estimates; None if
-    absent.
-    """
+    """One scalar of a site: `draws` (S, N) or (S,), `expected` (S, N) of the global level, or None."""
 
     label: str
     draws: Floats
@@ -173,11 +169,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Everything that the report is based on: `draws`, None if fewer than 50 can be held.
-
-    `expected` (S, N, *shape) are draws of the global prior by site, `local_only` (N, *shape)
-    estimates.
-    """
+    """Everything that the report is based on; `draws` and `expected` may be None, (S, N, *shape) by site."""
 
     evidence: Evidence
     scored: Scored

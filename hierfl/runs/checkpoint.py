@@ -43,11 +43,7 @@ def save(
     *,
     beside: Mapping[str, bytes | dict[str, Tensor]] | None = None,
 ) -> Path:
-    """Write a checkpoint, whole or not at all, and return its folder; the one before it is kept.
-
-    `about` identifies the run; `beside`: name -> bytes or tensors. The caller holds the folder's
-    lock.
-    """
+    """Write a checkpoint whole or not at all, with files `beside`; the caller holds the folder's lock."""
     root = Path(folder)
     private_folder(root)
     clear(root)

@@ -1,7 +1,4 @@
-"""What a run's record says, checked and compared: a file may be damaged, or crafted.
-
-Hashes of private data are salted.
-"""
+"""What a run's record says, checked and compared, as it may be crafted; private hashes are salted."""
 
 from __future__ import annotations
 

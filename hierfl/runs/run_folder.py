@@ -1,7 +1,4 @@
-"""The folder of a run: its `flock`, its checkpoints, how one is put there, which are removed.
-
-Only checkpoints of this run, down to their recorded files, and drafts are ever removed.
-"""
+"""The folder of a run: its `flock`, its checkpoints, how one is put there, which are removed."""
 
 from __future__ import annotations
 

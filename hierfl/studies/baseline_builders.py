@@ -124,10 +124,7 @@ def descending(
     more: Callable[[nn.Sequential, Budget], dict[str, Any]] = lambda net, b: {},
     model: Callable[..., Any] = network,
 ) -> Made:
-    """Return the builder of a method whose clients descend with SGD, with `each` gradients a step.
-
-    `more(network, budget)` gives options, `model(network, likelihood)` the method's model.
-    """
+    """Return the builder of a method that descends with SGD, `each` gradients a step."""
 
     def made(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
         given = local(b, each, optimizer=SGD(lr, momentum=momentum)) | more(net, b)

@@ -32,12 +32,11 @@ def _all(total: int) -> int:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One method of the comparison: `made(network, step size, budget, **settings)`.
+    """One method of the comparison: `made` from a network, with the evaluations `spent` in a round.
 
-    `spent` maps allowed gradient evaluations of a round to those it takes. `tunes`: predicts after
-    one round of `personalize`; `draws`: averages over a posterior; `adaptive`: the step size is
-    Adam's; `body`: needs a layer below the last, dense one; `everyone`: needs all clients in each
-    round, and gets as few rounds as keep its clients' share equal.
+    `tunes`: it is personalized before it predicts. `draws`: predictions average over a posterior.
+    `adaptive`: the step size is Adam's. `body`: it needs a layer below the last. `everyone`: it
+    needs all clients in each round, and gets fewer rounds.
     """
 
     made: build.Made

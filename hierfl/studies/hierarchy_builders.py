@@ -76,11 +76,7 @@ def a_fedmap(
     hidden: Sequence[int] = (8,),
     **settings: Any,
 ) -> Method:
-    """Return FedMAP; with server = "best", the server takes the prior's exact minimizer.
-
-    `prior`: "isotropic" (`variance`; `first_variance` above 0 is the first layer's), "variance"
-    (`LearnedVariance`) or "convex" (`InputConvex`, layers `hidden`).
-    """
+    """Return FedMAP with an "isotropic", "variance" or "convex" prior; server "best" minimizes exactly."""
     priors: dict[str, LearnedPrior] = {
         "isotropic": Isotropic(variance),
         "variance": LearnedVariance(),

@@ -82,12 +82,7 @@ def scaling_of(train: ClientData, kind: Literal["pixel", "one", "none"]) -> Scal
 def equal_classes(
     labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int
 ) -> tuple[list[Ids], list[Ids]]:
-    """Split rows at random among clients, each class at equally many, into training and test rows.
-
-    `train` and `test` are rows of a client in each of its `classes` classes. FedABML's
-    Fashion-MNIST has 200 clients with 2 classes each, 150 training and 25 test rows of each: all
-    70,000.
-    """
+    """Split rows at random among clients; `train` and `test` rows of each of a client's `classes`."""
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
     client_classes = _classes_of_clients(every, clients, classes, generator)
@@ -113,10 +108,7 @@ def equal_classes(
 def shared_classes(
     labels: Tensor, *, clients: int, classes: int, share: float, seed: int
 ) -> tuple[list[Ids], list[Ids]]:
-    """Split a share of each class's rows equally among the clients that have the class.
-
-    A seventh of them are for tests, as for Fashion-MNIST, so a client needs 7 rows of each class.
-    """
+    """Split a share of each class equally among its clients, at least 7 rows each, a seventh for tests."""
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
     client_classes = _classes_of_clients(every, clients, classes, generator)
@@ -143,10 +135,7 @@ def shared_classes(
 def _classes_of_clients(
     every: int, clients: int, classes: int, generator: np.random.Generator
 ) -> Ids:
-    """Draw the classes of each client, (clients, classes), without repeating a class for a client.
-
-    A shuffled deck is dealt. While a client has a class twice, it swaps one at random with another.
-    """
+    """Deal classes to clients, (clients, classes), swapping at random until none has a class twice."""
     deck = generator.permutation(np.resize(np.arange(every), clients * classes))
     found = deck.reshape(clients, classes)
     while repeating := [k for k, own in enumerate(found) if len(set(own)) < classes]:
@@ -201,10 +190,7 @@ def power_law(
 
 
 def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> Tensor:
-    """Return the labels that PRIOR's MNIST script gives the rows of `power_law`: some are wrong.
-
-    The first 10 rows of a client's class (u + j) mod 10 get the label j, in training and test.
-    """
+    """Return PRIOR's wrong MNIST labels: the first 10 rows of a client's class (u + j) mod 10 have label j."""
     rows, found = _by_class(labels, np.random.Generator(np.random.Philox(seed))), labels.clone()
     taken = [0] * len(rows)
     for u in range(clients):
