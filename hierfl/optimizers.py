@@ -129,10 +129,7 @@ class TorchOptimizer:
         return moved, {"begun": torch.ones(()), "of": kept}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
-        """Take one step of a new torch optimizer from the saved state (None: the first step).
-
-        Return what to add to the params, and the optimizer's tensors of each leaf by name.
-        """
+        """Take a new torch optimizer's step from a state (None: the first); return what to add, and tensors by leaf."""
         names, leaves = zip(*named_leaves(params).items(), strict=True)
         moving = [torch.nn.Parameter(leaf.detach().clone()) for leaf in leaves]
         optimizer = self.kind(moving, **self.options)
@@ -154,10 +151,7 @@ class TorchOptimizer:
 
 
 def plain_lr(optimizer: Optimizer, option: str, why: str) -> float:
-    """Return the step size of plain SGD, for methods whose equations hold for nothing else.
-
-    `option` and `why` are for the message: the option's name, and why there is no other.
-    """
+    """Return the step size of plain SGD, all that the method's equations hold for; `why` is for the message."""
     if not isinstance(optimizer, SGD) or optimizer.momentum:
         raise ValueError(f"{option} is {optimizer}: it must be SGD(lr) without momentum, as {why}")
     if not optimizer.lr >= 0.0:

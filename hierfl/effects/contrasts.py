@@ -149,10 +149,7 @@ def check_kind(found: Drawn, kind: object, scale: Scale) -> None:
 def pairs(
     at_draws: Tensor, values: Sequence[Any], levels: Sequence[str], kind: Kind, scale: Scale
 ) -> pd.DataFrame:
-    """Return a row per pair of values and level, the later value compared with the earlier.
-
-    `at_draws` is (S, values, levels); the levels of a number are ("",).
-    """
+    """Return a row per pair of values, the later against the earlier, and level, of draws (S, values, levels)."""
     names = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
     parts = []
     for i, j in combinations(range(len(values)), 2):

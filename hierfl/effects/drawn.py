@@ -26,10 +26,7 @@ LEAST_DRAWS = 20  # for a 90 % interval
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """S draws of a formula's coefficients: N clients, P common columns, O predictors per row.
-
-    `shared`: global site -> (S, *shape); `own`: local site -> (S, N, *shape); float64.
-    """
+    """S draws of a formula's coefficients for N clients: `shared`, (S, *shape), and `own`, (S, N, *shape), float64."""
 
     formula: Formula
     clients: tuple[str, ...]

@@ -54,11 +54,7 @@ class Nodes:
     def introductions(
         self, ids: list[int], count: int, fewest: int, schema: bytes
     ) -> dict[int, Introduction]:
-        """Return how nodes introduce their clients, given a formula's schema.
-
-        Raises:
-            TooFewNodes: fewer than `count` answer, or fewer than `fewest` by an introduction.
-        """
+        """Return how nodes introduce their clients, given a formula's schema; too few are refused."""
         found, answers = {}, self._answers("query.introduce", ids, count, schema)
         for number, content in answers.items():
             try:
@@ -70,12 +66,7 @@ class Nodes:
         return found
 
     def with_schema(self, call: FitCall, ids: list[int]) -> FitCall:
-        """Return the call once the nodes have agreed on the schema of its formula.
-
-        Raises:
-            TooFewNodes: a node cannot answer, or does not.
-            KeyError, TypeError, ValueError: clients disagree.
-        """
+        """Return the call once the nodes have agreed on the schema of its formula."""
         # here: pandas and formulae, which most models do not need
         from hierfl.formulas.formula import Formula
         from hierfl.nodes.agreed_schema import agreed_over
@@ -108,11 +99,7 @@ class Nodes:
         return answers
 
     def agree(self, agreed: Mapping[str, Any], ids: Mapping[str, int], run: str) -> dict[str, str]:
-        """Send the nodes what all agreed on, and the method; return what each client starts from.
-
-        Raises:
-            TooFewNodes: a node cannot take part, or half of them or more would run something else.
-        """
+        """Send the nodes what all agreed on, and the method; return what each client starts from."""
         names, starts = {number: name for name, number in ids.items()}, {}
         others: dict[str, str] = {}
         content = json.dumps(agreed).encode()
@@ -212,10 +199,7 @@ class Server:
     def fit(
         self, call: FitCall, *, context: Context | None = None, send_recipe: bool = False
     ) -> FitOverNodes:
-        """Let the nodes introduce themselves, agree, and go through the rounds.
-
-        With a `context` rounds are by secure aggregation; a chosen method's recipe is always sent.
-        """
+        """Run the fit over the nodes, with a `context` by secure aggregation; always send a chosen method's recipe."""
         there, schema = self.nodes.there(self.count), b""
         if call.lacks_schema:
             call = self.nodes.with_schema(call, there)

@@ -1,12 +1,8 @@
 """Processes for the messages of a SuperNode, forked from one that has imported all that they need.
 
-A SuperNode starts a program for each message, which imports flwr, torch and hierfl again: 7 s of a
-core. Started with `--isolation process`, it leaves messages to a process from outside,
-`hierfl node serve`. Each message still has its own process, so that nothing of one run reaches
-another; `multiprocessing`'s fork server, whose memory holds the modules already, forks it.
-
-    AcquireTask   a message that waits, with a token
-    run_clientapp Flower's own: takes the message, installs the app, runs it, pushes the answer
+A SuperNode's own program per message imports flwr, torch and hierfl again: 7 s of a core. Started
+with `--isolation process`, it leaves messages to `hierfl node serve`; each has a process of its
+own, forked by `multiprocessing`'s fork server, so that nothing of one run reaches another.
 """
 
 from __future__ import annotations
@@ -46,17 +42,11 @@ def serve(
     secret: bytes | None = None,
     wait: float = 0.1,
 ) -> None:
-    """Answer the messages of a SuperNode until this process is stopped.
+    """Answer the messages of a SuperNode until this process is stopped; wait for a missing or restarted one.
 
-    Args:
-        address: host and port of the SuperNode's Runtime API, which flwr sets to 127.0.0.1:9094.
-        root_certificates: of the authority that the API's certificate is checked against, PEM.
-            Default None: plain HTTP, for a SuperNode on this machine.
-        secret: of the SuperNode's `--superexec-auth-secret-file`. Default None: it has none.
-        wait: seconds between two looks for a message.
-
-    Raises:
-        ConnectionError: the SuperNode refuses. A missing or restarted one is waited for.
+    `address` is its Runtime API's, whose certificate is checked by `root_certificates`, PEM (None:
+    plain HTTP, on this machine). `secret` is that of its `--superexec-auth-secret-file`, None if it
+    has none; `wait` is seconds between two looks.
     """
     client = taking_tasks(
         address, secret, insecure=root_certificates is None, root_certificates=root_certificates
@@ -110,14 +100,7 @@ def _token(client: RuntimeHttpClient, wanted: AcquireTaskRequest) -> str:
 
 
 def answer_one(address: str, root_certificates: bytes | None, token: str, parent: int) -> None:
-    """Answer one message, in its own process.
-
-    Args:
-        address: of the SuperNode's Runtime API.
-        root_certificates: as for `serve`.
-        token: of the message.
-        parent: id of the process that serves; this one ends with it.
-    """
+    """Answer the message of a token in its own process, which ends with that of id `parent`."""
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     run_clientapp(

@@ -1,10 +1,7 @@
-"""A run at a SuperLink that this process serves, by what `flwr run` and `flwr-serverapp` ask.
+"""A run at a SuperLink (`--isolation process`) that this process serves in place of `flwr-serverapp`.
 
-    StartRun      the project's files, as a Flower app bundle: nodes get the client app from it
-    AcquireTask   the run's server task, with a token; signed with the SuperLink's secret
-    PullTaskInput, SendTaskHeartbeat, PushTaskOutput   the task's begin, heartbeat and end
-
-A SuperLink that was started with `--isolation process` leaves the server task to other processes.
+StartRun sends the app's files, from which nodes get the client app; AcquireTask, signed with the
+SuperLink's secret, gets the server task's token; the others begin it, keep it alive and end it.
 """
 
 from __future__ import annotations
@@ -72,11 +69,7 @@ class Task:
     identity: Mapping[str, int]
 
     def begin(self) -> None:
-        """Make this task the sender of this process's messages.
-
-        Raises:
-            RuntimeError: the task is over.
-        """
+        """Make this task, unless it is over, the sender of this process's messages."""
         if self.over.is_set():
             raise RuntimeError(
                 f"run {self.run} at the SuperLink is over (it was closed or stopped, or it missed "

@@ -22,11 +22,7 @@ from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
 @dataclass(frozen=True)
 class OfColumn:
-    """What a client answers about one column: its kind and unit, sums of a number or counts of a category.
-
-    Counts are of levels with at least `min_count` rows; `declared` levels are an ordered
-    category's.
-    """
+    """What a client answers about a column: sums of a number, counts of a category's levels of `min_count` rows."""
 
     kind: Kind
     unit: str = ""

@@ -37,10 +37,7 @@ def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
 
 
 def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bool = False) -> Any:
-    """Return rows as a program reads them; only frames of a formula are changed.
-
-    Groups within the `fitted` clients must be known; rows that are `asked` may lack a response.
-    """
+    """Return frames of a formula, and only those, as a program's rows; when `asked` some may lack the response."""
     if not isinstance(model, Formula) or isinstance(rows, ClientData):
         return rows
     if model.layout.at("within"):

@@ -1,9 +1,4 @@
-"""What a node has answered, by the digests of requests, and what its rows' noise has paid for.
-
-The account is the node's own: it holds across restarts, and does not go by the round numbers that a
-server names. The last answer of a run is kept, and given again to the same bytes; any other request
-counts.
-"""
+"""What a node has answered, across restarts, by digests of requests; the last of a run is answered again."""
 
 from __future__ import annotations
 

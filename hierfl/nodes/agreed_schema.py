@@ -1,13 +1,8 @@
 """A formula whose schema the nodes agree on first, by answers to `hierfl.formulas.questions`.
 
-    server    query.schema   a question, with what is agreed so far
-    node      counts and sums of its rows, logged before they leave
-    server    query.introduce   the schema, which the node keeps and reads its frame by
-
-The node reads the formula of its own app: a question about another column or transform is refused.
-It names no level or group with fewer rows than its policy's `min_count`. It answers each question
-once: the same bytes get the same answer, and another question about the same columns is refused, as
-two answers that differ in a few levels would tell of a few rows.
+A node answers about the columns and transforms of its own app's formula, names no level or group
+with fewer rows than its policy's `min_count`, and logs sums and counts before they leave. It
+answers each question once: two answers that differ in a few levels would tell of a few rows.
 """
 
 from __future__ import annotations
@@ -51,21 +46,7 @@ def answer_schema(
     *,
     policy: str | Path | None = None,
 ) -> bytes:
-    """Return a node's answer to a question of the server, as JSON.
-
-    Args:
-        formula: of the node's app, without a schema.
-        frames: the rows of its one client: a frame with the column of clients, or {client: frame}.
-        folder: the node's.
-        content: the question.
-        policy: file of the owner's policy. Default None: `policy.toml` in the folder.
-
-    Raises:
-        Refused: the content is no question about these rows, or the policy forbids it
-            (`Forbidden`).
-        NodeFailed: the rows are not as the formula needs them; the node's log says where.
-        ValueError: the policy cannot be read.
-    """
+    """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
     root = Path(folder)
     allowed = policy_at(policy_file(root, policy))
     with log.answering(root):
@@ -180,18 +161,7 @@ def _hash(schema: Schema, *parts: str) -> str:
 
 # ------------------------------------------------------------ the server
 def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> Formula:
-    """Return a formula with the schema that nodes agree on.
-
-    A node whose answer is none is left out, with a warning that names it.
-
-    Args:
-        formula: without a schema, or with one of columns.
-        send: sends a question to all nodes, and returns what each of them answers.
-
-    Raises:
-        KeyError, TypeError, ValueError: clients disagree, the message names client, column and
-            value; or no node gives an answer.
-    """
+    """Return a formula with the schema that nodes agree on; warn of a node without an answer, and leave it out."""
     everyone: set[str] = set()
     left_out: dict[str, str] = {}
 

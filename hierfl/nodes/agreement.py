@@ -1,8 +1,4 @@
-"""What nodes report about their rows before the first round, and what they agree on.
-
-A node reports its client's name, how many rows it has, the name, dtype and shape of each field, the
-names of features and levels, and the least and largest value of a field of codes. It sends no row.
-"""
+"""What nodes report about their rows before the first round, without a row, and what they agree on."""
 
 from __future__ import annotations
 
@@ -39,15 +35,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fields:
-    """The form of a client's rows.
-
-    Args:
-        fields: name -> dtype and the shape of a row.
-        client_fields: name -> dtype and shape.
-        features: field -> names of its columns.
-        levels: field -> names of its codes.
-        dtype: torch's default, in which clients compute.
-    """
+    """The form of a client's rows: dtype and row shape of each field, names of columns and codes, and torch's dtype."""
 
     fields: Mapping[str, Sequence[Any]]
     client_fields: Mapping[str, Sequence[Any]]

@@ -36,13 +36,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True, eq=False)
 class FitCall:
-    """The arguments of `fit` without the nodes, under the same names; `method` is the method or the model.
-
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: `disclose` is another word, a named method discloses more than it allows, or
-            `resume` lacks a checkpoint.
-    """
+    """The arguments of `fit` without the nodes, by its names; `method` is the method or the model."""
 
     method: Method | Model
     rounds: int | None = None

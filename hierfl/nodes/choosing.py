@@ -27,13 +27,7 @@ class ReadAlone(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What a server runs.
-
-    method: named, or chosen.
-    rounds: None: until the method stops itself.
-    why: it was chosen; None: it was named.
-    read: the program, where choosing has read it.
-    """
+    """What a server runs: the method, rounds (None: until it stops itself) and why it was chosen (None: named)."""
 
     method: Method
     rounds: int | None

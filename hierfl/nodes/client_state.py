@@ -1,9 +1,4 @@
-"""A node, and the client state that it keeps in its folder.
-
-A state is kept with the one before it, so that an answer that the server did not count leaves no
-trace: the server says in which round it last counted the client, and the node goes on from the
-state after that round. So the states at the nodes always match the server's own.
-"""
+"""A node, and its client's state, kept with the one before it, to go on from if an answer was not counted."""
 
 from __future__ import annotations
 
@@ -27,13 +22,7 @@ class NodeFailed(RuntimeError):
 
 
 class Kept(NamedTuple):
-    """The client state of a node.
-
-    round: the last round that it has been through; -1: none.
-    base: the last round before it that the server had counted; -1: none.
-    before: the state after round `base`.
-    after: the state after `round`.
-    """
+    """The states after `round`, the last one, and `before` it, after `base`, the last counted one; -1: none."""
 
     round: int
     base: int

@@ -239,11 +239,7 @@ class FitOverNodes:
         )
 
     def _read(self, found: Answer, kind: Kind) -> Tree:
-        """Return what a node released.
-
-        Raises:
-            Refused: it released nothing, or its answer is not to this question.
-        """
+        """Return what a node released in answer to this question; refuse any other."""
         if found.content is None:
             raise Refused(found.reason or "it did not answer")
         answered = from_bytes(found.content, most=MOST)

@@ -1,8 +1,4 @@
-"""What a node answers about its client after the rounds: draws, summaries, predictions, scores.
-
-They are computed from the server's last message and the client state that the node has kept, and
-are those of `hierfl.Fit`. The node's folder keeps all of them, readable by its owner alone.
-"""
+"""What a node answers about its client after the rounds: draws, summaries, predictions and scores of `hierfl.Fit`."""
 
 from __future__ import annotations
 
@@ -33,16 +29,7 @@ MOST_KEPT = 1 << 28  # bytes of it
 
 @dataclass(frozen=True)
 class Question:
-    """What a node is asked after the rounds.
-
-    Args:
-        kind: "summaries" or "draws" of the client's own sites; "predictions" or "scores" of rows.
-        draws: S.
-        seed: of the draws.
-        site: the observed site to predict; None: the model's only one.
-        rounds: rounds that the server has done.
-        counted: the last of them in which it counted the client; -1: none.
-    """
+    """What a node is asked after `rounds` rounds; its client was last counted in round `counted` (-1: in none)."""
 
     kind: Kind
     draws: int

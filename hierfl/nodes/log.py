@@ -41,20 +41,7 @@ def left(
     tree: Tree | None = None,
     **more: Any,
 ) -> bytes:
-    """Log something that is about to leave the node, and return it.
-
-    Args:
-        folder: the node's.
-        content: what leaves.
-        what: "introduction", "start", "schema", "update", "refusal", or a kind of answer.
-        run: name of the run; None: before there is one.
-        round_: number of the round; None: it is not of a round.
-        tree: the tensors in it; None: it is text, and logged whole.
-        more: for the owner, such as the question, or what was wrong.
-
-    Raises:
-        CannotWrite: the log cannot be written; then nothing may leave.
-    """
+    """Log what is about to leave the node, and return it; if the log cannot be written, nothing leaves."""
     said: dict[str, Any] = {"time": now(), "run": run, "round": round_, "what": what}
     said |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     if tree is None:
@@ -75,14 +62,7 @@ def left(
 
 @contextmanager
 def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -> Iterator[None]:
-    """Answer one message: alone in the node's folder, and with errors that may leave it.
-
-    Errors of what the owner calls (`of_owner`) stay as they are.
-
-    Raises:
-        Refused, NodeFailed: what is refused or fails, in a text without any value of the rows; the
-            log has the detail.
-    """
+    """Answer one message, alone in the node's folder; errors leave without values of rows, except to the owner."""
     private_folder(folder)
     with alone(folder):
         try:

@@ -1,9 +1,4 @@
-"""Trees of tensors as bytes, and what is refused when bytes are read.
-
-A message is one safetensors file: tensors by their place in the tree, and the tree's structure as
-JSON in the metadata. Reading it builds dicts, lists, tuples and dense numeric tensors, nothing
-else; no code is run.
-"""
+"""Trees of tensors as safetensors files with their structure as JSON; reading them runs no code."""
 
 from __future__ import annotations
 
@@ -33,26 +28,14 @@ class Refused(ValueError):
 
 
 class Message(NamedTuple):
-    """A tree of tensors, and JSON about it.
-
-    tree: nested dicts, lists and tuples of tensors.
-    about: such as the round.
-    """
+    """A tree of tensors in dicts, lists and tuples, and JSON about it, such as the round."""
 
     tree: Tree
     about: Mapping[str, Any]
 
 
 def to_bytes(tree: Tree, about: Mapping[str, Any]) -> bytes:
-    """Write a tree of tensors; named tuples are read back as tuples.
-
-    Args:
-        tree: nested dicts with strings as keys, lists, tuples and tensors.
-        about: JSON about it.
-
-    Raises:
-        TypeError: the tree holds something else.
-    """
+    """Write a tree of tensors in dicts, lists and tuples; named tuples are read back as tuples."""
     leaves: dict[str, Tensor] = {}
     form = _form(tree, leaves)
     content: bytes = save(leaves, {SAID: json.dumps({"tree": form, "about": about})})
@@ -77,15 +60,7 @@ def _form(tree: Tree, leaves: dict[str, Tensor]) -> Any:
 
 
 def from_bytes(content: object, *, most: int) -> Message:
-    """Read what `to_bytes` wrote.
-
-    Args:
-        content: the bytes.
-        most: bytes of all tensors together, at most; names and shapes may take another mebibyte.
-
-    Raises:
-        Refused: these are no bytes, too many of them, or not of a message.
-    """
+    """Read what `to_bytes` wrote: tensors of at most `most` bytes, names and shapes of a mebibyte."""
     if not isinstance(content, bytes):
         raise Refused(f"it is a {type(content).__name__}, not bytes")
     if len(content) > most + HEADER:
@@ -108,11 +83,7 @@ def from_bytes(content: object, *, most: int) -> Message:
 
 
 def read_json(content: object, most: int = 1 << 26) -> Any:
-    """Read JSON that came from elsewhere, of numbers that are finite and of few levels.
-
-    Raises:
-        Refused: it is too long or too deep, or is no JSON.
-    """
+    """Read JSON that came from elsewhere, of numbers that are finite and of few levels."""
     if not isinstance(content, bytes | str) or len(content) > most:
         raise Refused(f"it is no JSON of {most:,} characters or fewer")
     try:
@@ -159,16 +130,7 @@ def _built(form: Any, leaves: Mapping[str, Tensor], unused: dict[str, Tensor], d
 
 
 def like(tree: Tree, template: Tree, *, finite: bool = True) -> Tree:
-    """Return a tree with the structure of a template, named tuples included.
-
-    Args:
-        tree: as it was read.
-        template: a tree of the names, shapes and dtypes that it must have.
-        finite: refuse values that are not finite, or larger than 1e15.
-
-    Raises:
-        Refused: a tensor is missing, unknown, or of another shape or dtype; or has such a value.
-    """
+    """Return a tree like a template in names, shapes and dtypes; `finite` also refuses values beyond 1e15."""
     found, wanted = dict(_named(tree, "")), dict(_named(template, ""))
     if unknown := sorted(found.keys() - wanted.keys()):
         raise Refused(f"it has {_list(unknown)}, which nobody asked for")

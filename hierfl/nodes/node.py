@@ -1,11 +1,4 @@
-"""A node: one client's rows on their own machine, and what it answers.
-
-A message asks a node for a round, and it answers with the client's update; after the rounds it is
-asked for draws and predictions of its client. The client state stays in the node's folder, so that
-a stopped node goes on. A round that is asked for again is computed again from the state before it,
-with the same answer. What the owner's policy does not allow is refused, and everything that leaves
-is logged first.
-"""
+"""A node: one client's rows on their own machine, and its answers, which its policy allows and its log records."""
 
 from __future__ import annotations
 

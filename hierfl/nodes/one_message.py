@@ -16,11 +16,7 @@ PAUSE = 0.02
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Wait for the lock on a node's folder, and hold it.
-
-    Raises:
-        Refused: another message has it for too long.
-    """
+    """Wait for the lock on a node's folder, and hold it; refuse after too long."""
     until = time.monotonic() + LONGEST
     with ExitStack() as stack:
         while True:

@@ -146,28 +146,14 @@ def _rows_of(phase: Phase, rows: int) -> int:
 
 
 def policy_file(folder: Path, policy: str | Path | None) -> Path:
-    """Return the file of a node's policy: the named one, or the one in its folder.
-
-    Raises:
-        ValueError: there is no file of that name.
-    """
+    """Return the file of a node's policy: the named one, which must exist, or the one in its folder."""
     if policy is not None and not Path(policy).is_file():
         raise ValueError(f"there is no policy '{policy}': write it, or name the file that there is")
     return folder / FILE if policy is None else Path(policy)
 
 
 def policy_at(path: Path, *, needed: bool = False, own: Method | None = None) -> Policy:
-    """Read a policy; without a file, return the default one.
-
-    Args:
-        path: of the file.
-        needed: the file must be there.
-        own: a method of the user's own, which the policy may name.
-
-    Raises:
-        ValueError: the file is no TOML, or has an unknown key, or a value that the key cannot have;
-            or it is needed and not there.
-    """
+    """Read a policy; without a file, unless it is `needed`, the default one. It may name the user's `own` method."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

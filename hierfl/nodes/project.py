@@ -166,20 +166,7 @@ left with `hierfl node log`.
 
 
 def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]:
-    """Write a Flower project.
-
-    Args:
-        name: of the project, its folder and its Python package.
-        parent: folder that it is made in.
-        nodes: how many nodes a run waits for, 1 or more.
-
-    Returns:
-        File -> what it is.
-
-    Raises:
-        ValueError: the name cannot be that of a package, or `nodes` is below 1.
-        FileExistsError: there is such a folder, and it is not empty.
-    """
+    """Write a Flower project, a new folder and package `name`; a run waits for `nodes`. Return file -> what it is."""
     _check_name(name)
     if nodes < 1:
         raise ValueError(f"nodes is {nodes}: it must be 1 or more")

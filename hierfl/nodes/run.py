@@ -1,9 +1,4 @@
-"""The server's side of a run over nodes: it has no rows, asks nodes round by round, and checks what they answer.
-
-The rounds are those of `hierfl.engine.rounds`. What crosses is decided by the method alone; how it
-crosses is decided by `Ask`, a function that hands messages to nodes and yields their answers, in
-any order, late, twice or not at all.
-"""
+"""The server's side of a run over nodes: rounds without rows, whose answers come in any order, or not at all."""
 
 from __future__ import annotations
 
@@ -53,11 +48,7 @@ class TooFewNodes(ClientError):
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """A federation whose rows are elsewhere: numbers stand in for them, in `few` of a few rows.
-
-    counted: client -> the last round in which it was counted; rounds add to it.
-    left_out: client -> why it is not asked.
-    """
+    """A federation whose rows are elsewhere; `few` has made-up rows, `counted` each client's last counted round."""
 
     method: Method
     federation: Federation
@@ -148,11 +139,7 @@ class Nodes:
     def _ended(
         self, task: Task, wanted: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
     ) -> tuple[LeftOut, ...]:
-        """Count the clients that answered, and return the others.
-
-        Raises:
-            TooFewNodes: too few did.
-        """
+        """Count the clients that answered, unless they are too few, and return the others."""
         left_out = tuple(
             LeftOut(int(task.ids[place]), reasons.get(name, self.left_out.get(name, SILENT)))
             for name, place in wanted.items()
@@ -313,11 +300,7 @@ def _without_rows(
 
 
 def _other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:
-    """Return the clients that start from something else than the server, and why they may not.
-
-    Raises:
-        ValueError: half of them do, or more.
-    """
+    """Return the clients, fewer than half, that start from something else than the server, and why they may not."""
     here = start_of(federation)
     differ = sorted(client for client, start in starts.items() if start != here)
     if differ and 2 * len(differ) >= len(starts):

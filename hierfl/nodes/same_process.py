@@ -81,11 +81,7 @@ class InProcess:
         )
 
     def _read(self, call: FitCall) -> tuple[FitCall, dict[str, ClientData]]:
-        """Return the call and each client's rows; of a formula without a schema, once the nodes have agreed on one.
-
-        Raises:
-            TypeError: frames are not of a formula.
-        """
+        """Return the call and each client's rows, once nodes have agreed on the schema of a formula without one."""
         rows = {name: part for name, part in self.parts.items() if isinstance(part, ClientData)}
         if rows:
             return call, rows

@@ -27,12 +27,7 @@ Numbers = NDArray[np.float64]
 
 
 class Summed(NamedTuple):
-    """The sum of some clients' updates.
-
-    clients: whose they are.
-    parts: (3 n,) the sum of their parts, as `parts_of` orders them.
-    reasons: client -> why it is not among them.
-    """
+    """The sum of some clients' parts, (3 n,), as `parts_of` orders them, and why the others are not in it."""
 
     clients: tuple[str, ...]
     parts: Numbers

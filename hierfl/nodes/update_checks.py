@@ -1,7 +1,4 @@
-"""What a server checks of an update beside its form: weights, sizes, and what its method knows of it.
-
-A client whose update fails is left out of the round, and the round goes on without it.
-"""
+"""What a server checks of an update beside its form; a client that fails is left out of the round."""
 
 from __future__ import annotations
 

@@ -32,11 +32,7 @@ def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
 def conditional_effect(
     ax: Axes, frame: pd.DataFrame, variable: str, *, by: str | None = None, label: str = ""
 ) -> Axes:
-    """Draw a conditional effect: lines with 90 % bands, or points with intervals at levels.
-
-    The frame is that of `Effects`; `variable` is its column along the x axis, and the values of the
-    column `by` are drawn apart. `label` is that of the y axis.
-    """
+    """Draw a frame of `Effects` over `variable`, for each value of `by`: bands of 90 %, or points with intervals."""
     lines = _lines(frame, by)
     levels = None
     if frame[variable].dtype.kind not in "iuf":
@@ -123,10 +119,7 @@ def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
 
 
 def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
-    """Draw a `Profile`'s standardized ratios over expected events, within limits of sampling alone.
-
-    The limits are those of `funnel_curves`. Clients beyond the inner limits are named.
-    """
+    """Draw a `Profile`'s standardized ratios within `funnel_curves`, naming clients beyond the inner limits."""
     styles = ("--", "-")
     for style, (name, part) in zip(styles, curves.groupby("limits", sort=False), strict=True):
         for side in ("low", "high"):

@@ -1,7 +1,4 @@
-"""Colors (Okabe and Ito's palette) and markers of all plots.
-
-The first four colors can be told apart under every kind of color vision, and markers differ.
-"""
+"""Colors (Okabe and Ito's, the first four told apart by all kinds of color vision) and markers of plots."""
 
 from __future__ import annotations
 
