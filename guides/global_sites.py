@@ -1,9 +1,4 @@
-"""Posteriors of the global sites: all sites are cut from one unconstrained vector z (K,).
-
-Each is a function `(block) -> (batch) -> Drawn`, to be used as the `shared=` of a guide family. The
-spline flow consists of pointwise operations alone, so that it runs under `torch.vmap` and compiles;
-Pyro's selects entries by a boolean mask, which `torch.vmap` does not allow. Its networks are used.
-"""
+"""Posteriors of the global sites: functions `(block) -> (batch) -> Drawn` of one vector z (K,)."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ def spline(
 
     Return y and log dg/dx. Widths and heights (..., bins) come before a softmax, inner slopes (...,
     bins - 1) before a softplus; all 0 is the identity. Eq. (4) and (5), Durkan et al. 2019,
-    arXiv:1906.04032.
+    arXiv:1906.04032. Pyro's selects entries by a boolean mask, which `torch.vmap` does not allow.
     """
     left, width = _pieces(widths, bound)
     low, height = _pieces(heights, bound)

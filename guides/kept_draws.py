@@ -17,11 +17,7 @@ POINTS = "_local.points"
 
 @family
 def kept_draws(model: Model, latents: Latents, *, size: int = 100) -> Guide:
-    """Build a guide whose local sites are the empirical law of `size` draws, made elsewhere.
-
-    It has no density there. Draws 0, 1, ... of a seed visit each client's draws once, in scattered
-    order. Params: `<site>.at` for each global site, unconstrained; `_local.points` (C, 1, size, D).
-    """
+    """Build a guide whose local sites visit `size` kept draws, `_local.points` (C, 1, size, D), once each."""
     block, above = latents.local_block, Latents(latents.global_block.sites)
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)
     points_of_globals = delta.on(model, above)

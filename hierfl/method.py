@@ -320,7 +320,6 @@ class Method:
         return f"Method({self.name}, model {model}, guide {guide})"
 
 
-# ---------------------------------------------------------------------------------------- functions
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
     """Return the gradient and the value of a loss.
 

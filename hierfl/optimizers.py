@@ -24,11 +24,7 @@ class Optimizer(Protocol):
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """Return what to add to the params, and the next state.
-
-        `updates` are gradients at `params`, which some optimizers need; `inplace` is torchopt's
-        flag, here always False.
-        """
+        """Return what to add to the params, and the next state; torchopt's `inplace` is always False."""
 
 
 @spelled

@@ -1,7 +1,4 @@
-"""Generative models: Pyro programs over a `ClientBatch`, one file per model.
-
-Likelihoods of networks: `likelihood`; of formulas: `families`; priors: `bregman`, `learned_priors`.
-"""
+"""Generative models: Pyro programs over a `ClientBatch`, one file per model."""
 
 import lazy_loader
 

@@ -1,8 +1,4 @@
-"""Batch normalization as a pure function of weights, statistics and rows.
-
-A learning layer normalizes by the mini-batch's rows, a predicting one by all of the client's, which
-`hierfl.methods.batch_normed` finds and keeps. Outside such a method batch norm is refused.
-"""
+"""Batch normalization as a pure function of weights, statistics and rows."""
 
 from __future__ import annotations
 

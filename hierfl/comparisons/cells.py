@@ -41,7 +41,6 @@ OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 Options = Mapping[str, float]
 
 
-# --------------------------------------------------------------------------------- what a key is of
 @cache
 def code() -> str:
     """Return a digest of the source that numbers depend on, and of its packages' versions."""
@@ -98,7 +97,6 @@ def cell_file(out: Path, study: Study, entry: Entry, seed: int) -> tuple[Path, d
     return file_of(out, "cells", f"{entry.label}-{seed}", key), key
 
 
-# -------------------------------------------------------------------------------- how a cell is run
 def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequential:
     """Return the network that every method of a study starts from."""
     between = nn.ReLU if study.net.activation == "relu" else lambda: nn.LeakyReLU(0.1)

@@ -37,16 +37,7 @@ class Failed:
 
 
 def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) -> list[Failed]:
-    """Run a study in its folder `out`, where what is kept is not computed again.
-
-    Returns:
-        What could not be computed; all else is in the results.
-
-    Raises:
-        FileNotFoundError: a data set is missing; the message says how to get it.
-        FolderInUse: another process runs a study in this folder.
-        ValueError: a method cannot be built with its settings, or a kept file is damaged.
-    """
+    """Run a study in its folder `out`, where what is kept is not computed again; return what failed."""
     claim(out, (*FILES, *FIGURES))
     with held(out):
         replace_text(out / STUDY, study.model_dump_json(indent=1))
@@ -84,7 +75,6 @@ def check_methods(study: Study) -> None:
             raise ValueError(f"method '{entry.label}': {error}") from error
 
 
-# ------------------------------------------------------------------------------------ the processes
 @dataclass(frozen=True)
 class Job:
     """Something to be computed in a process: its name, and what computes it, or finds it kept."""

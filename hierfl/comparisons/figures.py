@@ -27,11 +27,7 @@ STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colo
 
 
 def draw(out: Path, file: Path | None = None) -> list[Path]:
-    """Draw all figures of the study whose results are in a folder, and return their files.
-
-    The main figure goes to `file`, by default figure.png in the folder; the names of the others
-    extend its name.
-    """
+    """Draw all figures of the study whose results are in a folder, and return their files."""
     first = file or out / "figure.png"
     drawn = {first: figure(out)}
     drawn |= {first.with_stem(f"{first.stem}-{n}"): own for n, own in figures(out).items()}

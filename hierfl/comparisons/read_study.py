@@ -27,11 +27,7 @@ class Listing(Table):
 
 
 def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
-    """Return the studies of a TOML file by the names of its variants; "" if it has none.
-
-    `quick` applies the changes of its table `[quick]`, and of the variant's own. A ValueError names
-    each wrong key and how to fix it.
-    """
+    """Return the studies of a TOML file by variant, "" if it has none; `quick` applies its `[quick]`."""
     file = Path(path)
     given = _tables(file)
     given.pop("list", None)

@@ -42,10 +42,7 @@ OPTIONAL = (*ALONG, "w2")
 
 
 def write(study: Study, out: Path) -> None:
-    """Write the CSV files of a study from what is kept, in its order.
-
-    Only costs.csv has seconds; the others are the same for every run of the study.
-    """
+    """Write the CSV files of a study; all but costs.csv are the same for every run of it."""
     trials: list[dict[str, Any]] = []
     costs: list[dict[str, Any]] = []
     parts: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}

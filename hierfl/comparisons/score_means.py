@@ -15,20 +15,11 @@ WEIGHTINGS = ("rows", "clients")
 class Score(NamedTuple):
     """One number of a run.
 
-    Args:
-        score: "P", "P+FT", which is P after fine-tuning, or "G".
-        clients: "participating" or "new".
-        adapted: rounds of `personalize` on its own rows that a client has had before.
-        test: "local", a client's own test rows; "global", rows of all clients; or, of "auroc", the
-            foreign images.
-        weighting: "rows" or "clients" count the same.
-        rounds: how many last rounds it is a mean over.
-        metric: "accuracy", "balanced_accuracy" or "explained" in %; "log_score" in nats a row;
-            "auroc" of the entropy of foreign images against own rows, from 0 to 1;
-            "calibration_error" and what it would be by chance alone, "calibration_by_chance", in %,
-            over all rows; or, about lines, "distance" of the weights from those of least squares on
-            all training rows.
-        value: the number.
+    `score` is "P", "P+FT" (fine-tuned) or "G", `clients` "participating" or "new", after `adapted`
+    rounds of `personalize`; `test` "local", "global" (rows of all clients) or the foreign images;
+    `weighting` "rows" or "clients"; a mean over `rounds` last rounds. `metric`: accuracies,
+    "explained" and calibration errors are in %, "log_score" in nats a row, "auroc" of entropies
+    from 0 to 1, and "distance" is that of a line's weights from least squares on all training rows.
     """
 
     score: str

@@ -31,11 +31,7 @@ def table_of(out: Path) -> pd.DataFrame:
 
 
 def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of a study: a row for each method, bold as **...**.
-
-    A cell says how many of its seeds diverged (a score of 1e6 or more, of either sign) or failed. A
-    method that was not run has empty cells.
-    """
+    """Return the table of a study, a row for each method, bold as **...**, with seeds that failed."""
     diverged, ran = costs.groupby("method")["diverged"].sum(), sorted(costs["seed"].unique())
     cells = costs.groupby("method").size()
     labels = [entry.label for entry in study.methods]
@@ -138,10 +134,7 @@ ALWAYS_SHOWN = ("auroc", "distance", "calibration_error")  # whatever the study'
 
 @dataclass(frozen=True)
 class Column:
-    """One column of scores, of the fields of `Score`.
-
-    `adapted` counts the rounds that new clients have adapted; None: of participating clients.
-    """
+    """A column of scores; `adapted` counts rounds of new clients, None: of participating clients."""
 
     score: str
     clients: str

@@ -1,12 +1,9 @@
 """Pareto-smoothed importance sampling (PSIS) with quasi-random Gaussian and Student t points.
 
-Importance weights turn points of a proposal into draws from a target density that is known up to a
-constant. PSIS replaces the largest weights by the quantiles of a generalized Pareto distribution
-fitted to them. The shape k-hat of that distribution is the diagnostic: below 0.7 the result can be
-trusted; above, the proposal misses too much of the target.
+The largest weights become quantiles of a generalized Pareto distribution fitted to them. Its shape
+k-hat is the diagnostic: from 0.7 on the proposal misses too much of the target.
 
-Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646. The fit is
-    that of Zhang
+Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646; the fit: Zhang
 and Stephens 2009, Technometrics 51(3), with the weak prior on k-hat from appendix C of Vehtari et
 al.
 """

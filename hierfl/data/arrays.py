@@ -170,8 +170,6 @@ def _too_large(value: object, name: str) -> ValueError:
     )
 
 
-# ---------------------------------------------------------------------------------------- float64
-# to float32
 def _in_default_dtype(tensor: Tensor, name: str) -> Tensor:
     """Return floats in torch's default dtype, once nothing that tells rows apart is lost."""
     dtype = torch.get_default_dtype()

@@ -87,7 +87,6 @@ class ClientData:
                 )
             raise AttributeError(f"ClientData has no attribute '{name}'")
 
-    # ------------------------------------------------------------------ constructors
     @classmethod
     def from_arrays(
         cls,
@@ -188,7 +187,6 @@ class ClientData:
         own = mapping_of("client_fields", client_fields)
         return cls(**parts_of_frame(frame, client, fields, own, levels or {}))
 
-    # ------------------------------------------------------------------ contents
     @property
     def num_clients(self) -> int:
         """N, the number of clients."""
@@ -250,7 +248,6 @@ class ClientData:
         )
         return f"ClientData({self.num_clients} clients, {self.num_rows} rows, {shapes})"
 
-    # ------------------------------------------------------------------ subsets and changed fields
     def select(self, clients: Iterable[str] | Iterable[int] | Tensor) -> ClientData:
         """Return some of the clients, in the order given.
 

@@ -92,7 +92,6 @@ def _checked(raw: NDArray[Any]) -> NDArray[Any]:
     return raw
 
 
-# -------------------------------------------------------------------------------------------- names
 def check_client_names(names: Sequence[str]) -> None:
     """Refuse names that are missing, cannot be written, occur twice, or look like another."""
     if not names:

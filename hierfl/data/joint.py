@@ -11,9 +11,8 @@ from torch import Tensor
 
 
 class JointNormal(dist.MultivariateNormal):
-    """The joint Normal distribution of each client's rows.
+    """The joint Normal of rows: loc (..., B), covariance (..., B, B), `inside` (..., B) not padding.
 
-    `loc` (..., B), `covariance` (..., B, B), `inside` (..., B) bool: which rows are not padding.
     Padded rows add nothing: they are independent, lie at their mean, and their density is taken
     off.
     """

@@ -113,11 +113,7 @@ def merged(moments: Moments) -> Moments:
 
 
 def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
-    """Return the scaling by each feature's mean and sd (ddof 0) over all rows of `train`.
-
-    A feature that is constant up to rounding, or has no values, has sd 1; without values its mean
-    is 0.
-    """
+    """Return the scaling by mean and sd (ddof 0) over all rows of `train`; a constant feature has sd 1."""
     total = merged(client_moments(train, field))
     sd = (total.square / total.count.clamp(min=1.0)).sqrt()
     kind = _field(train, field).dtype

@@ -68,10 +68,7 @@ def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average the patients' scores by setting, method and hospital, in long form.
-
-    The hospital "all" is the mean over all patients; `rows` is the number of patients.
-    """
+    """Average patients' scores by setting, method and hospital ("all": over patients), in long form."""
     keys = ["setting", "method", "hospital", "patient"]
     # unseen, local-only has one score of a patient for each hospital whose model is used
     each = frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()

@@ -175,7 +175,6 @@ def write(
     }
 
 
-# ------------------------------------------------------------------------------------------ methods
 def alone() -> Method:
     """Return logistic regression with a fixed prior; one round completes the fit."""
     model = regression(
@@ -196,10 +195,7 @@ def hierarchical_map() -> Method:
 
 
 def hierarchy(*, centered: bool) -> Any:
-    """Return logistic regression with varying intercept and slopes, a mean and a scale for each.
-
-    Centered, the coefficients themselves are sites; the posterior does not depend on it.
-    """
+    """Return logistic regression with varying intercept and slopes, a mean and a scale for each."""
     return regression(
         "bernoulli",
         prior_scale=dist.HalfNormal(0.5),
@@ -228,7 +224,6 @@ def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     }
 
 
-# ----------------------------------------------------------------------------------------- settings
 def predictions(
     fits: dict[str, Fit], test: ClientData, effort: Effort, seed: int
 ) -> dict[str, Prediction]:

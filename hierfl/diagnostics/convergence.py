@@ -1,12 +1,8 @@
 """Has a run converged to the posterior? Importance weights decide; the ELBO's trend advises.
 
-Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of
-a Student t fitted to them. Where k-hat is low and enough draws are effective, the weighted moments
-are those of the posterior up to a Monte Carlo error, and the guide is good where its own agree with
-them. Local sites are judged given the global ones as well, by draws of the stretched guide.
-
-The limits were tuned on random fits of known posteriors and tested on others: `python -m
-benchmarks.convergence`, benchmarks/CONVERGENCE.md.
+Where k-hat is low and enough draws are effective, the guide is good if its moments agree with the
+weighted ones; local sites are judged given the global ones as well. The limits were tuned on random
+fits of known posteriors and tested on others: benchmarks/CONVERGENCE.md.
 """
 
 from __future__ import annotations
@@ -188,7 +184,6 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
     return fixed, several
 
 
-# ------------------------------------------------------------------------------------- the verdicts
 def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]:
     facts = f"k-hat is {k_hat:.2f}, and {effective:.0f} draws are effective"
     if k_hat >= K_HAT:

@@ -142,11 +142,7 @@ def named_own(draws: Draws) -> list[str]:
 
 
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
-    """Compare each client's posterior with S draws of the global prior, as independent Normals.
-
-    One row a client: `nats`, KL(posterior || prior) less what sampling error contributes;
-    `narrower`, the mean of 1 - Var posterior / Var prior. None where no scalar of the prior varies.
-    """
+    """Compare clients' posteriors with S draws of the global prior: `nats` less sampling error, `narrower`."""
     pooled, clients = same_for_all(fit), len(fit.clients)
     over = (0, 1) if pooled else 0
     nats, ratios = torch.zeros(clients, dtype=torch.float64), []

@@ -143,11 +143,7 @@ def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd
 
 
 def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
-    """Compare moments of equally weighted draws of the guide with those of weighted draws.
-
-    One row a scalar that varies: `shift` of means in weighted sds, `ratio` of the guide's sd to the
-    weighted one, and their Monte Carlo errors, that of `ratio` relative.
-    """
+    """Compare moments of the guide with weighted ones, in weighted sds, with Monte Carlo errors, by scalar."""
     share = weights.log.double().exp()
     tables = []
     for name, mine, theirs in _pairs(plain, drawn):

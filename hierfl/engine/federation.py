@@ -201,7 +201,6 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     return cohort
 
 
-# ------------------------------------------------------------------ checks
 def _check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> None:
     """Refuse smaller cohorts and skipped clients where a method needs all clients each round."""
     if settings.on_client_error == "skip":

@@ -214,11 +214,9 @@ def _gathered(data: ClientData, index: Tensor, inside: Tensor | None) -> Iterato
 def row_plan(
     data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the rows of every step on mini-batches of a phase.
+    """Choose positions in the data, (K, C, B), for every step, which are no padding, and who works (K, C).
 
-    Return positions in the data, which are not padding (K, C, B), and who works (K, C). In "step"
-    units a pass drops its last, smaller batch. In "epoch" units it is kept, and clients with fewer
-    rows stop earlier. A client with fewer rows than a batch works on all of them.
+    In "step" units a pass drops its last, smaller batch; in "epoch" units clients may stop earlier.
     """
     plan = _Plan.of(data, ids, phase, seed=seed, at=at)
     return next(plan.blocks(max(1, plan.steps)))

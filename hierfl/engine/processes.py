@@ -199,7 +199,6 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-# ------------------------------------------------------------------ messages
 def send(line: socket.socket, tree: object) -> None:
     """Send a tree: its structure, and then the bytes of its tensors as they lie in memory."""
     file, parts = io.BytesIO(), list[memoryview]()

@@ -108,10 +108,7 @@ def rounds(
     until: int,
     elsewhere: RunAll[Task, Done] | None = None,
 ) -> Generator[Progress, None, None]:
-    """Run rounds until `until`, or the server has finished; yield the progress after each.
-
-    Worker processes end when the generator is closed. `elsewhere` runs tasks of remote rows.
-    """
+    """Run rounds until `until`, or the server has finished; yield the progress after each."""
     task = partial(work_on, federation, federation.client.phases)
     here: RunAll[Task, Done] | None = elsewhere
     if here is None and federation.cores < 2:

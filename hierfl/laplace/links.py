@@ -1,8 +1,4 @@
-"""Generalized linear models: how distributions depend on a linear predictor, and cheap derivatives.
-
-`times` multiplies by a matrix that no derivative is taken of, without vmap's copies of it. The n-th
-derivative of `softplus` is a polynomial in the logistic function.
-"""
+"""Generalized linear models: how distributions depend on a linear predictor, and cheap derivatives."""
 
 from __future__ import annotations
 

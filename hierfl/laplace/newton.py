@@ -25,7 +25,6 @@ def length(move: Tensor, precision: Tensor) -> Tensor:
     return (move @ precision @ move).clamp(min=0.0).sqrt()
 
 
-# ------------------------------------------------------------------ to the mode
 def climbing(start: Tensor, radius: float) -> Tree:
     """Return the state before the first evaluation, at `start` (K,); `radius` is in prior units."""
     size = len(start)
@@ -70,7 +69,6 @@ def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     }
 
 
-# ------------------------------------------------------------------ to the Gaussian
 def settling(state: Tree) -> Tree:
     """Return the state before the first natural-gradient step, from the last state of the climb."""
     return {

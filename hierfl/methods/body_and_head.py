@@ -1,8 +1,4 @@
-"""The split of params into a body, common to all clients, and a head, each client's own.
-
-The head is declared inside `batch.clients()`; or, if nothing is, chosen by names. A client then
-keeps a copy, and the server the starting values, for clients that join later.
-"""
+"""The split of params into a common body and each client's own head, declared as local or by name."""
 
 from __future__ import annotations
 

@@ -122,7 +122,6 @@ def _are_params(value: Tree, params: Params) -> bool:
     )
 
 
-# ---------------------------------------------------------------- client and server
 def _sent(
     plain: Client, message: Tree, up: Up, unsent: dict[str, Tree], bits: int
 ) -> tuple[Up, Tree]:

@@ -114,7 +114,6 @@ def _checked(name: str, reports: Reports) -> Tree:
     return reports.value["value"]
 
 
-# ---------------------------------------------------------------- rules
 def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
     """Return the robust mean of C clients' values, C in front."""
     count = len(tree_leaves(values)[0])

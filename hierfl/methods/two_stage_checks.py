@@ -104,7 +104,6 @@ def failed_of(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
     return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)
 
 
-# ------------------------------------------------------------- stages: gather factors, weight, done
 def finished(state: Tree) -> bool:
     """Return whether all stages are done."""
     return int(state["stage"]) == DONE

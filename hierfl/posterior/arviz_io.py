@@ -33,15 +33,9 @@ def arviz_of(
 ) -> Any:
     """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree, of one chain.
 
-    Args:
-        groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in
-            "observed_data" (*shape).
-        dims: variable, or "group/variable", -> the names of the dimensions of *shape.
-        coords: dimension -> labels; or name -> (dimension, further labels).
-        attributes: of every group.
-
-    Raises:
-        ValueError: a variable has a dimension's name, or has not as many dimensions as names.
+    `groups`: group -> variable -> (S, *shape), or (*shape) in "observed_data"; `dims`: variable or
+    "group/variable" -> names of *shape; `coords`: dimension -> labels, or name -> (dimension,
+    labels).
 
     >>> groups = {"posterior": {"w": np.zeros((5, 2))}}
     >>> found = arviz_of(groups, {"w": ["client"]}, {"client": ["north", "south"]})

@@ -49,10 +49,10 @@ def each_client(
 ) -> Iterator[Chunk]:
     """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
 
-    `own` are the client's training rows and `asked` its `rows`, by default the same; missing labels
-    are zeros. Each client of `new` rows starts from the state of a new client, with `own` its
-    `asked`. `given` is a tree (N, ...) cut by client. Gradients are off; `torch.func.grad` in `one`
-    works. `salt` decorrelates the random streams of different purposes.
+    `asked` are its `rows`, by default its training rows `own`; missing labels are zeros. A client
+    of `new` rows starts as a new one, with `own` its `asked`. `given` (N, ...) is cut by client.
+    Gradients are off, but `torch.func.grad` works. `salt` decorrelates the streams of different
+    purposes.
     """
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
@@ -110,11 +110,7 @@ def each_draw(
     salt: str = "posterior",
     first: int = 0,
 ) -> Iterator[Chunk]:
-    """Evaluate a function of a client and a draw for all of both: chunks of trees (C, S, ...).
-
-    Draw d of a seed, counted from `first`, is the same whatever else is computed. `width` times
-    fewer draws are carried at once; both batches of `one` carry the keys of the draw.
-    """
+    """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
     program, draws = fit.program, expect_count(draws, "draws")
 
     def all_draws(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -120,15 +120,9 @@ def corrected(
 ) -> Corrected:
     """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7.
 
-    Args:
-        fit: a run whose guide has a density, of labeled clients; others are a ValueError.
-        draws: S, resampled from the proposals; a proposal may appear several times.
-        proposals: draws weighted in each round, 100 or more; None: twice `draws`, at least 4000.
-        inner: draws of each client's local sites for each proposal; four times as many after the
-            first round.
-        rounds: the most rounds; another is run while the effective draws are fewer than `draws` (or
-            than 1000).
-        seed: of the draws.
+    `proposals` are weighted a round, by default twice `draws` and at least 4000, with `inner` local
+    draws each, later four times as many; up to `rounds` run, while fewer than `draws` (or 1000) are
+    effective.
     """
     expect_fit(fit)
     for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):
@@ -181,13 +175,11 @@ def in_rounds(
     tail: float = math.inf,
     more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
-    """Weight `count` draws in each of one or more rounds.
+    """Weight `count` draws a round: draws, smoothed weights, log weights (S,), weights of single draws.
 
-    Return the draws, their smoothed weights, the log weights (S,) before smoothing, and the weights
-    of single draws of the guide. All points count as draws of the mixture of all rounds' proposals
-    (Veach and Guibas 1995; Owen and Zhou 2000). While fewer than `enough` (at most 1000) draws are
-    effective, or k-hat is above `tail`, another round is run, with `more` times as many `inner`
-    draws.
+    All points count as draws of the mixture of proposals (Veach and Guibas 1995; Owen and Zhou
+    2000). Rounds go on while `enough` are not effective, or k-hat is above `tail`, with `more`
+    `inner` draws.
     """
     found = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []

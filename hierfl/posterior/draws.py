@@ -165,7 +165,6 @@ def at_draws(
     yield from mapped_or_in_turn(fit, run)
 
 
-# ------------------------------------------------------------------------------------------- shapes
 def local_plates(program: Program) -> dict[str, int]:
     """Return local sites: name -> how many plates lie left of the clients plate."""
     local = {s.name: len(s.batch_shape) - 2 for s in program.latents.sites if s.is_local}

@@ -80,10 +80,9 @@ def weigh(
     salt: str = "posterior",
     stretch: bool = False,
 ) -> Weighed:
-    """Draw from the guide S times, `inner` times for local sites, and weight the draws.
+    """Draw S times from the guide, and from local sites `inner` times, and weight (if `shared`, global too).
 
-    With `shared`, global sites, whose guide then needs a density, are weighted too. `points` (S, K)
-    replace the guide's Gaussian global draws. `stretch`: every second local draw is from
+    `points` (S, K) replace the guide's Gaussian global draws; with `stretch` every second is
     `Stretched`.
     """
     program = fit.program

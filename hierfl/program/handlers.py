@@ -95,10 +95,7 @@ class Noise:
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
-    """Return one reparameterized draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
-
-    A `NoKeyedDraw` where it is no known transform of normals or uniforms (Gamma, Poisson, ...).
-    """
+    """Return a reparameterized draw, or `NoKeyedDraw` where it is no known transform (Gamma, Poisson)."""
     # fn.shape() is Pyro's alone: torch's own distributions, as inside a HalfNormal, lack it
     shape = torch.Size((*fn.batch_shape, *fn.event_shape))
     if isinstance(fn, dist.Delta):
@@ -154,10 +151,7 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
 
 
 class Answer(Messenger):
-    """Answers every `pyro.param` from a dict, and every draw with noise made from the batch's keys.
-
-    A param that is not in the dict is left to Pyro; without a batch, so are draws.
-    """
+    """Answers every `pyro.param` from a dict, and every draw by the batch's keys, where they are given."""
 
     def __init__(
         self,

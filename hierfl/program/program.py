@@ -1,7 +1,4 @@
-"""A Pyro model and guide as pure functions of named tensors: params, and draws from a batch's keys.
-
-A site or param whose `cond_indep_stack` holds the clients plate is local, every other is global.
-"""
+"""A Pyro model and guide as pure functions of named params and keys; inside the clients plate is local."""
 
 from __future__ import annotations
 

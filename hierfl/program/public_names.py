@@ -1,8 +1,4 @@
-"""Names that a saved recipe may hold: public ones, and a user's models under `@hierfl.model`.
-
-The list is explicit, `NAMES` and builders that rooms export. What it names makes a value, whatever
-the arguments: no files, no processes, no code that it is given.
-"""
+"""Names that a saved recipe may hold: an explicit list; what they name makes a value and no more."""
 
 from __future__ import annotations
 

@@ -104,11 +104,7 @@ def is_of_run(path: Path, about: Mapping[str, Any]) -> bool:
 def load(
     folder: str | Path, template: Progress, about: Mapping[str, Any] | None = None
 ) -> Progress:
-    """Read the newest undamaged checkpoint; damaged ones after it are named in a warning.
-
-    `template` is a run before its first round, for the structure of its states; `about`, or a part
-    of it, must identify the run (None: any run).
-    """
+    """Read the newest undamaged checkpoint of the run `about` (None: any), in the structure of `template`."""
     reasons, unknown = [], []
     for path in reversed(checkpoints(folder)):
         try:
