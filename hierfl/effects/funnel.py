@@ -35,10 +35,9 @@ def ratio_interval(
 
 
 def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple[Floats, Floats]:
-    """Return the lower and upper limits, (n,), of observed / expected where the true ratio is 1.
+    """Return limits, (n,), of observed / expected where the true ratio is 1: interpolated exact quantiles.
 
-    They are exact quantiles, interpolated between integers as Spiegelhalter does, of a binomial
-    number of expected / rate trials, or with rate None of a Poisson one.
+    The number of events is binomial, of expected / rate trials; with rate None it is Poisson.
     """
     at = np.asarray(expected, dtype=np.float64)
     fn = _counts(at, rate)

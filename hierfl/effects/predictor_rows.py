@@ -22,11 +22,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The columns of n rows, as the predictor multiplies them; float64.
+    """The columns of n rows, (n, P) common ones and (n, q) of each term with a bar, Intercept first; float64.
 
-    `common` is (n, P). By the site of a term with a bar, `groups` has its columns, (n, q),
-    Intercept first, and `codes` the index of each row's group, (n,) int64, where it is known.
-    `fields`: "y", "trials" and "weights", (n,).
+    `codes` are the index of each row's group, (n,) int64; `fields` "y", "trials" and "weights",
+    (n,).
     """
 
     common: Tensor
@@ -56,11 +55,7 @@ def predictors(formula: Formula) -> dict[str, Column]:
 
 
 def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> Rows:
-    """Return rows with numbers at their means, categories at their reference levels, and others as `at` has them.
-
-    `at` may name a group above the clients or at several of them; `grid` has n values of each
-    column.
-    """
+    """Return rows at typical values (means, reference levels), or at those of `at`; `grid` has n values a column."""
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
     of_groups = {

@@ -1,8 +1,4 @@
-"""A run at a SuperLink (`--isolation process`) that this process serves in place of `flwr-serverapp`.
-
-StartRun sends the app's files, from which nodes get the client app; AcquireTask, signed with the
-SuperLink's secret, gets the server task's token; the others begin it, keep it alive and end it.
-"""
+"""A run at a SuperLink (`--isolation process`) that this process serves in place of `flwr-serverapp`."""
 
 from __future__ import annotations
 

@@ -44,11 +44,7 @@ def client_data(
     labeled: bool,
     asked: bool = False,
 ) -> ClientData:
-    """Return the rows of clients as the formula's program reads them; `frames` is one, or one per client.
-
-    The groups within these clients are added to `inside`. Rows that are `asked`, to be predicted,
-    may lack the response with missing="drop".
-    """
+    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
     placed, index = _placed(frames)
     parts = by_client(placed, declared.clients)
     known: dict[str, NDArray[np.bool_]] = {}
