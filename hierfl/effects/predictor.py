@@ -22,9 +22,8 @@ def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
 
         eta = base + offset + x . b + sum over terms with a bar of z . (deviations of its group)
 
-    `who` is the position of a client; "new": one new client per draw, its deviations and those of
-    every group that `rows` leaves open drawn from the group-level distribution; None: only the
-    deviations of groups that `rows` names.
+    `who` is a client's position; "new": a new client per draw, with new groups where `rows` leaves
+    them open; None: only the deviations of groups that `rows` names.
     """
     eta = drawn.base[:, None] + rows.offset[:, None]
     eta = eta + torch.einsum("np,spo->sno", rows.common, drawn.common)

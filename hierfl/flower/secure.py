@@ -1,10 +1,7 @@
-"""A round by Flower's secure aggregation, SecAgg+: the server learns only the sum of updates.
+"""A round by Flower's secure aggregation, SecAgg+: an honest server learns only the sum of updates.
 
-Source: Bell et al. 2020, arXiv:2001.01449, as Flower has it
-(`flwr.server.workflow.SecAggPlusWorkflow`): each update is masked by values that pairs of nodes
-agree on and that cancel in the sum; where a node is lost, the others' shares of its key replace it.
-The server is assumed to follow the protocol. Flower 1.41 draws masks from a generator with a seed
-of 32 bits, so that a server which tries all of them may remove a mask.
+Source: Bell et al. 2020, arXiv:2001.01449, as `flwr.server.workflow.SecAggPlusWorkflow` has it.
+Flower 1.41 seeds masks by 32 bits: a server that tries all of them may remove a mask.
 """
 
 from __future__ import annotations

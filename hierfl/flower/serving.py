@@ -1,9 +1,4 @@
-"""Processes for the messages of a SuperNode, forked from one that has imported all that they need.
-
-A SuperNode's own program per message imports flwr, torch and hierfl again: 7 s of a core. Started
-with `--isolation process`, it leaves messages to `hierfl node serve`; each has a process of its
-own, forked by `multiprocessing`'s fork server, so that nothing of one run reaches another.
-"""
+"""Processes for a SuperNode's messages, forked from one that has imported flwr, torch and hierfl (7 s of a core)."""
 
 from __future__ import annotations
 

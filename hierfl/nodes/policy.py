@@ -1,16 +1,4 @@
-"""A node's policy: what its owner allows a run to do, in a TOML file that only the node reads.
-
-methods = ["two_stage", "fedsvi"]   # names of methods that may run; default: all
-discloses = ["sums"]                # "sums", "summaries", or both, the default
-min_rows = 50                       # rows that any answer must rest on; default 1
-may_leave = ["summaries"]           # "summaries", "draws", "predictions", "scores"; default: none
-min_count = 5                       # rows of a level or group that may be named; default 5
-rounds_a_day = 200                  # different rounds in any 24 hours; default: no limit
-questions_a_day = 100               # different questions after rounds; default 100
-epsilon = 8.0                       # budget of each row in all runs: row_noise alone may run
-delta = 1e-4                        # of the budget
-approve = "ask"                     # "always", the default: nothing waits for the owner's approval
-"""
+"""A node's policy: what its owner allows a run to do, in a TOML file that only the node reads (docs/nodes.md)."""
 
 from __future__ import annotations
 
