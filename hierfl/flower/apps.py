@@ -1,9 +1,11 @@
 """A run as a Flower ServerApp and ClientApp, for its simulation and for SuperNodes.
 
-query.schema      of a formula without a schema: counts and sums (`hierfl.nodes.agreed_schema`)
-query.introduce   a node describes its client: name, number of rows, form of the rows
-query.agree       the node gets what all agreed on, and returns what it starts from
-train             one round: the method's message, and the client's update
+    query.schema      of a formula without a schema: counts and sums (`hierfl.nodes.agreed_schema`)
+    query.introduce   a node describes its client: name, number of rows, form of the rows
+    query.agree       the node gets what all agreed on, and returns what it starts from
+    train             one round: the method's message, and the client's update
+
+Payloads are those of `hierfl.nodes.messages`, bytes in a ConfigRecord.
 """
 
 from __future__ import annotations
