@@ -91,10 +91,7 @@ def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
 
 
 def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
-    """Apply a dense layer, (..., F) -> (..., width), of global params `<name>.weight`, `<name>.bias`.
-
-    The initial weights are those of He et al. 2015 for a layer before a rectifier, times `gain`.
-    """
+    """Apply a dense layer of global params to (..., F), which start as He et al. 2015 times `gain`."""
     fan = x.shape[-1]
     key = noise.fold(noise.root_key(0), noise.word(name))
     start = gain * (2.0 / fan) ** 0.5 * noise.normals(key, (fan, width))

@@ -101,10 +101,7 @@ class FromFactor:
         first: Tensor,
         batch: ClientBatch,
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidate (C, 1, D) chosen by importance weights, and its log density (C, 1).
-
-        `first` (C, M + Dn) are the standard normals of the first candidate.
-        """
+        """Return the candidate (C, 1, D) chosen by weight, and its log density; `first` are its normals."""
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
         key = noise.fold(batch.key, noise.word("_local.candidates"))

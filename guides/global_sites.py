@@ -104,10 +104,7 @@ Shared = Callable[[Block], Callable[[ClientBatch], Drawn]]
 
 
 def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
-    """Sample a block's sites as parts of a drawn vector, (K,) or (C, 1, D); return their values.
-
-    Each is a Delta site whose log density carries its Jacobian.
-    """
+    """Sample sites as parts of a vector, (K,) or (C, 1, D), each a Delta with its log Jacobian."""
     values, jacobians = block.unflatten(vector)
     for site in block.sites:
         with site.within(batch):

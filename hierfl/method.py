@@ -321,10 +321,7 @@ class Method:
 
 
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
-    """Return the gradient and the value of a loss.
-
-    A loss with one entry per client, (C,), is summed: clients share no params.
-    """
+    """Return the gradient and the value of a loss, which is summed over clients if it is (C,)."""
     return grad_and_value(lambda p: loss(p).sum())(params)
 
 

@@ -22,10 +22,7 @@ from hierfl.program.sites import Model
 
 
 class Means(Constraint):
-    """The constraint that values are means of a prior; unconstrained, they are natural parameters.
-
-    `event_dim` counts the dimensions of one tensor whose entries interact in g.
-    """
+    """The constraint that values are means of a prior; unconstrained, they are natural parameters."""
 
     def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
         self.prior, self._event_dim = prior, event_dim

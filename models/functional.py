@@ -72,10 +72,7 @@ class Spread:
 
 
 class _SampledOutputs(TorchFunctionMode):
-    """A mode in which one client's dense layers sample outputs, row by row, instead of weights.
-
-    Reference: Eq. (6), Kingma, Salimans and Welling 2015, arXiv:1506.02557.
-    """
+    """A mode in which dense layers sample outputs, not weights: Eq. (6), Kingma et al. 2015, arXiv:1506.02557."""
 
     def __init__(self, tensors: Mapping[str, Tensor], spread: Spread) -> None:
         super().__init__()

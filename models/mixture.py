@@ -20,10 +20,7 @@ SHARES = "mixture.logits"
 
 
 class Mixed(dist.TorchDistribution):
-    """A mixture of M distributions of one kind, whose shares may differ by row.
-
-    `logits` are log shares up to a constant, (..., M), to be broadcast to the batch shape and M.
-    """
+    """A mixture of M distributions of one kind; `logits` (..., M), log shares, may differ by row."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
 

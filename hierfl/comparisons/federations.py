@@ -46,10 +46,7 @@ class Federation:
 def federation(
     data: Data, new_clients: int, seed: int, foreign: tuple[str, ...] = ()
 ) -> Federation:
-    """Return the clients of a study, scaled by the training rows of those that take part.
-
-    A random `new_clients` of them join later. `foreign` names image sets that no client has.
-    """
+    """Return a study's clients, scaled by participants' training rows; random `new_clients` join later."""
     train, test, joining, classes = _raw(data, new_clients, seed)
     flat = _flat(train)
     scaling, missing = images.scaling_of(flat, data.scaling), missing_features(flat)

@@ -34,10 +34,7 @@ def points(study: Study, entry: Entry) -> list[Options]:
 
 
 def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
-    """Return the options of a method, all trials, and how many were computed now.
-
-    The study's first seed fixes the clients. A ValueError says that every trial diverges.
-    """
+    """Return a method's options, all trials and how many are new; the first seed fixes the clients."""
     if not study.tuning.rounds:
         return {"options": {}, "trials": [], "computed": 0}
     optuna.logging.set_verbosity(optuna.logging.WARNING)

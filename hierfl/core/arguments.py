@@ -125,10 +125,7 @@ def _checked(
 
 
 def keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Return the arguments that may be given by name; None: any name is taken.
-
-    `**options: Unpack[Options]` takes the keys of the TypedDict `Options`.
-    """
+    """Return the names of arguments, with those of `Unpack[Options]`; None: any name is taken."""
     known: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in KEYWORDS:

@@ -96,10 +96,7 @@ class Split(NamedTuple):
 
 
 def sides(fall: Tensor, far: float) -> Tensor:
-    """Return scales of Gaussians whose log density falls by `fall` (...) at distance `far`.
-
-    far / sqrt(2 fall), clamped to [0.7, 3], and 1 where `fall` is NaN.
-    """
+    """Return far / sqrt(2 fall) in [0.7, 3], 1 for NaN: the scale at which a log density falls by `fall`."""
     return (far / (2.0 * fall.clamp(min=1e-9)).sqrt()).nan_to_num(nan=1.0).clamp(NARROWEST, WIDEST)
 
 

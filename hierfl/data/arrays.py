@@ -25,10 +25,7 @@ _FIXES = {
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
-    """Return `values` as a tensor: floats in torch's default dtype, integers as int64, or booleans.
-
-    None and pandas' NA among numbers become NaN, which a fit refuses by field and client.
-    """
+    """Return a tensor of floats in torch's default dtype (NaN for None or NA), int64 or booleans."""
     if isinstance(values, Tensor):
         check_dense(values, name)
         tensor = values.resolve_conj().resolve_neg()

@@ -89,10 +89,7 @@ def generator_of(seed: int) -> np.random.Generator:
 def from_flwr_datasets(
     make: Callable[[Any], Any], codes: Ids, num_clients: int, seed: int
 ) -> Tensor:
-    """Run a partitioner of flwr-datasets on the labels, and return the client of each row.
-
-    The rows are shuffled first, because the partitioners cut each class in the order of its rows.
-    """
+    """Partition shuffled rows by flwr-datasets, which cuts each class in the order of its rows."""
     try:
         import datasets
         from flwr_datasets import partitioner

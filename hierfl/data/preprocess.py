@@ -154,10 +154,7 @@ def standardize(
 
 
 def missing_features(data: ClientData, field: str = "x") -> tuple[str, ...]:
-    """Return the names of the columns of a floating field (n, F) that have any NaN.
-
-    `fill_missing` takes them as `indicators`, to give other data the same columns.
-    """
+    """Return names of columns of a floating field (n, F) with NaN, as `fill_missing`'s `indicators`."""
     values = _columns(data, field)
     absent = values.isnan().any(0).tolist()
     return tuple(name for name, missing in zip(_names(data, field), absent, strict=True) if missing)

@@ -22,10 +22,7 @@ PARTS = ("train", "test")
 
 @dataclass(frozen=True)
 class Remote:
-    """An image set on the Hub: its name there, the file that is written, checksums, column names.
-
-    `rows` is the checksum of rows in any order, `whole` of those in the official order.
-    """
+    """An image set on the Hub; `rows` is the checksum in any order of rows, `whole` in the official one."""
 
     repository: str
     file: str

@@ -14,10 +14,7 @@ from hierfl.methods.listed import names
 
 
 def method_of(text: str) -> Method:
-    """Return a method of `hierfl.methods` by name, with its defaults, for the demo's hierarchy.
-
-    "MODULE:NAME" is a user's own, of a module that Python finds from the current folder.
-    """
+    """Return a method of `hierfl.methods` for the demo's hierarchy, or a user's own "MODULE:NAME"."""
     if ":" in text:
         found = _named(text)
         if not isinstance(found, Method):

@@ -46,10 +46,7 @@ UNITS = {
 
 
 def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
-    """Return one row a held-out patient: setting, method, hospital, patient, p, y and scores.
-
-    `patient` is the row number within the hospital, p the predicted probability.
-    """
+    """Return a row for each held-out patient, `patient` of its hospital, with probability p, y and scores."""
     data, p = prediction.data, prediction.mean
     y, scores = prediction.known()
     client = data.row_client

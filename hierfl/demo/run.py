@@ -76,10 +76,7 @@ QUICK = Effort(
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Patients (a row each, by setting and method), scores in long form, and what to print.
-
-    `files`: path of each file written -> its content in words.
-    """
+    """Patients (a row each), scores in long form, what to print, and what `files` hold, by path."""
 
     patients: pd.DataFrame
     scores: pd.DataFrame
@@ -184,10 +181,7 @@ def alone() -> Method:
 
 
 def hierarchical_map() -> Method:
-    """Return the hierarchy by point estimates, non-centered.
-
-    A centered joint density has no maximum: it is unbounded as scales go to 0.
-    """
+    """Return the hierarchy by point estimates; a centered density is unbounded as scales go to 0."""
     steps = Adam(0.1)
     return fedsvi(
         hierarchy(centered=False), delta, optimizer=steps, local_optimizer=steps, average=0.0

@@ -25,10 +25,7 @@ COLUMNS = ["direction", "name", "shape", "numbers", "bytes", "rounds", "server s
 
 
 class Place(NamedTuple):
-    """Where a tensor crosses: "down" to every client, "mail" to this one, or "up".
-
-    `name` is its path in the message; the server sees "a sum" or it "by itself".
-    """
+    """Where a tensor crosses: "down", "mail" to this client, or "up"; the server sees it or "a sum"."""
 
     direction: str
     name: str

@@ -40,10 +40,7 @@ FOREIGN = "Are predictions less certain for foreign rows (foreign=) than for the
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Predictions that were scored; None where there are none.
-
-    `replicates` are (S, n) draws of the labels of the same rows, None of classes.
-    """
+    """Predictions that were scored, and replicates (S, n) of their labels; None where there are none."""
 
     fit: Snapshot
     prediction: Prediction | None
@@ -183,10 +180,7 @@ def _by_client(found: Scored) -> Iterator[Check]:
 
 
 def _worse_than_event_rate(found: Scored) -> list[str]:
-    """Return clients with enough rows whose event rate scores better by two standard errors.
-
-    The event rate is that of the training rows, smoothed: (events + 1/2) / (rows + 1).
-    """
+    """Return clients that the smoothed training event rate scores better by two standard errors."""
     assert found.prediction is not None
     prediction = found.prediction
     label, log_score = prediction.known()

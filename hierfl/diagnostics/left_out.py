@@ -33,10 +33,7 @@ MOST = 128  # local draws for each draw of the global sites, at most
 
 
 class Scored(NamedTuple):
-    """Log likelihoods of what is left out, (S, n), and log weights log r, (S, 1) or (S, n).
-
-    `k_hat` is that of weights that have been used up already, 0 if there are none.
-    """
+    """Log likelihoods of what is left out, (S, n), log weights, (S, 1) or (S, n), and earlier `k_hat`."""
 
     log_likelihood: Tensor
     log_weights: Tensor
@@ -44,10 +41,7 @@ class Scored(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Leave-one-out estimates of n rows or clients, in nats; `lppd` is with the row or client in.
-
-    `k_hat` is the larger Pareto shape of the weights with it and without it.
-    """
+    """Leave-one-out estimates (n,) in nats; `lppd` is with the row or client in, `k_hat` the larger one."""
 
     elpd: NDArray[np.float64]
     lppd: NDArray[np.float64]

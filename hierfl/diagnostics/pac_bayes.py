@@ -220,10 +220,7 @@ SPLIT = "pac_bayes(before.personalize(other_rows), prior=before)"
 
 
 def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
-    """Refuse priors learned from the rows of the bound, and posteriors without a finite KL.
-
-    `prior` is the fit that everything above the clients was learned in; None: it is the model's.
-    """
+    """Refuse a `prior` fit that learned from the bound's rows, and posteriors without a finite KL."""
     learned = [spec.name for spec in learned_params(fit) if prior is None or spec.is_local]
     if learned and prior is None:
         raise ValueError(

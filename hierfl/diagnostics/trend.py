@@ -49,10 +49,7 @@ class Course:
 
 
 def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
-    """Read the trend from the history and, for an ELBO, estimate the gradient at the end.
-
-    Each of the `draws` of the guide is one estimate of the gradient; 0 leaves the gradient out.
-    """
+    """Read the trend from the history; `draws` of the guide estimate an ELBO's gradient, 0 leaves it out."""
     history = fit.history
     name = next((column for column in ("elbo", "loss") if column in history), None)
     if name is None:

@@ -142,7 +142,7 @@ def named_own(draws: Draws) -> list[str]:
 
 
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
-    """Compare clients' posteriors with S draws of the global prior: `nats` less sampling error, `narrower`."""
+    """Compare each client's posterior with S draws of the global prior: KL in `nats`, `narrower` variance."""
     pooled, clients = same_for_all(fit), len(fit.clients)
     over = (0, 1) if pooled else 0
     nats, ratios = torch.zeros(clients, dtype=torch.float64), []

@@ -85,10 +85,7 @@ def _named(row: pd.Series) -> str:
 
 
 def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
-    """Return why a guide's draws cannot be weighted, with the fix; None where they can.
-
-    `resampled` are sites that the guide places at one of several points.
-    """
+    """Return why a guide's draws cannot be weighted, or None; `resampled` sites are at one of some points."""
     if resampled:
         return (
             f"site '{resampled[0]}' is drawn from points without a density, and the history has "

@@ -57,10 +57,7 @@ def added(
 
 
 def means_of(total: Mapping[str, Share | LogSum | Reports]) -> dict[str, Tree]:
-    """Return the weighted mean of each sum, by name; reports stay as they are.
-
-    A sum of `LogShare`s has also `effective_<name>`, (): (sum of w)^2 / sum of w^2.
-    """
+    """Return the weighted means by name, and of `LogShare`s `effective_<name>`, (sum w)^2 / sum w^2."""
     means: dict[str, Tree] = {}
     for name, share in total.items():
         if isinstance(share, Reports):

@@ -23,10 +23,7 @@ from hierfl.program.handlers import unchecked
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool, *trees: Tree, count: int) -> Tree:
-    """Apply a function of one client's trees to trees with `count` clients in front.
-
-    The clients are carried under `torch.vmap` (`at_once`), or one after another.
-    """
+    """Apply a function of one client to trees of `count`, under `torch.vmap` (`at_once`) or in turn."""
     if at_once:
         index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
         return torch.vmap(lambda _, *t: tree_map(_tensor, one(*t)))(index, *trees)
@@ -108,10 +105,7 @@ class LeftOut(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a round of a chunk gives: sums, new states, ids and norms of those counted, the others.
-
-    `sums` is empty where all clients are left out; `sent` are the bytes of the counted clients.
-    """
+    """What a round of a chunk gives; `sums` is empty if no client counts, `sent` are bytes of those that do."""
 
     sums: Sums
     own: Tree

@@ -32,10 +32,7 @@ class DamagedRow(CheckpointError):
 
 @dataclass(eq=False)
 class Stored:
-    """Rows of client state in a file: places and CRC-32 sums (N,); -1: has not taken part.
-
-    Places that checkpoints point to are `pinned`, and not overwritten; `free` ones are unused.
-    """
+    """Client state in a file: places and CRC-32 (N,), -1 if none; `pinned` ones are in checkpoints."""
 
     path: Path
     start: Tree

@@ -68,10 +68,7 @@ class Graphs:
 
 
 class Loop:
-    """A repeated step, work -> step(work, *fixed, *batch), whose work is overwritten if it can be.
-
-    Trees are flattened once, not at every step, which took half the time of small networks.
-    """
+    """A repeated step, which may overwrite `work`; flattened trees halve the time of small networks."""
 
     def __init__(
         self, graphs: Graphs, name: object, function: Callable[..., Tree], work: Tree, *fixed: Tree
@@ -162,10 +159,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
 
 @contextmanager
 def _instructions_known() -> Iterator[None]:
-    """Skip torch's trials of vector instructions with GCC 12 or later, which knows all of them.
-
-    The trials take 6 of 12 s for W1 with a new cache, 1 of 3.4 s else.
-    """
+    """Skip torch's trials of vector instructions, 6 of 12 s for W1, with GCC 12, which knows them."""
     try:
         from torch._inductor.cpp_builder import _is_gcc_version_less_than, get_cpp_compiler, is_gcc
         from torch._inductor.cpu_vec_isa import VecISA

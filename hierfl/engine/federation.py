@@ -39,10 +39,7 @@ COUNT, TOGETHER = attrgetter("count"), attrgetter("together")
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What stays the same from round to round; `cohort` is the number of clients a round.
-
-    `graphs` are compiled steps; `rates` are the options that set the method's step sizes.
-    """
+    """What stays the same from round to round; `rates` are the options that set the step sizes."""
 
     program: Program
     client: Client

@@ -112,10 +112,7 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
 
 
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
-    """W + c (A B + R) -> (W + c R), with c (A B) added in place: no gradient is written to memory.
-
-    Where there is no R and W is among the first `given` inputs, nothing is copied.
-    """
+    """W + c (A B + R) -> (W + c R), c (A B) added in place; without R, an input W is not copied."""
     overwritable = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
     free = set(overwritable)
     [end] = [node for node in graph.graph.nodes if node.op == "output"]

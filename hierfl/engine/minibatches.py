@@ -21,10 +21,7 @@ FEW_PLACES = 1 << 16  # clients x largest count: a table of so few is made at on
 
 @dataclass(eq=False)
 class _Table:
-    """Orders of clients `members`, of similar lengths; those that were asked for last are kept.
-
-    `rows` are (epochs, M, largest count); `asked` are the first and the last epoch in them, (M,).
-    """
+    """Orders of the clients `members`: `rows` (epochs, M, most), of epochs first to last `asked` (M,)."""
 
     members: Tensor
     keys: Tensor
@@ -104,10 +101,7 @@ class Half:
 def half_of(
     data: ClientData, ids: Tensor, rows: Literal["support", "query"], *, seed: int, round_: int
 ) -> Half:
-    """Return the support or the query of clients in a round; both are all rows.
-
-    An odd number's support has one row more; a single row is in both.
-    """
+    """Return the support or query half of clients' rows in a round; the support gets the odd row."""
     counts = data.counts[ids]
     support = (counts + 1) // 2
     keys = noise.fold_now(data.keys[ids], seed, seed >> 32, noise.word("halves"), round_)
@@ -214,7 +208,7 @@ def _gathered(data: ClientData, index: Tensor, inside: Tensor | None) -> Iterato
 def row_plan(
     data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose positions in the data, (K, C, B), for every step, which are no padding, and who works (K, C).
+    """Choose the rows of every step: positions and padding, (K, C, B), and which clients work, (K, C).
 
     In "step" units a pass drops its last, smaller batch; in "epoch" units clients may stop earlier.
     """
@@ -224,10 +218,7 @@ def row_plan(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Which rows the clients of a chunk work on, (C,) each, as `row_plan` describes it.
-
-    `epochs` are passes of each client, or None: as many as its `steps` need.
-    """
+    """Which rows a chunk's clients (C,) work on; `epochs` None: as many passes as `steps` need."""
 
     offsets: Tensor
     counts: Tensor

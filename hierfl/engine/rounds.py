@@ -41,10 +41,7 @@ CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where a run stands; rounds change `table`, a row of state for each client, in place.
-
-    `compiled`: local steps are compiled, and those of a resumed run, which goes on bit for bit.
-    """
+    """Where a run stands; rounds change `table` in place; `compiled` steps stay so when it is resumed."""
 
     server: Tree
     table: Table
@@ -227,10 +224,7 @@ def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut])
 
 
 def adapt(federation: Federation, server: Tree, count: int, start: Table | None = None) -> Table:
-    """Infer the states of new clients by `count` rounds of local steps, global params fixed.
-
-    `server` is its last state; `start` are states to go on from, None: those of new clients.
-    """
+    """Infer the states of new clients by `count` rounds from `start` (None: as new), globals fixed."""
     client, n = federation.client, federation.data.num_clients
     if client.most_adapting is not None:
         count = min(count, client.most_adapting)

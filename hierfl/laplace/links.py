@@ -132,10 +132,7 @@ class Link(NamedTuple):
 def _counted(
     b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any], at_zero: Callable[[Any], Any]
 ) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    """Return the score y eta - n b(eta) + c(y) of an exponential family in its natural parameter.
-
-    `weight` gives n, and `at_zero` the distribution at eta = 0, of log likelihood c(y) - n b(0).
-    """
+    """Return the score y eta - n b(eta) + c(y); `weight` gives n, `at_zero` the distribution at eta = 0."""
 
     def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
         n = weight(fn)

@@ -63,10 +63,7 @@ class Expansion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """The log marginal likelihood of one client as a function of the global vector z (K,).
-
-    With the sites that `seen_linear` found, one pass over the rows replaces one per local unknown.
-    """
+    """The log marginal likelihood of one client in z (K,); linear sites take one pass over the rows."""
 
     program: Program
     linear: Linear = UNKNOWN
@@ -109,10 +106,7 @@ class Marginal:
     def mode(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mode w^ (D,) of h(z, .), its precision (D, D), and () whether none was found.
-
-        Newton steps start from the guess (D,), or from the prior's center if h is higher there.
-        """
+        """Return the mode w^ (D,), its precision (D, D), and failure (), from the guess or the prior's center."""
         h = self.at(z, batch)
         found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
         found = found + newton_step(*h.curved(found), cap=1.0)

@@ -46,10 +46,7 @@ def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBa
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradient (C, 1, D) and minus Hessian (C, 1, D, D) of every client's density.
-
-    No client depends on another: one product along a coordinate gives that row of every Hessian.
-    """
+    """Return gradient (C, 1, D) and minus Hessian (C, 1, D, D): one product a coordinate, for all clients."""
 
     def total(v: Tensor) -> Tensor:
         return density(v).sum()
@@ -64,10 +61,7 @@ def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
-    """Return a Newton step uphill, (..., D), shortened to at most `cap`.
-
-    Absolute eigenvalues make the curvature positive definite, so that it leads uphill everywhere.
-    """
+    """Return a Newton step uphill, (..., D), by absolute eigenvalues, shortened to at most `cap`."""
     values, vectors = torch.linalg.eigh(minus_hessian)
     floor = 1e-6 * values.abs().amax(-1, keepdim=True) + 1e-12
     along = (vectors.mT @ slope[..., None])[..., 0] / values.abs().clamp(min=floor)
@@ -76,10 +70,7 @@ def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
 
 
 def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) -> Tensor:
-    """Climb to the mode (C, 1, D) of every client's density, detached, by safeguarded Newton steps.
-
-    Each client takes the best of the full, half and quarter step: separable rows do not diverge.
-    """
+    """Climb to every client's mode (C, 1, D), detached, by the best of full, half and quarter steps."""
     vector = vector.detach()
     for _ in range(steps):
         step = newton_step(*curvature(density, vector), cap=cap)

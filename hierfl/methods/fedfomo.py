@@ -166,10 +166,7 @@ def _moved(before: Params, tried: Params, gain: Tensor, known: Tensor) -> tuple[
 
 
 def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
-    """Return a client's batch with some rows, `keep` (1, B), scaled up; and 1 or 0, if any is kept.
-
-    Without any the batch is as it was, so that its loss is finite: multiply the loss by the second.
-    """
+    """Return a batch with the rows of `keep` (1, B), scaled up, and 1; if none, all rows and 0."""
     there = torch.ones_like(keep) if batch.rows is None else batch.rows
     kept = keep & there
     any_left = kept.any()

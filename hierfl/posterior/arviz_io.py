@@ -92,10 +92,7 @@ def _dataset(
 
 @dataclass(frozen=True, eq=False)
 class Elpd:
-    """ArviZ's leave-one-out estimate, under one set of names.
-
-    `p` is the effective number of parameters; `each` and `k_hat` are by row or client, (n,).
-    """
+    """ArviZ's leave-one-out estimate; `p` are effective parameters, `each` and `k_hat` (n,)."""
 
     elpd: float
     se: float
@@ -110,10 +107,7 @@ class Elpd:
 
 
 def elpd_of(log_likelihood: Any) -> Elpd:
-    """Leave out each column of log likelihoods (S, n) by Pareto-smoothed weights.
-
-    Source: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544.
-    """
+    """Leave out columns of log likelihoods (S, n) by PSIS (Vehtari et al. 2017, arXiv:1507.04544)."""
     groups = {"posterior": {"at": np.zeros(len(log_likelihood))}}
     tree = arviz_of(groups | {"log_likelihood": {"y": log_likelihood}}, {"y": ["i"]}, {})
     az = arviz()

@@ -22,10 +22,7 @@ STATISTICS = ("mean", "sd", "rms", "largest")
 # ------------------------------------------------------------------------------- networks, by layer
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The inferred tensors of a network: sites that share a first name (`w.0.weight`, `w.0.bias`).
-
-    `parts`: layer -> its sites; the layer is what stands between a site's first and last name.
-    """
+    """A network's tensors, sites that share a first name; `parts`: layer (the middle name) -> sites."""
 
     parts: Mapping[str, Sequence[str]]
     is_local: bool

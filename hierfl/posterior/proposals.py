@@ -128,10 +128,7 @@ def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
 
 
 def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:
-    """Fit a t to mean and covariance of weighted draws (S, K), shrunk toward the previous proposal.
-
-    The fewer draws are effective, the stronger the shrinkage. `before` None: the unweighted draws.
-    """
+    """Fit a t to weighted draws (S, K); the fewer are effective, the nearer to the proposal `before`."""
     size, share, given = at.shape[1], weights.log.double().exp(), at.dtype
     at = at.double()
     mean, covariance = _moments(at, share)

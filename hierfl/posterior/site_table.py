@@ -172,10 +172,7 @@ def _learned(fit: Snapshot) -> Draws:
 # ------------------------------------------------------------------------------------------ numbers
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """Mean, sd and the ends of the interval of each number of a site, (4, C, *shape).
-
-    C is 1 for a global site. The sd and the ends are NaN at a point estimate.
-    """
+    """Mean, sd and interval ends of a site, (4, C, *shape), C = 1 if global; NaN at a point estimate."""
 
     at: Numbers
     is_local: bool

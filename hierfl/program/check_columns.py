@@ -107,10 +107,7 @@ FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms
 
 
 def warn_of_unscaled(program: Program, data: ClientData) -> None:
-    """Warn of columns read as numbers whose mean or sd exceeds `FAR`.
-
-    Labels are left out, unless their site observes any real number.
-    """
+    """Warn of number columns whose mean or sd exceeds `FAR`; only unbounded labels are looked at."""
     if hasattr(program.model, "all_priors"):  # a formula's priors are in the units of its columns
         return
     for name in sorted(program.reads.model & set(data.fields)):

@@ -211,10 +211,7 @@ class _Recorded(Mapping[str, Any]):
 def checked_labels(
     model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
 ) -> dict[str, tuple[str, Constraint]]:
-    """Return label field -> (its site in words, the support), if it is common to all rows.
-
-    Labels outside their support, or of a dtype or shape that their site cannot score, are refused.
-    """
+    """Return label field -> (site, common support); refuse labels that their site cannot score."""
     supports, by_rows = {}, []
     for site, name in labels.items():
         fn = trace.nodes[site]["fn"]

@@ -50,10 +50,7 @@ def check_padding(program: Program, data: ClientData) -> None:
 def check_mini_batches(
     program: Program, data: ClientData, *, priors_alone: bool = False, halves: bool = False
 ) -> None:
-    """Refuse a program whose log density is not a sum of functions of single rows.
-
-    Mini-batches hold some rows of a client in random order, and stand for all of them.
-    """
+    """Refuse a log density that is no sum over rows, since mini-batches stand for all rows."""
     found = None if priors_alone else next(iter(program.joint), None)
     by_batch = getattr(program.model, "normalizes_by_batch", False)
     if found is None and not by_batch and data.num_rows > 1:

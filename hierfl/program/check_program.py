@@ -58,10 +58,7 @@ def _alone(loss: Loss, params: Params, batch: ClientBatch) -> None:
 
 
 def _at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
-    """Take the gradient for two copies of the client under `torch.vmap`.
-
-    It is autograd's, of the sum: torch.func.grad would import dynamo, which takes a second.
-    """
+    """Take autograd's gradient for two copies under vmap; torch.func.grad imports dynamo, a second."""
 
     def of_one(params: Params, fields: Tree) -> Tensor:
         return loss(params, replace(batch, **fields))

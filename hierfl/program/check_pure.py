@@ -131,10 +131,7 @@ class _Marked(Messenger):
 def check_boundary(
     program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, *handlers: Messenger
 ) -> None:
-    """Refuse a global site that depends on a client's rows, local sites or local params.
-
-    Means over clients are refused too: they depend on which clients are in the plate together.
-    """
+    """Refuse a global site that depends on rows, local sites or params, or means over clients."""
     handler = _Marked()
     marked = mapped(batch, handler.marked)
     with untouched_store(), ExitStack() as stack, torch.enable_grad():

@@ -23,10 +23,7 @@ from hierfl.program.traces import Site, in_clients
 
 
 class ModuleWeights(TorchFunctionMode):
-    """A mode in which torch's functions take a registered weight's param in place of the weight.
-
-    It is entered at the first one, so that programs without modules do not pay for it.
-    """
+    """A mode in which functions take params for registered weights; entered at the first weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,10 +64,7 @@ class NoSampler(NoKeyedDraw):
 
 
 class Noise:
-    """Normals and uniforms for one draw, as a function of its key, (2,), or (C, 2) in the plate.
-
-    `axis` is the clients' dimension in the shape of the draw, from the left.
-    """
+    """Normals and uniforms of a key, (2,) or (C, 2); `axis` is the clients' dimension from the left."""
 
     def __init__(self, key: Tensor, axis: int) -> None:
         self.key, self.axis, self.calls = key, axis, 0

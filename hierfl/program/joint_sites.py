@@ -29,10 +29,7 @@ from hierfl.program.traces import (
 def joint_sites(
     model: Model, trace: Any, batch: ClientBatch, labels: Mapping[str, str]
 ) -> dict[str, bool]:
-    """Return the observed sites with one density for all rows -> whether they have one value a row.
-
-    A model that has one and does not ask for the mask of its rows is refused.
-    """
+    """Return observed sites with one density for all rows -> whether by row; the mask must be asked for."""
     outside: dict[str, Site] = {}
     found: dict[str, bool] = {}
     for name, site in samples(trace):

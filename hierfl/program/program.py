@@ -1,4 +1,4 @@
-"""A Pyro model and guide as pure functions of named params and keys; inside the clients plate is local."""
+"""A Pyro model and guide as pure functions of params and keys; what the clients plate holds is local."""
 
 from __future__ import annotations
 

@@ -90,10 +90,7 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
 
 
 def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str, bool]:
-    """Return the factors of the likelihood -> whether they have one value a row, else one a client.
-
-    A factor outside the data plate that reads no field of rows belongs to the prior.
-    """
+    """Return the likelihood's factors -> whether by row; those outside the data plate must read fields."""
     found, of_clients = {}, {}
     for name, site in samples(trace):
         if is_factor(site) and in_clients(site):
@@ -169,10 +166,7 @@ def _unit(fn: Any, *, is_local: bool) -> Tensor | None:
 
 
 def derived_of(trace: Any) -> dict[str, int | None]:
-    """Return the deterministic sites that are not one value a row -> plates left of the clients.
-
-    None stands for a global site.
-    """
+    """Return deterministic sites (not by row) -> plates left of the clients, None if global."""
     found: dict[str, int | None] = {}
     for name, site in trace.nodes.items():
         if is_deterministic(site) and not in_data(site):

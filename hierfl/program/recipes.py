@@ -69,10 +69,7 @@ def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
 
 
 def recorded(factory: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a factory so that what it returns remembers the call: see `recipe_of`.
-
-    A misspelled argument is a TypeError that names the nearest one.
-    """
+    """Wrap a factory so that its result remembers the call (`recipe_of`); misspelling is a TypeError."""
     signature, known = inspect.signature(factory), keywords(factory)
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
     rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
@@ -228,10 +225,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
 
 
 def _factory(name: str, form: str, place: str) -> Any:
-    """Return what a description may call: a public factory, or a marked guide family.
-
-    What `describe` could have written as "made_by" only makes a value.
-    """
+    """Return what a description may call: a public factory or a marked guide, which only makes a value."""
     if form == "family" and not _is_public(name) and place == "guide":
         found = marked("guide", name)
     else:

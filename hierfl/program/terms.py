@@ -34,10 +34,7 @@ _POSTERIOR: ContextVar[Any] = ContextVar("posterior", default=None)  # a trace o
 
 
 def posterior_of(site: str) -> Any:
-    """Return the guide's distribution of a site while the ELBO is estimated, else None.
-
-    With it a model may estimate its expected likelihood in another way, without bias.
-    """
+    """Return the guide's distribution of a site while the ELBO is estimated, for other estimates, or None."""
     guided = _POSTERIOR.get()
     return guided.nodes[site]["fn"] if guided is not None and site in guided.nodes else None
 

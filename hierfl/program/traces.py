@@ -106,10 +106,7 @@ def sums_by_owner(
 def with_one_changed(
     model: Callable[[ClientBatch], Any], batch: ClientBatch
 ) -> Iterator[tuple[str, dict[str, Site]]]:
-    """Yield each field of rows, and the sites of a model once the field is changed.
-
-    A field on which the model fails when it is changed, such as an index, is passed over.
-    """
+    """Yield each field of rows, and a model's sites with it changed, unless the model then fails."""
     for name, field in batch.fields.items():
         other = ~field if field.dtype == torch.bool else field + 1
         try:
@@ -141,10 +138,7 @@ def center(fn: Any, by_mean: bool) -> Tensor:
 
 
 def unit_of(fn: Any) -> Tensor | None:
-    """Return the scale of a prior as a power of 2, `fn.shape()`; 1 of a scale near 1.
-
-    None of a prior without a scale, such as a Gamma or a Dirichlet.
-    """
+    """Return the scale of a prior as a power of 2, 1 if near 1; None for a Gamma or Dirichlet, say."""
     shape = fn.shape()
     while isinstance(fn, WRAPPERS):
         fn = fn.base_dist
@@ -156,7 +150,7 @@ def unit_of(fn: Any) -> Tensor | None:
 
 
 class Center(Messenger):
-    """Sets latent sites to their priors' centers given earlier sites; `by_mean` spares a look at values."""
+    """Sets latent sites to their priors' centers given earlier ones; `by_mean` avoids reading values."""
 
     def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:
         super().__init__()

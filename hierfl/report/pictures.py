@@ -250,10 +250,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first cell of a row is its header, `note` stands below.
-
-    `words`: cells hold text, which is left-aligned and wrapped, rather than numbers.
-    """
+    """A table with row headers and a `note`; cells of `words` hold text, left-aligned and wrapped."""
 
     caption: str
     head: tuple[str, ...]

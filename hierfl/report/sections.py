@@ -313,10 +313,7 @@ NOTES = {
 
 
 def table_of_rounds(history: pd.DataFrame) -> Table | None:
-    """Tabulate how far the posterior moved in each round; None if that is not logged.
-
-    A number that a round has carried over from the round before is left out.
-    """
+    """Tabulate how far the posterior moved in each round, without numbers carried over, or None."""
     columns = [name for name in COLUMNS if name in history]
     if not {"moved", "k_hat"} & set(columns):
         return None

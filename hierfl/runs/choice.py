@@ -60,10 +60,7 @@ def choose(
     seed: int = 0,
     agreed: Callable[[ModelRead], ModelRead] | None = None,
 ) -> Choice:
-    """Choose a method for a model by the rule of docs/methods.md.
-
-    `agreed` puts what nodes agreed on into the model that was read.
-    """
+    """Choose a model's method by the rule of docs/methods.md, with what nodes `agreed` on, if they did."""
     whole = cohort_size(cohort, data.num_clients) == data.num_clients
     everyone = whole and settings.on_client_error != "skip"
     with warnings.catch_warnings(record=True) as said:

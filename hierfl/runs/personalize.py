@@ -21,10 +21,7 @@ from hierfl.posterior.snapshot import Snapshot, check_rows
 def personalized(
     fit: Snapshot, data: ClientData, rounds: int, *, from_scratch: bool = True
 ) -> tuple[Federation, Progress]:
-    """Infer the client states of new clients; no global param moves.
-
-    `from_scratch`: all start as new clients; else all go on from their states in the fit.
-    """
+    """Infer client states, global params fixed, `from_scratch` as new or from their states in the fit."""
     rounds = expect_count(rounds, "rounds", least=0)
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
     federation = replace(fit.federation, data=data)

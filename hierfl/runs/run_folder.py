@@ -36,10 +36,7 @@ class FolderInUse(RuntimeError):
 
 @contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Hold the lock on a run's folder, which is made if it does not exist.
-
-    Where the system has no such locks, nothing is locked, and a warning says so.
-    """
+    """Hold the lock on a run's folder, made if absent; warn where the system has no such locks."""
     root, owner = Path(folder), os.getpid()
     private_folder(root)
     file = _taken(root)

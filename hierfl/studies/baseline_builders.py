@@ -103,10 +103,7 @@ def nearest(total: int, each: int) -> int:
 
 
 def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
-    """Return the options by which most methods say how a client descends.
-
-    A step takes `each` gradient evaluations.
-    """
+    """Return most methods' options of descent, with `each` gradient evaluations a step."""
     return {"steps": b.steps(each), "unit": "step", "batch_size": b.rows, **more}
 
 

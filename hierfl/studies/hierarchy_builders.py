@@ -21,10 +21,7 @@ from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
 
 
 def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedPop of a common body and heads about a common mean.
-
-    The chain's step size is in units of a sum over rows; the server's Adam takes a tenth of it.
-    """
+    """Return FedPop of a common body and heads about a common mean; its server's Adam has a tenth of lr."""
     hierarchy = bayesian_network(
         net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
     )
@@ -119,10 +116,7 @@ def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Me
 def a_fedabml(
     net: nn.Sequential, lr: float, b: Budget, *, by_rows: bool = False, **settings: Any
 ) -> Method:
-    """Return FedABML with K = 5, one draw, and a KL weight that was chosen on validation rows.
-
-    `by_rows`: clients are averaged by their rows, not each the same.
-    """
+    """Return FedABML with K = 5, one draw, and a validated KL weight; `by_rows` weights clients."""
     given = local(b, 5, kl_weight=0.05, optimizer=SGD(lr), inner_steps=5, draws=1)
     made = fedabml(hierarchy(net, b), **given | settings)
     return weighted_by_rows(made) if by_rows else made
@@ -131,10 +125,7 @@ def a_fedabml(
 def a_fedvi(
     net: nn.Sequential, lr: float, b: Budget, *, own_heads: bool = True, **settings: Any
 ) -> Method:
-    """Return FedVI; a client's own head reads 26 of 128 of the features, as in the paper.
-
-    Without `own_heads`, clients are served by the common head alone.
-    """
+    """Return FedVI, whose `own_heads` read 26 of 128 features, as in the paper; else heads are common."""
     last = net[-1]
     assert isinstance(last, nn.Linear)
     heads = PersonalHeads(

@@ -81,10 +81,7 @@ def zero_inflated_poisson() -> ResponseFamily:
 
 
 def log_rising(start: Tensor, steps: Tensor) -> Tensor:
-    """Return log(Gamma(start + steps) / Gamma(start)) for start > 0 and steps >= 0.
-
-    The difference of two torch.lgamma of 10,000 is off by 0.01 in single precision; this is not.
-    """
+    """Return log(Gamma(start + steps) / Gamma(start)), where two lgamma of 10,000 are off by 0.01."""
     start, steps = torch.broadcast_tensors(start, steps.to(start.dtype))
     large = start > LARGE
     few = torch.where(large, torch.ones_like(start), start)
