@@ -113,7 +113,6 @@ class BregmanPrior:
         return self._conjugate(x).sum()
 
     def _conjugate(self, x: Tensor) -> Tensor:
-        """Return g*(x) before summation, with the output shape of g."""
         if self.conjugate is not None:
             return self.conjugate(x)
         s = self.natural_of(x)

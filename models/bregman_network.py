@@ -66,7 +66,6 @@ class ToMean(Transform):
         return self._each(self.prior.natural_of, y)
 
     def _each(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """Apply a function of one tensor to every tensor of a batch."""
         if not self.together:
             return function(values)
         event = values.shape[values.dim() - self.together :]

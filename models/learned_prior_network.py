@@ -77,7 +77,6 @@ def learned_prior_network(
 
 
 def _prior_of(prior: LearnedPrior | Mapping[str, LearnedPrior], name: str) -> LearnedPrior:
-    """Return the prior of the tensor `name`."""
     if not isinstance(prior, Mapping):
         return prior
     for prefix, each in prior.items():

@@ -224,7 +224,6 @@ class _Parameters:
 
 
 def _is_number(prior: Prior) -> bool:
-    """Return whether a prior is that of one number."""
     return is_distribution(prior) and prior.shape() == torch.Size()
 
 
@@ -237,7 +236,6 @@ def _is_positive(prior: Prior) -> bool:
 
 
 def _choice(family: ResponseFamily, names: Collection[str], what: str) -> str:
-    """Return what a family has, as the end of a message."""
     if not names:
         return f"family '{family.name}' has no {what}"
     return f"family '{family.name}' has {' and '.join(map(repr, sorted(names)))}"

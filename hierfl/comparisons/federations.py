@@ -118,7 +118,6 @@ def _as_drawn(rows: ClientData) -> ClientData:
 
 
 def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:
-    """Return training rows, test rows, both of joining clients, and the number of classes."""
     if data.name == "femnist":
         train, test, _ = datasets.femnist()
         classes = 62
@@ -163,7 +162,6 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
 
 
 def _seen(data: Data) -> Labeled:
-    """Return the rows of an image set whose classes clients have."""
     source = images.labeled(data.name)
     seen = len(source.classes) - data.unseen_classes
     if seen < 1:

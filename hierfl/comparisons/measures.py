@@ -92,7 +92,6 @@ class Watch:
                 ]
 
     def _along(self, fit: Fit) -> dict[str, float]:
-        """Return what else is measured at a point of the curve."""
         along, found = self.evaluation.along, {}
         if "new_clients" in along and self.federation.joining is not None:
             train, test = self.federation.joining
@@ -179,7 +178,6 @@ class Watch:
     def _on_all_rows(
         self, everyone: ClientData, fit: Fit, whole: Fit, adapted: Fit | None
     ) -> list[Score]:
-        """Return the scores of each client's models on rows of all clients."""
         found = (
             [] if self.how.tunes else self._of("P", 0, "global", self._predicted(whole, everyone))
         )
@@ -189,7 +187,6 @@ class Watch:
         return [*found, *self._of("G", 0, "global", unserved)]
 
     def _of_all(self, kind: str, metric: str, value: float) -> list[Score]:
-        """Return a score that is the same by either weighting."""
         return [
             Score(kind, "participating", 0, "local", weighting, 1, metric, value)
             for weighting in WEIGHTINGS
@@ -256,7 +253,6 @@ class Watch:
         ]
 
     def _predicted(self, fit: Fit, rows: ClientData) -> Prediction:
-        """Predict rows by what their clients are served."""
         return fit.predict(rows, draws=self.draws, seed=self.seed)
 
     def _unserved(self, fit: Fit, train: ClientData, rows: ClientData) -> Prediction:

@@ -114,7 +114,6 @@ def latex(out: Path) -> str:
 
 
 def _in_a_cell(text: str) -> str:
-    """Return text that keeps a Markdown table whole."""
     return " ".join(text.replace("|", r"\|").split())
 
 
@@ -123,7 +122,6 @@ def _as_latex(text: str) -> str:
 
 
 def _cell_as_latex(text: str) -> str:
-    """Return a cell of numbers, bold where it is **...**."""
     bold = text.startswith("**")
     return rf"\textbf{{{_as_latex(text.strip('*'))}}}" if bold else _as_latex(text)
 

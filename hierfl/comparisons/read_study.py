@@ -92,7 +92,6 @@ def _tables(file: Path) -> dict[str, Any]:
 
 
 def _table(file: Path, given: dict[str, Any], key: str, above: str = "") -> dict[str, Any]:
-    """Take a table out of another one; an empty one if there is none."""
     found = given.pop(key, {})
     if not isinstance(found, dict):
         raise ValueError(f"{file}: {above}{key} must be a table, and is {found!r}")
@@ -121,7 +120,6 @@ def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]
 
 
 def _keys_at(place: tuple[int | str, ...]) -> list[str]:
-    """Return the known keys of the table at a place of the file."""
     table: type[BaseModel] = Study
     for part in place:
         if isinstance(part, str) and part in table.model_fields:

@@ -65,5 +65,4 @@ class _MoveCpuArguments(TorchFunctionMode):
 
 
 def _is_on_cpu(value: object) -> bool:
-    """Return whether a value is a CPU tensor of one dimension or more."""
     return isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() > 0

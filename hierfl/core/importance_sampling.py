@@ -29,7 +29,6 @@ NARROWEST, WIDEST = 0.7, 3.0
 
 
 def _uniforms(count: int, size: int, seed: int) -> Array:
-    """Return scrambled Sobol points inside the unit cube, (count, size)."""
     engine = SobolEngine(size, scramble=True, seed=seed & 0x7FFFFFFFFFFFFFFF)
     # Kept off 0 and 1, where the normal quantile is infinite.
     return engine.draw(count, dtype=torch.float64).clamp(2.0**-40, 1.0 - 2.0**-40).numpy()

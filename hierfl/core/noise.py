@@ -33,7 +33,6 @@ def word(name: str) -> int:
 
 
 def _signed(value: int) -> int:
-    """Wrap an integer to the range of int32."""
     return (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)
 
 

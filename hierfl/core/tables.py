@@ -71,7 +71,6 @@ def text_of(shown: Shown) -> str:
 
 
 def _lines_of(frame: pd.DataFrame) -> list[str]:
-    """Return a table as lines of text."""
     table = cells(frame).to_string(index=_has_names(frame))
     return [*(line.rstrip() for line in table.splitlines()), *_left_over(frame)]
 
@@ -88,7 +87,6 @@ def html_of(shown: Shown) -> str:
 
 
 def _html_of_frame(frame: pd.DataFrame) -> list[str]:
-    """Return a table as HTML, and the words under it."""
     table = cells(frame).to_html(index=_has_names(frame), border=0, escape=True)
     return [table, *(f"<p>{html.escape(line)}</p>" for line in _left_over(frame))]
 

@@ -71,7 +71,6 @@ def check_rows_of_numbers(values: Tensor, name: str) -> None:
 
 
 def _numbers(values: Array, name: str) -> NDArray[Any]:
-    """Return a new array of numbers of a dtype that torch takes."""
     _check_unmasked(values, name)
     if values is None:
         raise TypeError(f"field '{name}' is None: give one value per row, or leave it out")

@@ -172,7 +172,6 @@ class ClientBatch:
         return self.sum(x, dim=dim) / self._mask_along(x, dim).sum(dim, keepdim=True)
 
     def _mask_along(self, x: Tensor, dim: int) -> Tensor:
-        """Return the mask with trailing dimensions of size 1, as many as x has after its rows."""
         if not -x.dim() <= dim < x.dim() or x.shape[dim] not in (1, self.num_rows):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, and its dimension {dim} must have the "

@@ -264,7 +264,6 @@ class ClientData:
         return self._some(ids, counts, rows_of(self.offsets[ids], counts))
 
     def _some(self, ids: Tensor, counts: Tensor, rows: Tensor) -> ClientData:
-        """Return clients at positions `ids`, with the rows at some positions, `counts` of each."""
         return replace(
             self,
             fields={name: v[rows] for name, v in self.fields.items()},

@@ -183,7 +183,6 @@ def check_consistent(
 
 
 def _check_offsets(offsets: Any, names: Sequence[str]) -> None:
-    """Refuse offsets that do not give every client its own rows, from the first row on."""
     if not isinstance(offsets, Tensor) or offsets.dtype != torch.int64 or offsets.dim() != 1:
         kind = (
             f"{str(offsets.dtype).removeprefix('torch.')} of shape {tuple(offsets.shape)}"
@@ -208,7 +207,6 @@ def _check_offsets(offsets: Any, names: Sequence[str]) -> None:
 
 
 def _check_field(name: object, values: Any) -> None:
-    """Refuse a field that is no dense tensor of real numbers with a row dimension."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field is named {name!r}: names of fields must be strings")
     if not isinstance(values, Tensor):
@@ -221,7 +219,6 @@ def _check_field(name: object, values: Any) -> None:
 
 
 def _check_features(fields: Mapping[str, Tensor], features: Mapping[str, tuple[str, ...]]) -> None:
-    """Check that every column of a field with feature names has one, and no two the same."""
     for name, labels in features.items():
         if name not in fields or fields[name].dim() < 2 or len(labels) != fields[name].shape[-1]:
             raise ValueError(
@@ -236,7 +233,6 @@ def _check_features(fields: Mapping[str, Tensor], features: Mapping[str, tuple[s
 
 
 def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, ...]]) -> None:
-    """Check that levels are of a field, and that its codes are among them."""
     for name, labels in levels.items():
         field, _, column = name.partition("[")
         if name in known:

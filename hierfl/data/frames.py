@@ -91,7 +91,6 @@ def parts_of_frame(
 def _columns(
     frame: Any, wanted: Any, name: str, levels: Levels, found: dict[str, tuple[str, ...]]
 ) -> Tensor:
-    """Return several columns as numbers, (n, columns), and put their levels into `found`."""
     if not isinstance(wanted, list | tuple):
         raise _no_column(frame, wanted)
     if not wanted:
@@ -126,7 +125,6 @@ def is_column(frame: Any, name: Any) -> bool:
 
 
 def _plain(name: object) -> bool:
-    """Return whether a value can be the name of a column."""
     return not isinstance(name, list) and getattr(name, "__hash__", None) is not None
 
 
@@ -137,7 +135,6 @@ def _no_column(frame: Any, name: object) -> KeyError:
 def _column(
     frame: Any, column: Any, key: str, levels: Levels, found: dict[str, tuple[str, ...]]
 ) -> Array:
-    """Return a column as numbers, and put its levels into `found` if it is coded."""
     if not is_column(frame, column):
         raise _no_column(frame, column)
     series = frame[column]
@@ -187,7 +184,6 @@ def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]
 
 
 def _check_words(present: list[Any], column: Any) -> None:
-    """Refuse strings mixed with numbers, and numbers written as strings."""
     for value in present:
         if not isinstance(value, str):
             raise TypeError(
@@ -211,7 +207,6 @@ def _is_number(value: str) -> bool:
 
 
 def _check_different(labels: tuple[str, ...], column: Any) -> None:
-    """Refuse levels that are equal as strings, or look alike."""
     repeated, times = Counter(labels).most_common(1)[0]
     alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
     if alike:

@@ -115,7 +115,6 @@ def join_clients(
 
 
 def _named(clients: Any) -> dict[str, Mapping[str, Array]]:
-    """Return the clients by name, once they are known to be mappings of fields."""
     if not isinstance(clients, Mapping | list | tuple):
         raise TypeError(
             f"clients is a {type(clients).__name__}: give {{name: {{field: values}}}}, or a list "

@@ -51,7 +51,6 @@ class Labeled:
 
 
 def _layout(*parts: str, shape: str = "28, 28") -> dict[str, str]:
-    """Return descriptions of the arrays x_<part> and y_<part>."""
     found: dict[str, str] = {}
     for part in parts:
         found |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}

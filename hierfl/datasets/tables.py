@@ -209,7 +209,6 @@ def lung_cancer() -> ClientData:
 
 
 def _patients(frame: pd.DataFrame, where: str, x: list[str], y: pd.Series) -> ClientData:
-    """Return the rows of a table, by the number of the hospital."""
     numbers, ids = np.unique(frame[where].to_numpy().astype(np.int64), return_inverse=True)
     return ClientData.from_arrays(
         ids,

@@ -175,7 +175,6 @@ def _crossings(federation: Federation, at: int, until: int) -> Crossed:
 
 
 def _of_round(federation: Federation, task: Task, places: Tensor) -> Iterator[tuple[Place, Tensor]]:
-    """Yield what crosses to and from one client in a round."""
     own, ids = tree_map(lambda v: v[places].clone(), task.own), task.ids[places]
     for path, leaf in named_leaves(task.message).items():
         yield Place("down", _words(path), ""), leaf

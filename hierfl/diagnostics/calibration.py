@@ -198,7 +198,6 @@ def coverage_p_value(covered: ArrayLike, prob: float) -> float:
 
 
 def _blocks(draws: int, rows: int) -> list[int]:
-    """Split draws into blocks of at most a million labels."""
     each = max(1, 1_000_000 // rows)
     return [min(each, draws - start) for start in range(0, draws, each)]
 

@@ -43,7 +43,6 @@ def clients_of_rounds(fit: Snapshot) -> Iterator[Check]:
 
 
 def _participation(fit: Snapshot) -> Check:
-    """Check that every client took part, and in how many rounds on average."""
     question, history = "Did the clients take part in enough rounds?", fit.history
     if unseen := _never_seen(fit):
         return Check(
@@ -79,7 +78,6 @@ def _never_seen(fit: Snapshot) -> list[str]:
 
 
 def _validation_score(fit: Snapshot) -> Iterator[Check]:
-    """Warn if the held-out score has fallen since its best round."""
     if "validation_log_score" not in fit.history:
         return
     scores = fit.history.set_index("round")["validation_log_score"].dropna()
@@ -94,7 +92,6 @@ def _validation_score(fit: Snapshot) -> Iterator[Check]:
 
 
 def _concentration(fit: Snapshot) -> Iterator[Check]:
-    """Warn if a few clients have nearly all of the weight."""
     if "effective_clients" not in fit.history:
         return
     effective, took_part = (
@@ -131,7 +128,6 @@ def _chains(fit: Snapshot) -> Iterator[Check]:
 
 
 def _left_out(fit: Snapshot) -> Iterator[Check]:
-    """Warn of skipped clients; fatal if skipped in the last round or in most rounds."""
     found = records_of(fit.progress.history, "left_out")
     if not any("left_out" in record for record in fit.progress.history):
         return
@@ -158,7 +154,6 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
 
 
 def _far_out(fit: Snapshot) -> Iterator[Check]:
-    """Warn of updates far larger than the others of their round."""
     found = records_of(fit.progress.history, "far_out")
     if not found:
         return
@@ -177,7 +172,6 @@ def _far_out(fit: Snapshot) -> Iterator[Check]:
 
 
 def _conflicting(fit: Snapshot) -> Iterator[Check]:
-    """Warn of clients whose summaries conflict with all others'."""
     compared = [record[COMPARED] for record in fit.progress.history if COMPARED in record]
     if not compared:
         return

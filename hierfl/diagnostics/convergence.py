@@ -262,14 +262,12 @@ def _fix(course: Course, *, weights: bool = False) -> str:
 
 
 def _advice(course: Course) -> str:
-    """Return the trend where weights are not to be had, in a sentence."""
     if course.state == "unknown":
         return ""
     return f" {course.words[0].upper()}{course.words[1:]}. {course.fix}".rstrip()
 
 
 def _more(course: Course) -> str:
-    """Return a remark on a good guide whose ELBO still moves; empty where it does not."""
     if course.state not in ("rising", "falling", "steep"):
         return ""
     return f" But {course.words}. {course.fix}"

@@ -251,7 +251,6 @@ def against_nuts(
 
 
 def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> Reference:
-    """Run NUTS on all rows together; warn where its own R-hat is too large."""
     data = fit.federation.data
     found = nuts(_held(fit), data, draws=draws, warmup=warmup, chains=chains, seed=seed)
     worst = max(found.r_hat, key=lambda site: found.r_hat[site])

@@ -189,12 +189,10 @@ def pac_bayes(
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
-    """Return the mean of draws (S,) and its standard error."""
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))
 
 
 def _loss(fn: Any, label: Tensor, clip: tuple[float, float] | None) -> Tensor:
-    """Return the loss of each row, (1, B)."""
     if clip is not None:
         log_prob: Tensor = fn.log_prob(label)
         return (-log_prob).clamp(*clip)
@@ -259,7 +257,6 @@ def _check_split(fit: Snapshot, prior: Snapshot) -> None:
 
 
 def _within(few: ClientData, many: ClientData) -> bool:
-    """Return whether rows are among others, beyond what equal values explain."""
     a, b = _rows(few, many.names), _rows(many, many.names)
     if a.shape[1:] != b.shape[1:] or not set(few.names) <= set(many.names):
         return False

@@ -283,7 +283,6 @@ def _ranks(
 
 
 def _numbers(ranks: Ranks) -> Iterator[tuple[str, Ranks]]:
-    """Yield index and ranks of each number of a site, (R, *shape)."""
     for place in np.ndindex(ranks.shape[1:]):
         yield (f"[{', '.join(map(str, place))}]" if place else ""), ranks[(slice(None), *place)]
 

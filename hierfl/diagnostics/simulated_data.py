@@ -78,7 +78,6 @@ def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:
 
 
 def _in_shape_of(field: Tensor, value: Tensor) -> Tensor:
-    """Return a site's value in the shape of its field (C, B, ...), packed or not."""
     return (value.squeeze(1) if value.dim() == field.dim() + 1 else value).expand(field.shape)
 
 

@@ -110,7 +110,6 @@ def _state(
 
 
 def _fix(state: State, *, rates: bool) -> str:
-    """Return what to do about a state, in a sentence; `rates`: the method has step sizes."""
     lower = "Lower the step size." if rates else "Scale the rows, or tighten the priors."
     fixes: dict[State, str] = {
         "not finite": lower,

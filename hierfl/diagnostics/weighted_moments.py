@@ -159,7 +159,6 @@ def _pairs(plain: Draws, drawn: Draws) -> Iterator[tuple[str, Tensor, Tensor]]:
 def _compared(
     name: str, mine: Tensor, theirs: Tensor, share: Tensor, clients: Sequence[str] | None
 ) -> pd.DataFrame:
-    """Compare one site, a row a scalar; `clients`: of a local site."""
     guide, target = (v.reshape(len(v), -1).double() for v in (mine, theirs))
     mean, square = share @ target, share.square()
     off = target - mean

@@ -199,7 +199,6 @@ def _rows(tree: Tree, places: Tensor | slice) -> Tree:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the first line of an error's message, or the error's name where it has none."""
     text = str(error).strip().split("\n")[0][:200]
     return text or type(error).__name__
 
@@ -242,7 +241,6 @@ def _after_phase(
     message: Tree,
     ids: Tensor,
 ) -> Tree:
-    """Return the working states after a phase; `at` holds the numbers of round and phase."""
     step = local_step(phase, federation.at_once)
     graphs = federation.graphs if federation.at_once else None
     few = graphs is not None
@@ -314,7 +312,6 @@ def _blamed(
 
 
 def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> None:
-    """Refuse updates with NaN or infinity, naming the first client at fault."""
     for leaf in tree_leaves(sums):
         if not bool(leaf.sum().isfinite()):  # a sum is finite only if all its terms are
             break

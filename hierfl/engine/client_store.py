@@ -163,7 +163,6 @@ def subset(table: Table, ids: Tensor) -> Table:
 
 
 def _packed(rows: Tree) -> Any:
-    """Return the bytes of rows, (C, row bytes) uint8."""
     leaves = [
         v.detach().contiguous().flatten(1) if v.dim() > 1 else v.detach()[:, None]
         for v in tree_leaves(rows)

@@ -204,7 +204,6 @@ def _inner(node: Any, shape: torch.Size, inside: set[fx.Node], factor: float) ->
 
 
 def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
-    """Return a node for the sum of terms, a new tensor."""
     total: fx.Node | None = None
     for factor, node, _ in terms:
         term = node if factor == 1.0 else graph.graph.call_function(aten.mul.Tensor, (node, factor))
@@ -239,7 +238,6 @@ def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
 
 
 def _is_read_once(weight: fx.Node) -> bool:
-    """Return whether a weight is a new contiguous tensor with one reader."""
     chain = [weight]
     while any(_is(chain[-1], view) for view in VIEWS):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
@@ -249,14 +247,12 @@ def _is_read_once(weight: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """Return the tensor that a node views in the same order, or the node itself."""
     while any(_is(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def _origin(node: Any) -> Any:
-    """Return the tensor that a node is any kind of view of, or the node itself."""
     while isinstance(node, fx.Node) and any(_is(node, view) for view in (*VIEWS, *RESHAPED)):
         node = node.args[0]
     return node

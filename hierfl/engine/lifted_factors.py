@@ -56,7 +56,6 @@ def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
 
 
 def _place(node: fx.Node) -> int | None:
-    """Return which argument of a node is a factor to lift; None: there is none."""
     if node.op != "call_function":
         return None
     first, made = _value(node.args[0]) if node.args else None, _value(node)
@@ -73,7 +72,6 @@ def _place(node: fx.Node) -> int | None:
 
 
 def _value(node: object) -> Any:
-    """Return an example of a node's result; None for what is no node, or has none."""
     return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 

@@ -40,7 +40,6 @@ class _Table:
         return self.rows[(epoch - first)[..., None], client, place]
 
     def _begun(self, epoch: Tensor) -> Tensor:
-        """Return the orders of an epoch of each client; most are the last ones of the last call."""
         if self.asked is None or self.rows is None:
             return self._shuffled(epoch, slice(None))
         first, last = self.asked
@@ -231,7 +230,6 @@ class _Plan:
 
     @staticmethod
     def of(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> _Plan:
-        """Plan a phase; the arguments and the error are those of `row_plan`."""
         if phase.batch_size is None:
             raise ValueError("a phase on all rows has no row plan")
         half = None

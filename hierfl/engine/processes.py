@@ -237,7 +237,6 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=lambda part: parts.append(part.raw()))
 
     def reducer_override(self, value: object) -> Any:
-        """Reduce a tensor to its bytes, dtype and shape; other values are pickled as usual."""
         if type(value) is not Tensor:
             return NotImplemented
         numbers: Any = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy()

@@ -175,7 +175,6 @@ class Cohort(NamedTuple):
 
 
 def _summed(chunks: Iterable[Done]) -> Cohort:
-    """Sum what the chunks of a cohort gave."""
     total: Sums = {}
     ids = [torch.zeros(0, dtype=torch.long)]
     parts: dict[str, list[Tensor]] = {}
@@ -197,7 +196,6 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
 
 
 def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
-    """Return what the history says of left-out clients and of updates that are far out."""
     names = federation.data.names
     said: dict[str, Any] = {}
     if federation.settings.on_client_error == "skip":
@@ -212,7 +210,6 @@ def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
 
 
 def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut]) -> ClientError:
-    """Return the error of a round in which no client can be counted."""
     some = "; ".join(
         f"'{federation.data.names[one.client]}': {one.reason}" for one in left_out[:NAMED]
     )
@@ -260,7 +257,6 @@ def _in_chunks(
     ids: Tensor,
     clock: Clock,
 ) -> Iterator[Done]:
-    """Run one round of some clients, and yield what each chunk gives."""
     parts = federation.parts(ids, message)
     slots = federation.slots_to_fill(parts, message)
     tasks = (Task(message, taken(table, part), part, clock.round, slots) for part in parts)

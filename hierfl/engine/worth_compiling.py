@@ -57,8 +57,6 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
 
 
 class _Counter(TorchDispatchMode):
-    """Counts the operations that a trace would record."""
-
     count = 0
 
     def __torch_dispatch__(
@@ -71,7 +69,6 @@ class _Counter(TorchDispatchMode):
 def _operations(
     federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor
 ) -> int:
-    """Return the number of operations in one local step of a phase."""
     step, one = local_step(phase, at_once=True), replace(phase, count=min(phase.count, 1))
     with _Counter() as counter:  # type: ignore[no-untyped-call]
         for tensors, _ in islice(steps(federation.rows, ids, one, seed=0, at=(0, 0)), 1):
@@ -81,7 +78,6 @@ def _operations(
 
 
 def _seconds(federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor) -> float:
-    """Return the seconds that all local steps of a phase take on one chunk."""
     step, seconds = local_step(phase, at_once=True), 0.0
     short = replace(phase, count=min(phase.count, 2))
     for tensors, _ in islice(steps(federation.rows, ids, short, seed=0, at=(0, 0)), 2):

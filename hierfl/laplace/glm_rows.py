@@ -156,7 +156,6 @@ def seen_linear(program: Program) -> Linear:
 
 
 def _try(question: Callable[[], bool]) -> bool:
-    """Return the answer to a question, or False if the program fails at it."""
     try:
         return question()
     except FAILS:
@@ -166,7 +165,6 @@ def _try(question: Callable[[], bool]) -> bool:
 def _is_fixed(
     program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
 ) -> bool:
-    """Return whether the design is the same at every test point."""
     designs = [
         predictors_of(_terms(program, names, shared, batch), len(w)).design
         for shared, w in _points(program, g)
@@ -190,7 +188,6 @@ def _reads_no_rows(
 
 
 def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]:
-    """Return the test points: values of the global sites, and local vectors (D,)."""
     block, size = program.latents.global_block, program.latents.local_block.size
     made = []
     for far in SIZES * TRIES:

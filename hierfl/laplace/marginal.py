@@ -181,7 +181,6 @@ class Marginal:
 
 
 def _expanded(function: Callable[[Tensor], Tensor], z: Tensor) -> Expansion:
-    """Return a function at z with its gradient and its Hessian."""
     slope, pull = vjp(grad(function), z)[:2]
     hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
     return Expansion(function(z), slope, hessian)
@@ -244,7 +243,6 @@ def _check_curved(program: Program) -> None:
 
 
 def _better(h: Parts, guess: Tensor, center: Tensor) -> Tensor:
-    """Return the guess if its density is above that of the prior's center, else the center."""
     good = h.density(guess).nan_to_num(nan=-torch.inf) > h.density(center)
     return torch.where(good, guess, center)
 
@@ -260,7 +258,6 @@ def _climb(h: Parts, w: Tensor, steps: int) -> Tensor:
 
 
 def _is_positive_definite(precision: Tensor) -> Tensor:
-    """Return whether a precision is positive definite, ()."""
     return torch.linalg.cholesky_ex(precision).info == 0
 
 

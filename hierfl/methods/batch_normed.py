@@ -91,12 +91,10 @@ def batch_normed(method: Method) -> Method:
 
 
 def _statistics(program: Program) -> Params:
-    """Return the params of one client that hold statistics."""
     return {name: v for name, v in program.start()[1].items() if STATISTICS in name}
 
 
 def _check(method: Method, program: Program) -> None:
-    """Refuse what batch norm makes no sense for."""
     if "by rows" in method.traits:  # which it is not among rows of one mini-batch
         raise ProgramError(
             f"{method.name} needs a likelihood that is a product over rows, and batch norm makes "
@@ -163,7 +161,6 @@ def _keeping(plain: Client, program: Program, start: Params) -> Client:
 
 
 def _by_mini_batch(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return phases whose steps normalize by their rows."""
     return tuple(replace(phase, step=normalizing(phase.step, "mini-batch")) for phase in phases)
 
 
@@ -178,7 +175,6 @@ def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
 
 
 def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
-    """Return the latent sites at the middle of the guide."""
     if not program.latents.sites:
         return {}
     with Answer(params, batch), Middle():

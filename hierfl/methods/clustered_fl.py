@@ -169,7 +169,6 @@ def _in_order(reports: Reports) -> tuple[Tree, Tensor]:
 
 
 def _means(by: Tree, rows: Tensor, cluster: Tensor) -> Tree:
-    """Return, for each client, the mean of the updates of its cluster, weighted by rows."""
     same = (cluster[:, None] == cluster).to(rows.dtype) * rows
     weight = same / same.sum(1, keepdim=True)
     return tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), by)

@@ -119,7 +119,6 @@ def _check_takes_means(method: Method, program: Program) -> None:
 
 # ------------------------------------------------------------------------------------------- client
 def _sent(up: Up) -> dict[str, Tree]:
-    """Return the values of an update that a server computes with, by name."""
     found: dict[str, Tree] = {}
     for name, share in up.items():
         if not isinstance(share, Share):

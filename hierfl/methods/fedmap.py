@@ -253,7 +253,6 @@ def _sloped(above: Params, pairs: dict[str, str], *, every: bool) -> tuple[str, 
 
 
 def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
-    """Return a client's weights minus theta."""
     return {
         theta: w[mine].reshape(gamma[theta].shape) - gamma[theta] for theta, mine in pairs.items()
     }

@@ -120,14 +120,12 @@ def fedpac(
 
 
 def _parts(model: HeadedNetwork, program: Program) -> tuple[Params, Params]:
-    """Return the starting values of the body and of the head."""
     params = program.start()[0]
     head = {name: v for name, v in params.items() if model.in_head(name)}
     return {name: v for name, v in params.items() if name not in head}, head
 
 
 def _sizes(model: HeadedNetwork, program: Program) -> tuple[int, int]:
-    """Return the numbers of classes and of features."""
     params, batch = program.start()[0], program.prototype
     width = model.features(params, batch).shape[-1]
     fn, _ = program.observed({}, batch, params)[model.y]

@@ -234,7 +234,6 @@ def _client(how: Setting, program: Program) -> Client:
 
 
 def _first_state(mine: Params, optimizer: Optimizer) -> Tree:
-    """Return what a client keeps before its first round."""
     if not mine:
         return NO_STATE
     state = optimizer.init(mine)

@@ -102,7 +102,6 @@ def _same(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
 
 
 def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
-    """Return the first values of the params that are tuned."""
     above, mine = program.start()
     local = program.latents.local_block.sites
     if mirror and not (local and mine.keys() == {f"{site.name}.at" for site in local}):
@@ -201,7 +200,6 @@ def _serving(
 
 
 def _unused(own: Tree, name: str) -> str:
-    """Return a name that the client state does not hold yet."""
     while name in own:
         name = f"tuned_{name}"
     return name

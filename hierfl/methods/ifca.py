@@ -87,7 +87,6 @@ def ifca(
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def most(message: Tree) -> Tensor:
-        """Return the cluster that most clients chose."""
         found = torch.arange(clusters) == message["share"].argmax()
         return found.to(torch.get_default_dtype())
 

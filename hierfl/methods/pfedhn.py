@@ -214,7 +214,6 @@ def pfedhn(
 
 
 def _clipped(gradient: Tree, most: float | None) -> Tree:
-    """Return a gradient, made shorter where its norm is above `most`."""
     if most is None:
         return gradient
     norm = sum(v.square().sum() for v in tree_leaves(gradient)) ** 0.5

@@ -104,7 +104,6 @@ def _by_itself(name: str, share: object) -> Share | Each:
 
 
 def _checked(name: str, reports: Reports) -> Tree:
-    """Return the clients' values of one share."""
     weight = reports.value["weight"]
     if weight.dim() != 1 or not bool((weight > LEAST).all()):
         raise ProgramError(
@@ -115,7 +114,6 @@ def _checked(name: str, reports: Reports) -> Tree:
 
 
 def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
-    """Return the robust mean of C clients' values, C in front."""
     count = len(tree_leaves(values)[0])
     wrong = int(tolerated * count + 1e-9)  # 29 of 100 at 0.29, which is less in binary
     if rule == "median":
@@ -140,12 +138,10 @@ def _median(values: Tensor) -> Tensor:
 
 
 def _flat(values: Tree) -> Tensor:
-    """Return all entries of each client, (C, n)."""
     return torch.cat([v.reshape(len(v), -1).double() for v in tree_leaves(values)], 1)
 
 
 def _nearest(values: Tree, wrong: int) -> Tensor:
-    """Return which C - f clients Multi-Krum takes."""
     flat = _flat(values)
     count = len(flat)
     if count < 2 * wrong + 3:

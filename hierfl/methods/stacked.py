@@ -38,7 +38,6 @@ def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | No
 
 
 def _in_order(start: Params, m: int, seed: int) -> Params:
-    """Return the params with the entries of each tensor in an order of component m."""
     if not m:
         return {name: v.clone() for name, v in start.items()}
 

@@ -111,7 +111,6 @@ class Rounds:
         return message
 
     def _resampled(self, known: Tree, count: int) -> Tensor:
-        """Return draws of z of equal weight, (count, K)."""
         return resampled(known["draws"], known["log_weights"], count)[:, : self.work.shared]
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

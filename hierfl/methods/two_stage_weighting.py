@@ -158,7 +158,6 @@ class Weighting:
         return {**state, **self._asking(state), **proposed}
 
     def _asking(self, state: Tree) -> Tree:
-        """Return the part of the state of draws that nobody has weighted yet."""
         none = torch.zeros_like(state["weighted"])
         return {
             "stage": torch.tensor(WEIGHT),

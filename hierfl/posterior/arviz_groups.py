@@ -80,7 +80,6 @@ class Groups:
             self.put(group, site, value, dims)
 
     def _is_by_row(self, group: str, site: str) -> bool:
-        """Return whether a group has one entry a row of a site, not one a client."""
         program = self.fit.program
         if site not in program.joint:
             return site in program.terms_of_rows

@@ -152,7 +152,6 @@ def _by_layer(draws: Draws, large: Networks) -> Draws:
 
 
 def _learned(fit: Snapshot) -> Draws:
-    """Return the params learned without a prior, as a single draw."""
     specs = {spec.name: spec for spec in learned_params(fit)}
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
@@ -179,12 +178,10 @@ class _Site:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all draws are finite."""
         return bool(np.isfinite(self.at[0]).all())
 
     @property
     def is_spread(self) -> bool:
-        """Whether some number has a standard deviation."""
         return not bool(np.isnan(self.at[1]).all())
 
 
@@ -201,7 +198,6 @@ def _summarized(chunks: Iterable[Draws]) -> dict[str, _Site]:
 
 
 def _statistics(value: Tensor) -> Numbers:
-    """Return mean, sd, low and high of draws (S, C, *shape), (4, C, *shape)."""
     values = value.detach().double().numpy()
     finite = np.isfinite(values).all(0)
     safe = np.where(finite, values, 0.0)

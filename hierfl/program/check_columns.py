@@ -46,7 +46,6 @@ def filled(data: ClientData) -> ClientData:
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Replace rows that have holes by one without, or by zeros if there is none."""
     if not values.is_floating_point():
         return values
     whole = values.isfinite().flatten(1).all(1) if values.dim() > 1 else values.isfinite()
@@ -125,7 +124,6 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
 
 
 def _far(data: ClientData, name: str) -> Iterator[str]:
-    """Yield the columns of a field that are far from unit scale, in words."""
     values = data.fields[name]
     if values.dtype == torch.bool or len(values) < 2:
         return

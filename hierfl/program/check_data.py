@@ -284,7 +284,6 @@ def in_words(support: Constraint) -> str:
 
 
 def _fix(name: str, values: Tensor, support: Constraint) -> str:
-    """Return how labels get into a support."""
     high = getattr(support, "upper_bound", None)
     if isinstance(high, int) and int(values.min()) == 1 and int(values.max()) == high + 1:
         return f"code the classes from 0, data.with_fields({name}=data.fields['{name}'] - 1)"
@@ -292,7 +291,6 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
 
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
-    """Return what is wrong with labels that their site cannot score, and the fix."""
     kind = type(getattr(fn, "base_dist", fn)).__name__
     own, wanted = tuple(value.shape[2:]), tuple(fn.event_shape)
     if own == wanted:

@@ -142,7 +142,6 @@ def _of_model(
 
 
 def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
-    """Return the draws of a guide and their log densities."""
     params, _ = point(program, away)
     with Answer(params, batch):
         trace = poutine.trace(program.guide).get_trace(batch)

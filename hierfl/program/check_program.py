@@ -91,8 +91,6 @@ def _works(how: Callable[..., None], loss: Loss, params: Params, batch: ClientBa
 
 
 class _Reached(Messenger):
-    """Collects the names of the sites that a run passes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
@@ -167,7 +165,6 @@ def _wrong_shape(
     batch: ClientBatch,
     observed: bool,
 ) -> ProgramError:
-    """Return the error of a site whose batch shape is not that of its plates."""
     clients = batch.num_clients
     if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
         return ProgramError(

@@ -232,7 +232,6 @@ def check_pure(program: Program, batch: ClientBatch) -> None:
 
 
 def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) -> dict[str, Any]:
-    """Trace guide and model once, with params and keys that are given."""
     with untouched_store(), Answer(params, batch):
         with no_global_draws("guide"):
             guided = poutine.trace(program.guide).get_trace(batch)
@@ -242,7 +241,6 @@ def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) 
 
 
 def _tensors(site: Site) -> Iterator[Tensor]:
-    """Yield the value of a site and its log density, where it has one."""
     if isinstance(site["value"], Tensor):
         yield site["value"]
     try:

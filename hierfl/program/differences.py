@@ -49,7 +49,6 @@ def _compared(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str
 
 
 def _compared_by_key(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str]]:
-    """Compare the options of two calls, or two mappings."""
     if not isinstance(found, Mapping) or not isinstance(wanted, Mapping):
         if _text(found) != _text(wanted):
             yield True, f"{where or 'kind'}: {_short(found)} there, {_short(wanted)} here"
@@ -61,7 +60,6 @@ def _compared_by_key(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bo
 def _compared_by_code(
     found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
 ) -> Iterator[tuple[bool, str]]:
-    """Compare two functions or objects by their fingerprints."""
     one, two, what = found.get("code"), wanted.get("code"), where or "method"
     if not isinstance(one, Mapping) or not isinstance(two, Mapping):
         if _text(_name_of(found)) != _text(_name_of(wanted)):

@@ -134,7 +134,6 @@ def _frames(cause: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _is_ours(cause: BaseException) -> bool:
-    """Return whether the error was raised by hierfl itself, with its own message."""
     frames = _frames(cause)
     if not frames or not frames[-1].filename.startswith(_HERE):
         return False
@@ -142,7 +141,6 @@ def _is_ours(cause: BaseException) -> bool:
 
 
 def _where(cause: BaseException) -> str:
-    """Return the user's own line that failed, in words."""
     for frame in reversed(_frames(cause)):
         path = Path(frame.filename)
         inside = frame.filename.startswith(_HERE) or any(
@@ -154,7 +152,6 @@ def _where(cause: BaseException) -> str:
 
 
 def _fields(batch: ClientBatch) -> str:
-    """Return the shapes and dtypes of the batch's fields, in words."""
     known: dict[str, Any] = {**batch.fields, **batch.client_fields}
     return "fields: " + ", ".join(
         f"{name} {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"

@@ -55,7 +55,6 @@ class _Parts:
         self.seen: dict[int, object] = {}  # kept alive, so that no id is used twice
 
     def of(self, thing: Any, where: str, *, fixed: bool = False) -> Iterator[Part]:
-        """Yield the parts of something."""
         if isinstance(thing, PLAIN):
             yield _in("value", where), _hash(f"{type(thing).__name__} {thing!r}")
             return
@@ -128,7 +127,6 @@ class _Parts:
             yield from self.of(function.__globals__[name], _in(f"global '{name}'", where))
 
     def _of_class(self, kind: type, where: str) -> Iterator[Part]:
-        """Yield the code of a user's class and its bases, or the name of any other class."""
         if not self._is_ours(kind, _file_of(kind)):
             yield _in("type", where), _hash(f"{kind.__module__}:{kind.__qualname__}")
             return
@@ -225,7 +223,6 @@ def _text_of_constant(value: Any) -> str:
 
 
 def _has_docstring(code: CodeType) -> bool:
-    """Return whether the first constant is a docstring."""
     if sys.version_info >= (3, 13):
         return bool(code.co_flags & HAS_DOCSTRING)
     return not code.co_name.startswith("<")
@@ -246,7 +243,6 @@ def _in(what: str, where: str) -> str:
 
 
 def _hash_of_array(values: Any, *, contents: bool = True) -> str:
-    """Return a hash of a tensor or array: its type, its shape and its contents."""
     text = f"{values.dtype} {tuple(values.shape)}"
     if not contents or getattr(values, "is_meta", False):
         return _hash(text)

@@ -28,7 +28,6 @@ class ProgramError(ValueError):
 
 
 def _shown(program: Program) -> Shown:
-    """Every site and param of a program, a row each."""
     import pandas as pd  # slow to import
 
     def row(kind: str, spec: LatentSite | ParamSpec) -> tuple[Any, ...]:

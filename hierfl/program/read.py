@@ -234,7 +234,6 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
 
 
 def _check_observed(labels: Mapping[str, str], factors: Mapping[str, bool]) -> None:
-    """Refuse a model without any likelihood."""
     if not labels and not factors:
         raise ProgramError(
             "the model observes no field inside the clients plate: give a likelihood, "
@@ -287,7 +286,6 @@ def _trace(
     seed: int,
     handler: Messenger,
 ) -> Any:
-    """Return a trace of a model or guide, with its plates checked."""
     try:
         with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards

@@ -200,7 +200,6 @@ def _found(description: dict[str, Any], place: str) -> Any:
 
 
 def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> Any:
-    """Call the factory of a description with its options, or set its guide family's options."""
     form = "made_by" if "made_by" in description else "family"
     name, given = _checked(description, form, str), _checked(description, "with", dict)
     factory = _factory(name, form, place)
@@ -249,7 +248,6 @@ def _is_public(name: str) -> bool:
 
 
 def _check_same(description: JSON, found: object, place: str, what: str) -> None:
-    """Refuse another model or guide than the one that is described."""
     differs = differences(description, describe(found), place).differs
     if differs:
         raise CannotRemake(
@@ -259,7 +257,6 @@ def _check_same(description: JSON, found: object, place: str, what: str) -> None
 
 
 def _fix(place: str) -> str:
-    """Return what to do about something that cannot be found."""
     if place in KINDS:
         return f"mark it in this program, @hierfl.{place}, or hand it in: load(..., {place}=...)"
     return HAND_IN

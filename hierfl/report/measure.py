@@ -90,7 +90,6 @@ class _Asked:
     seed: int
 
     def predicted(self, rows: ClientData) -> Prediction:
-        """Predict rows."""
         if self.drawn is None:
             return predict(self.fit, rows, site=self.site, draws=self.draws, seed=self.seed)
         few = restricted(self.fit, rows)
@@ -98,7 +97,6 @@ class _Asked:
         return predict_at(few, _of(self.drawn, few, self.fit), rows, site=name)
 
     def replicates(self, rows: ClientData) -> Tensor:
-        """Draw labels of rows, (S, n)."""
         if self.drawn is None:
             return replicate(self.fit, rows, site=self.site, draws=self.draws, seed=self.seed)
         few = restricted(self.fit, rows)

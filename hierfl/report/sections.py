@@ -93,7 +93,6 @@ def _size(count: float) -> str:
 
 
 def _convergence(found: Measured) -> Section | None:
-    """Show the ELBO or loss by round, or how far the posterior moved, and the verdict."""
     drawn = pictures.run(found) or table_of_rounds(found.fit.history)
     verdict = [] if isinstance(found.evidence.run, str) else [Text(found.evidence.run.verdict)]
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
@@ -240,7 +239,6 @@ def _score_summary(scores: pd.DataFrame) -> Table:
 
 
 def _score_table(scores: pd.DataFrame, rows: str) -> Table:
-    """Tabulate the scores of each client on its "held-out" or "training" `rows`."""
     columns = [name for name in SCORES if name in scores]
     each = [
         (str(name), *(str(int(row[c])) if c == "rows" else number(float(row[c])) for c in columns))

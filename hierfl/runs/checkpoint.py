@@ -165,14 +165,12 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def _write(path: Path, tree: Tree) -> str:
-    """Write a tree to disk, and return the hash of the file."""
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
     # an empty file looks like a truncated one
     return _write_tensors(path, leaves or {"nothing": torch.zeros(0)})
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Write tensors to disk under their names, and return the hash of the file."""
     with writing(path, nbytes(list(tensors.values())), foreign=SafetensorError):
         save_file(tensors, path)
         os.chmod(path, PRIVATE_FILE)
@@ -182,7 +180,6 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def _read_table(path: Path, expected: str, template: Table) -> Table:
-    """Read the client states of a checkpoint."""
     local, rows = path / "local.safetensors", path.parent / TABLE_FILE
     if not isinstance(template, Stored):
         return _read(local, expected, template)
@@ -203,7 +200,6 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
 
 
 def _indices(root: Path) -> list[Tree]:
-    """Return the index of the table in each checkpoint of a run."""
     found = []
     for path in checkpoints(root):
         with suppress(CheckpointError):  # a damaged one points to nothing

@@ -72,7 +72,6 @@ def choose(
 
 
 def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
-    """Go through the rows of the table."""
     model = given.model
     if given.read.params:
         return _of_params(given)
@@ -108,12 +107,10 @@ class _Given:
 
     @property
     def shared(self) -> int:
-        """The number of global unknowns."""
         return self.read.latents.global_block.size
 
     @property
     def own(self) -> int:
-        """The number of local unknowns of a client."""
         return self.read.latents.local_block.size
 
     @property
@@ -129,7 +126,6 @@ class _Given:
         return recipe.factory.__name__
 
     def chosen(self, method: Method, why: str, program: Program | None = None) -> Choice:
-        """Return a choice, with the program under the method's guide."""
         if program is None and method.model is self.model:
             program = self.read.under(method.guide)
         return Choice(method, f"{method.name}, since {why}", program)
@@ -140,7 +136,6 @@ class _Given:
 
 # ------------------------------------------------------------------ rows of the table
 def _of_params(given: _Given) -> Choice:
-    """Return the method that a model with params to be learned belongs to."""
     model, params, made = given.model, given.read.params, given.made_by
     what = f"param '{min(p.name for p in params)}' is learned, without a prior"
     if isinstance(model, PersonalHeads):
@@ -201,6 +196,5 @@ def _of_sums(given: _Given, *, everyone: bool) -> Choice:
 
 
 def _first(error: Exception) -> str:
-    """Return the beginning of a message, without how to fix it."""
     line = str(error).partition("\n")[0]
     return line.partition(". ")[0].rstrip(".") or type(error).__name__

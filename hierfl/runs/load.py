@@ -166,7 +166,6 @@ def load(
 
 
 def _root(folder: object) -> Path:
-    """Return the folder as a path."""
     if isinstance(folder, Fit):
         raise TypeError(
             "folder is a Fit, which needs no loading: use it as it is, or name the folder it was "
@@ -178,7 +177,6 @@ def _root(folder: object) -> Path:
 def _without_rows(
     found: saved.SavedData, folder: str, federated: Callable[[ClientData], Federation]
 ) -> Federation:
-    """Read the program of a fit with values in place of its rows."""
     if found.schema is None:
         raise RowsNotSaved(f"'{folder}' was saved without the clients' rows: {saved.HAND_IN}")
     dtype = str(torch.get_default_dtype())

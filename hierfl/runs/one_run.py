@@ -114,7 +114,6 @@ def is_over(fitted: Fit, patience: int | None) -> bool:
 
 
 def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
-    """Return whether a new run compiles its local steps."""
     compile = federation.settings.compile
     if federation.settings.engine != "vectorized":
         return False
@@ -237,7 +236,6 @@ def _draws(fitted: Fit) -> int:
 
 
 def _note(fitted: Fit, found: Convergence) -> None:
-    """Write the verdict into the history, and whether draws are corrected by trusted weights."""
     last = fitted.progress.history[-1]
     last[JUDGED] = found.verdict
     if found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE:

@@ -35,7 +35,6 @@ def personalized(
 
 
 def _places(fit: Snapshot, data: ClientData) -> torch.Tensor:
-    """Return the clients' positions among those of the fit; a ValueError names a new client."""
     known = {name: place for place, name in enumerate(fit.federation.data.names)}
     for name in data.names:
         if name not in known:

@@ -99,7 +99,6 @@ def _one_step(federation: Federation, how: Setting, progress: Progress, rounds: 
 def _moved(
     federation: Federation, how: Setting, state: Tree, table: Tree, batch: ClientBatch, clock: Clock
 ) -> tuple[Tree, Tree, float]:
-    """Return the server's state and the client states after a step, and the ELBO before it."""
     program, message = federation.program, how.message(state["params"], clock)
 
     def loss(at: Tree) -> Tensor:

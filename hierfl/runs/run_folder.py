@@ -79,7 +79,6 @@ def _taken(root: Path) -> int | None:
 
 
 def _give_back(root: Path, file: int) -> None:
-    """Remove the lock file while it is still locked, and unlock it."""
     with suppress(FileNotFoundError):
         (root / LOCK_FILE).unlink()
     _files.discard(file)
@@ -87,7 +86,6 @@ def _give_back(root: Path, file: int) -> None:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Return whether an open file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
@@ -95,7 +93,6 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _in_use(root: Path) -> FolderInUse:
-    """Return the error that names the holder of the lock, as far as it is known."""
     who: Any = None
     for _ in range(20):  # the holder may have the lock, and not have written its name yet
         with suppress(OSError, ValueError):

@@ -140,7 +140,6 @@ def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
 
 
 def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientData:
-    """Put the rows together again."""
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")

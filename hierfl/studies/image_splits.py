@@ -202,7 +202,6 @@ def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> 
 
 
 def _by_class(labels: Tensor, generator: np.random.Generator) -> list[Ids]:
-    """Return the row numbers of each class in random order."""
     every = int(labels.max()) + 1
     return [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
 

@@ -136,7 +136,6 @@ def _missing(name: str, row: int) -> ValueError:
 
 
 def _fix(kind: str, value: float) -> str:
-    """Return what to do about a value: the family that can have it."""
     if not np.isfinite(value):
         return "drop the row"
     whole = value == np.floor(value)

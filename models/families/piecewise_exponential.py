@@ -109,11 +109,9 @@ class PiecewiseExponential(dist.TorchDistribution):
         return new
 
     def _starts(self) -> Tensor:
-        """Return the times at which the hazards start, (J,)."""
         return self.eta.new_tensor((0.0, *self.breaks))
 
     def _hazard(self) -> Tensor:
-        """Return the hazards, (..., J)."""
         return (self.eta[..., None] + self.log_hazard).exp()
 
     def _steps(self) -> Tensor:
