@@ -59,11 +59,7 @@ class Coefficients(TypedDict, total=False):
 
 
 class Predictor:
-    """The linear predictor of a regression, (C, B, *outputs), with the options of `Coefficients`.
-
-    Call it outside the clients plate to sample the global sites. It returns a function; call that
-    inside the plate to sample the local sites and get the predictor.
-    """
+    """The linear predictor (C, B, *outputs): call it outside the clients plate, and what it returns inside."""
 
     def __init__(
         self,

@@ -27,11 +27,10 @@ Both = tuple[ClientData, ClientData]  # training and test rows of the same clien
 
 @dataclass(frozen=True)
 class Federation:
-    """Training and test rows of a study: of clients that take part, and of those that join later.
+    """Rows of a study; `classes` 0: real labels in sds of the training ones, but about drawn lines.
 
-    `classes` is 0 where labels are real: in sds of the training labels from their mean, except
-    about drawn lines, and `variance` is theirs. `foreign` images are of no client's classes, by
-    name of their set, as many for each client as it has test rows.
+    `foreign` images are of no client's classes, by set, as many for each client as it has test
+    rows.
     """
 
     train: ClientData

@@ -51,11 +51,11 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
 
 
 class Split(NamedTuple):
-    """A split Student t: multivariate, with a scale for each side of each axis; a continuous density.
+    """A split Student t, continuous, with a scale for each side of each axis, the columns of `tril`.
 
-    `tril` (K, K): tril tril' is the scale matrix. Along its column i the scale is multiplied by
-    right_i on the positive side of the mode `loc`, and by left_i on the other. Source: Geweke 1989,
-    Econometrica 57(6), section 4, made continuous as in the two-piece normal.
+    Around the mode `loc`, `right` and `left` multiply the scale; tril tril' (K, K) is that before
+    the split. Source: Geweke 1989, Econometrica 57(6), section 4, made continuous as in the
+    two-piece normal.
     """
 
     loc: Tensor

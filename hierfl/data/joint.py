@@ -11,10 +11,9 @@ from torch import Tensor
 
 
 class JointNormal(dist.MultivariateNormal):
-    """The joint Normal of rows: loc (..., B), covariance (..., B, B), `inside` (..., B) not padding.
+    """The joint Normal of rows: `loc` (..., B), and `inside` (..., B) for those that are no padding.
 
-    Padded rows add nothing: they are independent, lie at their mean, and their density is taken
-    off.
+    Padded rows add nothing: independent, at their mean, with their density taken off.
     """
 
     def __init__(self, loc: Tensor, covariance: Tensor, inside: Tensor) -> None:

@@ -1,20 +1,17 @@
 """The demo `hierfl demo`: heart disease at four hospitals that do not share rows.
 
-Four logistic regressions on the same 27 columns predict who is ill. Missing values are 0 and have
-an indicator column; no patient is dropped; units are fixed, so nothing is computed from held-out
-rows.
+Four logistic regressions on the same 27 columns; units are fixed and missing values are 0 with an
+indicator column, so that nothing is computed from held-out rows and no patient is dropped.
 
 * local-only: each hospital alone. Coefficients ~ Normal(0, 2.5^2); posterior by Laplace's method.
 * pooled: the same model and prior for the rows of all hospitals together.
 * hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), one mean and scale for each
-  coefficient, ~ Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)). The estimate is a
-  point, in non-centered coordinates. The 0.5 was chosen by the ELBO of training rows.
+  coefficient, ~ Normal(0, 2.5^2) and HalfNormal(0.5), which the ELBO of training rows chose
+  (intercept: HalfNormal(1)); a point in non-centered coordinates.
 * hierarchical posterior: the same model by two_stage. Predictions average over draws.
 
-Each method is scored on held-out patients of hospitals in the fit ("trained"); on each hospital,
-left out of the fit ("unseen": hierarchical methods draw its coefficients from p(own | global), and
-local-only averages over the other hospitals' models); and on the same hospital once it has inferred
-its own coefficients from its training rows ("joined": pooled has nothing to infer).
+Held-out patients are scored at hospitals in the fit ("trained"), left out of it ("unseen": from
+p(own | global), or the other hospitals' models) and after inferring their own ("joined").
 """
 
 from __future__ import annotations

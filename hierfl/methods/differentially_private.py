@@ -117,7 +117,6 @@ def _check_takes_means(method: Method, program: Program) -> None:
     check_takes_means("differentially_private", what, method, program, server, fix)
 
 
-# ------------------------------------------------------------------------------------------- client
 def _sent(up: Up) -> dict[str, Tree]:
     found: dict[str, Tree] = {}
     for name, share in up.items():
@@ -144,7 +143,6 @@ def _shortened(moved: Tree, clip: float) -> Tree:
     return tree_map(lambda v: torch.where(norm.isfinite(), by.to(v.dtype) * v, 0.0), moved)
 
 
-# ------------------------------------------------------------------------------------------- server
 def _noisy(
     plain: Server, clients: int, clip: float, noise: float, delta: float, secret: int | None
 ) -> Server:

@@ -100,7 +100,6 @@ def fedfomo(
     return Method("fedfomo", model, delta, client, server, discloses="summaries")
 
 
-# ------------------------------------------------------------------------------------------- client
 def _client(program: Program, descent: Descent, validation: str | None, models: int) -> Client:
     first = common_params(program, "fedfomo")
 
@@ -174,7 +173,6 @@ def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
     return replace(batch, rows=rows, is_mini_batch=True), any_left.to(batch.counts.dtype)
 
 
-# ------------------------------------------------------------------------------------------- server
 def _server(program: Program, models: int, eps: Callable[[int], float]) -> Server:
     count = program.num_clients
 

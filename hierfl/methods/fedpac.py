@@ -132,7 +132,6 @@ def _sizes(model: HeadedNetwork, program: Program) -> tuple[int, int]:
     return fn.probs.shape[-1], width
 
 
-# ------------------------------------------------------------------------------------------- client
 @dataclass(frozen=True)
 class Training:
     """The arguments of `fedpac`, under the same names."""
@@ -249,7 +248,6 @@ def by_class(model: HeadedNetwork, classes: int, theta: Params, batch: ClientBat
     return Classes(hot.T @ z, hot.sum(0), squares)
 
 
-# ------------------------------------------------------------------------------------------- server
 def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
     body, head = _parts(model, program)
     count, shape = program.num_clients, _sizes(model, program)

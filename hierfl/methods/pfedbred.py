@@ -265,11 +265,10 @@ def _client(how: Setting, program: Program) -> Client:
 
 
 class Place(NamedTuple):
-    """What a strategy chooses mu by; all params are those of the local sites.
+    """What a strategy chooses mu by, in the local sites' params: `w`, and maps of params.
 
-    `w` is the client's copy of the global ones. `ahead` and `descended` map params to w - a grad
-    nll, on the first and second of two mini-batches; `remembered` maps them to params - m (last -
-    v).
+    `ahead` and `descended` take a gradient step on the first and second of two mini-batches.
+    `remembered` adds - m (last - v).
     """
 
     w: Params

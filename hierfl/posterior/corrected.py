@@ -178,8 +178,8 @@ def in_rounds(
     """Weight `count` draws a round: draws, smoothed weights, log weights (S,), weights of single draws.
 
     All points count as draws of the mixture of proposals (Veach and Guibas 1995; Owen and Zhou
-    2000). Rounds go on while `enough` are not effective, or k-hat is above `tail`, with `more`
-    `inner` draws.
+    2000). Another round, with `more` times the `inner`, follows below `enough` or above k-hat
+    `tail`.
     """
     found = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []

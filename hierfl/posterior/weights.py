@@ -80,10 +80,9 @@ def weigh(
     salt: str = "posterior",
     stretch: bool = False,
 ) -> Weighed:
-    """Draw S times from the guide, and from local sites `inner` times, and weight (if `shared`, global too).
+    """Draw S times from the guide and weight the draws; `inner` local draws each, globals if `shared`.
 
-    `points` (S, K) replace the guide's Gaussian global draws; with `stretch` every second is
-    `Stretched`.
+    `points` (S, K) replace Gaussian global draws; with `stretch` every second one is `Stretched`.
     """
     program = fit.program
     check_labeled(fit)

@@ -48,11 +48,9 @@ class _InUnits(AffineTransform):
 
 @dataclass(frozen=True, eq=False)
 class LatentSite:
-    """A latent sample site of a model, in the shapes of one client.
+    """A latent sample site of a model, in one client's shapes; `plates` (name, size, dim) without theirs.
 
-    `plates` are (name, size, dim) but for the clients'; `start` is the prior's center. `unit`,
-    powers of 2 in its shape, scales values whose prior is far from unit scale before they are
-    unconstrained.
+    `start` is the prior's center, `unit` the scale, a power of 2, of a prior far from unit scale.
     """
 
     name: str

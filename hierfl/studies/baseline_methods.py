@@ -34,9 +34,8 @@ def _all(total: int) -> int:
 class Baseline:
     """One method of the comparison: `made` from a network, with the evaluations `spent` in a round.
 
-    `tunes`: it is personalized before it predicts. `draws`: predictions average over a posterior.
-    `adaptive`: the step size is Adam's. `body`: it needs a layer below the last. `everyone`: it
-    needs all clients in each round, and gets fewer rounds.
+    It `tunes` before a prediction, averages it over `draws`, has Adam's step size if `adaptive`,
+    needs a layer below the last (`body`), or `everyone` in each of then fewer rounds.
     """
 
     made: build.Made
