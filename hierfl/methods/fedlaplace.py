@@ -44,7 +44,14 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, standard_points
+from hierfl.methods.fedlaplace_server import (
+    Points,
+    Rounds,
+    finished,
+    logged,
+    refused_message,
+    standard_points,
+)
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
@@ -261,4 +268,5 @@ def _client(marginal: Marginal, points: Points) -> Client:
         params=lambda message, own: message["params"],
         adapt=(),
         like_rows=lambda message: "tril" in message,
+        refuses=partial(refused_message, points),
     )
