@@ -152,12 +152,8 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         )
     order = np.random.Generator(np.random.Philox(seed + 7)).permutation(train.num_clients)
     later, first = sorted(order[:new].tolist()), sorted(order[new:].tolist())
-    return (
-        train.select(first),
-        test.select(first),
-        (train.select(later), test.select(later)),
-        classes,
-    )
+    held_out = train.select(later), test.select(later)
+    return train.select(first), test.select(first), held_out, classes
 
 
 def _seen(data: Data) -> Labeled:

@@ -45,11 +45,11 @@ from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.fedlaplace_server import (
+    PARTS,
     Points,
     Rounds,
     finished,
     logged,
-    refused_message,
     standard_points,
 )
 from hierfl.program.program import Program, ProgramError
@@ -68,6 +68,9 @@ SLOW = 1000
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 # the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s
 FEW_EXPANDED, FEW_VALUED = 2, 64
+# names of what a message holds: a point, points about q, points to weight
+SETTLING = frozenset({"loc", "tril", "part"})
+FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "points"})
 
 
 @About(
@@ -215,6 +218,25 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
 _integrated.reads_all_rows = True  # type: ignore[attr-defined]
 
 
+def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
+    """Return why a message cannot be the server's, whose first one is given; None: it can."""
+    size, dtype = len(first["loc"]), first["loc"].dtype
+    if set(message) not in FORMS or not all(isinstance(v, Tensor) for v in message.values()):
+        return f"its names are {sorted(map(str, message))[:9]}"
+    weighting = "points" in message
+    shapes = {"first": (), "part": (), "tril": (size, size)}
+    for name, value in message.items():
+        kind = torch.int64 if name == "part" else dtype
+        right = value.shape == shapes.get(name, (size,)) and value.dtype == kind
+        if name != "points" and not right:
+            return f"'{name}' has another shape or dtype"
+    part, sizes = int(message.get("part", 0)), points.sizes if weighting else (0,) * PARTS
+    known = 0 <= part < len(sizes)
+    if not known or (weighting and message["points"].shape != (sizes[part], 0)):
+        return "it asks for points that do not exist"
+    return None
+
+
 def _client(marginal: Marginal, points: Points) -> Client:
     slow = marginal.shared.size * marginal.own.size > SLOW
     expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
@@ -268,5 +290,5 @@ def _client(marginal: Marginal, points: Points) -> Client:
         params=lambda message, own: message["params"],
         adapt=(),
         like_rows=lambda message: "tril" in message,
-        refuses=partial(refused_message, points),
+        refuses=partial(_refused_message, points),
     )

@@ -44,11 +44,6 @@ RESERVED = 3  # rounds that are kept for weighting where the number of rounds is
 FEW = 10  # effective points per global unknown below which the proposal is not refitted
 
 
-# names of what a message holds: a point, points about q, points to weight
-SETTLING = frozenset({"loc", "tril", "part"})
-FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "points"})
-
-
 @dataclass(frozen=True, eq=False)
 class Points:
     """Standard points that server and clients both compute, so that no message holds them."""
@@ -90,25 +85,6 @@ class Points:
             return torch.zeros(0, size, dtype=loc.dtype)
         columns = FAR * message["tril"].T
         return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
-
-
-def refused_message(points: Points, message: Tree, first: Tree) -> str | None:
-    """Return why a message cannot be the server's, whose first one is given; None: it can."""
-    size, dtype = len(first["loc"]), first["loc"].dtype
-    if set(message) not in FORMS or not all(isinstance(v, Tensor) for v in message.values()):
-        return f"its names are {sorted(map(str, message))[:9]}"
-    weighting = "points" in message
-    shapes = {"first": (), "part": (), "tril": (size, size)}
-    for name, value in message.items():
-        kind = torch.int64 if name == "part" else dtype
-        right = value.shape == shapes.get(name, (size,)) and value.dtype == kind
-        if name != "points" and not right:
-            return f"'{name}' has another shape or dtype"
-    part, sizes = int(message.get("part", 0)), points.sizes if weighting else (0,) * PARTS
-    known = 0 <= part < len(sizes)
-    if not known or (weighting and message["points"].shape != (sizes[part], 0)):
-        return "it asks for points that do not exist"
-    return None
 
 
 def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> Points:

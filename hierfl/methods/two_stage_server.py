@@ -67,12 +67,7 @@ class Rounds:
                 n: like[n][0].expand(count, *like[n].shape[2:]).clone()
                 for n in hierarchy.fields
             }
-            prior = prior_draws(hierarchy, work.seed)
-            # of many clients the posterior is narrow, and each draw costs a pass over all of them
-            prior = prior[: max(FEWEST * (1 + work.shared), min(len(prior), POINTS // count))]
-            mixing = mixing_draws(hierarchy, prior, work.seed)
-            if mixing is not None:
-                prior = torch.cat([prior, mixing.repeat(1, count)], 1)
+            prior = self._prior(count)
             equal = torch.full((len(prior),), -math.log(len(prior)))
             none = Factors(
                 torch.zeros(1, size, size), torch.zeros(1, size), {n: like[n][:, 0] for n in fields}
@@ -95,6 +90,15 @@ class Rounds:
                 "again": torch.tensor(0),
                 **{name: torch.tensor(torch.nan) for name in LOGGED},
             }
+
+    def _prior(self, count: int) -> Tensor:
+        """Return draws of z and of any client's t from the prior."""
+        hierarchy, seed = self.work.surrogate.hierarchy, self.work.seed
+        prior = prior_draws(hierarchy, seed)
+        # of many clients the posterior is narrow, and each draw costs a pass over all of them
+        prior = prior[: max(FEWEST * (1 + self.work.shared), min(len(prior), POINTS // count))]
+        mixing = mixing_draws(hierarchy, prior, seed)
+        return prior if mixing is None else torch.cat([prior, mixing.repeat(1, count)], 1)
 
     def down(self, state: Tree, clock: Clock) -> Tree:
         """Return the message: any client's v, and draws to weight if factors are final."""

@@ -107,12 +107,10 @@ class Weighting:
         seen = state["weighted"].index_fill(0, ids, True)
         k_hats = k_hats_of(each)
         weights = smoothed(ratios + base)
-        inner = state["inner_error"]
         state = {
             **state,
             "asked": asked,
             "ratios": ratios,
-            "inner_error": inner.nan_to_num().square().add(error**2).sqrt() if error else inner,
             "weighted": seen,
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
             "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
@@ -122,22 +120,31 @@ class Weighting:
         complete = bool((seen | state["failed"]).all())
         if not complete and left > 0:
             return state
-        state = {**state, "final": {**final, "log_weights": weights.log}}
-        if not complete:
-            return state
+        inner = state["inner_error"]
+        state = {
+            **state,
+            "final": {**final, "log_weights": weights.log},
+            "inner_error": inner.nan_to_num().hypot(inner.new_tensor(error)) if error else inner,
+        }
+        return self._after_all(state, factors, error, clock) if complete else state
+
+    def _after_all(self, state: Tree, factors: Factors, error: float, clock: Clock) -> Tree:
+        """Return the state once every client has answered: done, or with other draws to weight."""
+        left = clock.rounds - clock.round - 1
+        k_hat, effective = float(state["k_hat"]), float(state["effective"])
         if bool((state["powers"] < 1.0).any()):
             # a client that failed once would count in a part of the draws
-            equal = bool((seen == state["narrow"]["weighted"]).all())
+            equal = bool((state["weighted"] == state["narrow"]["weighted"]).all())
             state = self._together(state, factors) if equal else state
             return {**state, "stage": torch.tensor(DONE)}
-        far = weights.k_hat >= K_HAT or weights.effective < PROPOSING * len(ratios)
+        far = k_hat >= K_HAT or effective < PROPOSING * len(state["ratios"])
         if error > ROUGH and left > 0:  # a quadratic will not do
-            return {**state, **self._asking(state), "asked": torch.zeros_like(ratios)}
+            return {**state, **self._asking(state), "asked": torch.zeros_like(state["ratios"])}
         if bool(state["proposed"]) and far and int(state["again"]) < AGAIN and left > 0:
             return self._proposed({**state, "again": state["again"] + 1}, state["final"])
         if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
             return self._widened(state, factors, clock)
-        if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
+        if k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
