@@ -153,12 +153,15 @@ class ModelRead:
 
     def _under(self, guide: Guide | Family, learn: bool) -> Program:
         (single, pair), one = self.traces, self.prototype
+        whole = getattr(getattr(guide, "build", None), "reads_all_rows", False)
+        # Newton steps are in the units of the priors, gradient steps in the sites' own
+        latents = self.latents if whole else self.latents.in_own_units()
         with pyro.validation_enabled(True):
-            built = guide.on(self.model, self.latents) if isinstance(guide, Family) else guide
+            built = guide.on(self.model, latents) if isinstance(guide, Family) else guide
             two = _prototype(self.data, [0, self.data.num_clients - 1])
             guided = _trace(built, one, "guide", self.seed, Answer({}, one))
             guided_pair = _trace(built, two, "guide", self.seed, Answer({}, two))
-            check_cover(self.latents, guided)
+            check_cover(latents, guided)
             check_boundary(built, one, "guide", Answer({}, one))
             # before the guide runs again: it refuses one that cannot be drawn
             keyed = is_keyed(guided)
@@ -167,7 +170,7 @@ class ModelRead:
             program = Program(
                 model=self.model,
                 guide=built,
-                latents=self.latents,
+                latents=latents,
                 params=params_of([single, guided], [pair, guided_pair]),
                 closed=closed_of(single, guided),
                 derived=derived_of(single),
@@ -181,7 +184,7 @@ class ModelRead:
                 prototype=one,
                 seed=self.seed,
                 keyed=keyed,
-                reads_all_rows=getattr(getattr(guide, "build", None), "reads_all_rows", False),
+                reads_all_rows=whole,
                 joint=self.joint,
                 codes=self.codes,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import filterfalse
 from operator import attrgetter
@@ -179,6 +179,10 @@ class Latents:
     def local_block(self) -> Block:
         """The local sites, inside the clients plate."""
         return Block(tuple(filter(IS_LOCAL, self.sites)))
+
+    def in_own_units(self) -> Latents:
+        """Return the sites with unconstrained values in their own units, not in their priors'."""
+        return Latents(tuple(replace(site, unit=None) for site in self.sites))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from hierfl.method import Method
 from hierfl.nodes import in_process
 from hierfl.runs.result import Fit
 from tests.programs import fit
-from tests.summaries.programs import people, spread
+from tests.summaries.programs import binary, people, spread
 
 COUNTS = (4, 3, 5)
 
@@ -37,7 +37,7 @@ METHODS: dict[str, Any] = {
     "ifca": lambda: methods.ifca(network(), clusters=2, steps=1),
     "pfedhn": lambda: methods.pfedhn(network(), steps=1),
     "pvi": lambda: methods.pvi(spread, draws=8, steps=1),
-    "two_stage": lambda: methods.two_stage(spread, draws=100),
+    "two_stage": lambda: methods.two_stage(binary, draws=100),
 }
 
 
