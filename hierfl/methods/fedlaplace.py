@@ -44,14 +44,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.fedlaplace_server import (
-    PARTS,
-    Points,
-    Rounds,
-    finished,
-    logged,
-    standard_points,
-)
+from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, standard_points
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
@@ -68,7 +61,7 @@ SLOW = 1000
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 # the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s
 FEW_EXPANDED, FEW_VALUED = 2, 64
-# names of what a message holds: a point, points about q, points to weight
+# what a message holds: a point, points about q, points to weight
 SETTLING = frozenset({"loc", "tril", "part"})
 FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "points"})
 
@@ -230,7 +223,10 @@ def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
         right = value.shape == shapes.get(name, (size,)) and value.dtype == kind
         if name != "points" and not right:
             return f"'{name}' has another shape or dtype"
-    part, sizes = int(message.get("part", 0)), points.sizes if weighting else (0,) * PARTS
+    part, sizes = (
+        int(message.get("part", 0)),
+        points.sizes if weighting else (0,) * len(points.settling),
+    )
     known = 0 <= part < len(sizes)
     if not known or (weighting and message["points"].shape != (sizes[part], 0)):
         return "it asks for points that do not exist"

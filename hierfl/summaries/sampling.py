@@ -110,10 +110,7 @@ def by_importance(
     final: bool,
     least: float,
 ) -> Draws | None:
-    """Return draws by importance sampling of the scales; None where the proposal is not good enough.
-
-    Of draws that are not final a share `least` must be effective, or k-hat be low.
-    """
+    """Sample scales by importance; None where k-hat is high and not even a share `least` effective."""
     hierarchy = surrogate.hierarchy
     density = Density(surrogate, factors, start.bounds)
     equal = torch.full((count,), -math.log(count))
