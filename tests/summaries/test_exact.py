@@ -235,6 +235,41 @@ def test_clients_who_can_fit_their_rows_exactly() -> None:
     assert abs(math.log(tau.std() / sigma.std())) < 0.1
 
 
+def test_series_with_a_step_for_each_row() -> None:
+    """A latent random walk: as many own unknowns as rows, which a client could fit exactly."""
+    clients, steps = 12, 5
+    g = torch.Generator().manual_seed(2)
+    walk = 0.4 * torch.randn(clients, steps, generator=g).cumsum(1)
+    y = (walk + 0.5 * torch.randn(clients, steps, generator=g)).flatten()
+    which = torch.arange(clients).repeat_interleave(steps)
+    data = ClientData.from_arrays(which, y=y, step=torch.arange(steps).repeat(clients))
+
+    def series(batch: ClientBatch) -> None:
+        q = pyro.sample("q", dist.HalfNormal(1.0))
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(torch.zeros(steps), q).to_event(1))
+            with batch.data():
+                passed = (torch.arange(steps) <= batch.step[..., None]).to(w.dtype)
+                pyro.sample("y", dist.Normal((passed * w).sum(-1), s), obs=batch.y)
+
+    draws = fitted(series, data).draws(4000).shared
+    q, s = torch.meshgrid(*(torch.linspace(0.01, 1.6, 80),) * 2, indexing="ij")
+    tril = torch.ones(steps, steps).tril()
+    covariance = q[..., None, None] ** 2 * (tril @ tril.mT) + s[..., None, None] ** 2 * torch.eye(
+        steps
+    )
+    normal = dist.MultivariateNormal(torch.zeros(steps), covariance)
+    rows = y.view(clients, 1, 1, steps)
+    log_p = normal.log_prob(rows).sum(0) - 0.5 * q**2 - 0.5 * s**2
+    p = (log_p - log_p.max()).exp()
+    for name, x in (("q", q), ("s", s)):
+        mean = (p * x).sum() / p.sum()
+        sd = ((p * (x - mean) ** 2).sum() / p.sum()).sqrt()
+        assert abs(draws[name].mean() - mean) < 0.06 * sd, name
+        assert abs(draws[name].std() / sd - 1.0) < 0.06, name
+
+
 def test_what_leaves_a_client_has_no_row() -> None:
     """Two clients whose rows differ but whose sums do not send the same."""
     seen = seen_in(program_of(programs.noisy))
