@@ -78,8 +78,10 @@ class Weighting:
             final=name == "final",
             seed=self.seed + 7919 * (clock.round + 1),
         )
-        log_p = self.log_p(found.draws, factors)
-        equal = -math.log(len(log_p))
+        exact, count = factors.num_rows is not None, len(found.draws)
+        # of sums nothing is weighted, and the density is not needed
+        log_p = torch.zeros(count) if exact else self.log_p(found.draws, factors)
+        equal = -math.log(count)
         drawn = {"draws": found.draws, "log_weights": found.log_weights}
         return {
             **state,
@@ -87,7 +89,7 @@ class Weighting:
             name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
             "sampled": torch.tensor(True),
             "r_hat": torch.tensor(found.r_hat),
-            **({} if factors.num_rows is None else {"k_hat": torch.tensor(found.k_hat)}),
+            **({"k_hat": torch.tensor(found.k_hat)} if exact else {}),
         }
 
     def log_p(self, draws: Tensor, factors: Factors) -> Tensor:

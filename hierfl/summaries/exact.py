@@ -26,13 +26,12 @@ from torch import Tensor
 from hierfl.laplace.trials import FAILS, moved_rows, trial
 from hierfl.program.few_rows import in_double
 from hierfl.summaries.expectations import Line, node_at_mean
-from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.packed_rows import NATS, RELATIVE, PackedRows, packed
 from hierfl.summaries.reading import start_of
 from hierfl.summaries.units import UnitScore
 
 AWAY = (0.0, 1.0, -1.0)  # of s from its start, where N and R are read off
 TESTED, FAR = 3, 0.5  # random points at which the sums are compared with the rows; their sd
-NATS, RELATIVE = 1e-3, 1e-6  # differences of log likelihoods that are rounding
 SMALL = 1e-9  # eigenvalues that are nothing beside the largest
 
 
@@ -112,8 +111,8 @@ def sums_of(rows: PackedRows, spread: Spread) -> Sums:
     near = (pseudo_inverse(block) @ first.slope[:, inside, None])[..., 0]
     middle = zero.index_copy(1, inside, near)
     left = rows.expected(middle, eye, here).slope[:, inside]
-    shift = (block @ near[..., None])[..., 0] + left
-    precision = torch.zeros(clients, size, size)
+    whole = (block @ near[..., None])[..., 0] + left
+    shift = torch.zeros(clients, size).index_copy(1, inside, whole)
 
     g = torch.Generator().manual_seed(0)
     away = torch.randn(TESTED, size, generator=g) * FAR
@@ -130,14 +129,9 @@ def sums_of(rows: PackedRows, spread: Spread) -> Sums:
     far = ((moves[:, inside] @ block) * moves[:, inside]).sum(-1)  # (C, len(moves))
     total = torch.stack([constant, count, square], 1) @ terms.mT - 0.5 * far / scale.square()
     wrong = (total - values).abs() > NATS + RELATIVE * values.abs()
+    precision = torch.zeros(clients, size, size)
     precision[:, inside[:, None], inside] = 0.5 * (block + block.mT)
-    return Sums(
-        precision,
-        torch.zeros(clients, size).index_copy(1, inside, shift),
-        count,
-        square,
-        wrong.any(1).to(square.dtype),
-    )
+    return Sums(precision, shift, count, square, wrong.any(1).to(square.dtype))
 
 
 def explained(precision: Tensor, shift: Tensor) -> Tensor:

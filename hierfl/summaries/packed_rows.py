@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -67,9 +68,12 @@ class PackedRows:
 
     def blocks(self) -> tuple[Tensor, ...]:
         """Return positions of clients whose rows are few enough for many points at once."""
-        scalars = torch.bincount(self.client, minlength=self.clients) * max(1, self.design.shape[1])
-        sizes = torch.bincount((scalars.cumsum(0) - 1).clamp(min=0) * POINTS // AT_ONCE)
+        ends = self._ends() * max(1, self.design.shape[1])
+        sizes = torch.bincount((ends - 1).clamp(min=0) * POINTS // AT_ONCE)
         return torch.arange(self.clients).split(sizes[sizes > 0].tolist())
+
+    def _ends(self) -> Tensor:
+        return torch.bincount(self.client, minlength=self.clients).cumsum(0)
 
     def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over units: at once, or one by one where the program cannot be mapped."""
@@ -226,9 +230,9 @@ class PackedRows:
         if len(x) < MANY * self.clients:
             return product(line[self.client], x.mT)
         found = x.new_empty(len(x) * x.shape[1], count)
-        ends = (torch.arange(self.clients + 1)[:, None] > self.client).sum(1) * x.shape[1]
+        ends = [0, *(self._ends() * x.shape[1]).tolist()]
         flat = x.flatten(0, 1)
-        for k, (first, last) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
+        for k, (first, last) in enumerate(pairwise(ends)):
             torch.mm(flat[first:last], line[k].mT, out=found[first:last])
         return found.view(len(x), x.shape[1], count).mT
 

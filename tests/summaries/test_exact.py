@@ -219,17 +219,7 @@ def test_sums_that_do_not_fit_the_rows_are_refused() -> None:
 def test_clients_who_can_fit_their_rows_exactly() -> None:
     """Rows of one client each: the noise and the spread of levels are exchangeable."""
     data = people((1,) * 10)
-
-    def exchangeable(batch: ClientBatch) -> None:
-        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-        tau = pyro.sample("tau", dist.HalfNormal(1.0))
-        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
-        with batch.clients():
-            a = pyro.sample("a", dist.Normal(mu, tau))
-            with batch.data():
-                pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
-
-    draws = fitted(exchangeable, data).draws(4000).shared
+    draws = fitted(programs.noisy, data).draws(4000).shared
     tau, sigma = draws["tau"].flatten(), draws["sigma"].flatten()
     assert abs(tau.mean() - sigma.mean()) < 0.1 * tau.std()
     assert abs(math.log(tau.std() / sigma.std())) < 0.1
