@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import Any
 
 import pyro
@@ -17,12 +18,23 @@ import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.program import public_names
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family
 
 NAMES = ("north", "south", "east", "west", "mid")  # not in alphabetical order
 FLAT = {field.name for field in fields(hierfl.Settings)}
 read = hierfl.read
+
+
+def names_in_recipes() -> list[tuple[str, str]]:
+    """Return module and name of all that a recipe may hold."""
+    found = []
+    for module, names in public_names.NAMES.items():
+        also = import_module(module).__all__ if module in public_names.EXPORTING else ()
+        of_module = dict.fromkeys((*names, *also))
+        found += [(module, n) for n in of_module if public_names.exported(module, n) is not None]
+    return found
 
 
 def settings(**options: Any) -> hierfl.Settings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeVar, overload
 
@@ -78,22 +77,13 @@ def public_name(name: str) -> str:
 
 def exported(module: str, name: str) -> Any:
     """Return the function, class or guide family that a recipe may name; else None."""
-    return getattr(import_module(module), name, None) if name in public_names(module) else None
-
-
-@cache
-def public_names(module: str) -> tuple[str, ...]:
-    """Return the names of a module that a recipe may hold; () of a module that is not public."""
-    if module not in EXPORTING:
-        return NAMES.get(module, ())
-    room = import_module(module)
-    builders = (name for name in room.__all__ if is_builder(getattr(room, name)))
-    return (*NAMES[module], *builders)
-
-
-def is_builder(thing: object) -> bool:
-    """Return whether a decorator has made something a builder, which only makes a value."""
-    return isinstance(thing, Family) or getattr(thing, "__recorded__", False) is True
+    if module not in NAMES:
+        return None
+    room, named = import_module(module), name in NAMES[module]
+    found = getattr(room, name, None) if named or name in getattr(room, "__all__", ()) else None
+    # a decorator has made a builder of it, which only makes a value
+    builder = isinstance(found, Family) or getattr(found, "__recorded__", False) is True
+    return found if named or (builder and module in EXPORTING) else None
 
 
 def find(name: str) -> Any:

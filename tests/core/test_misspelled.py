@@ -11,8 +11,8 @@ import pytest
 
 import hierfl
 from hierfl.core.arguments import keywords, spelled
-from hierfl.program.public_names import NAMES, public_names
 from hierfl.program.sites import Family
+from tests.programs import names_in_recipes
 
 # made by hierfl in numbers, or by nobody but hierfl
 NOT_BUILDERS = {"ClientBatch", "Clock", "Fit", "LogShare", "Prediction", "Program", "Scaling"}
@@ -23,7 +23,7 @@ NOT_BUILDERS |= {"Column", "Constants", "Grouping", "Margin"}
 def public() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the public functions, classes and families with the options that each takes by name."""
     named = [("hierfl", name) for name in hierfl.__all__]
-    named += [(module, name) for module in NAMES for name in public_names(module)]
+    named += names_in_recipes()
     named += [("hierfl.data.partition", "dirichlet"), ("hierfl.nodes", "node")]
     named += [("hierfl.nodes", "fit")]
     for module, name in named:

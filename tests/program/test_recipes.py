@@ -14,11 +14,12 @@ import torch
 import hierfl
 from hierfl import guides, methods, models, optimizers
 from hierfl.models import bregman, learned_priors, likelihood
-from hierfl.program.public_names import NAMES, exported, public_names
+from hierfl.program.public_names import NAMES, exported
 from hierfl.program.recipes import describe, remake
 from hierfl.program.sites import Family
+from tests.programs import names_in_recipes
 
-PUBLIC_NAMES = [f"{module}.{name}" for module in NAMES for name in public_names(module)]
+PUBLIC_NAMES = [f"{module}.{name}" for module, name in names_in_recipes()]
 
 
 def through_json(value: Any) -> Any:
