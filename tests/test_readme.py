@@ -31,7 +31,7 @@ from hierfl.runs import choice, one_run
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", *DOCS]
 TEXT = {page: (ROOT / page).read_text() for page in PAGES}
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL) for page in PAGES}
 MOST = {  # of these arguments, so that a page takes seconds

@@ -1,0 +1,212 @@
+"""The public names of hierfl, in groups as users think of them; the API reference has a page for each."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+METHODS = "hierfl.methods"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of the reference: the word in its address, a title, a sentence, and parts with names."""
+
+    word: str
+    title: str
+    about: str
+    parts: dict[str, list[str]]
+
+    @property
+    def names(self) -> list[str]:
+        """All names of the group, in order."""
+        return [name for names in self.parts.values() for name in names]
+
+
+def exported(module: str, *, without: str = "") -> list[str]:
+    """Return the full names that a module exports, without its modules and those in `without`."""
+    room = importlib.import_module(module)
+    left = [n for n in room.__all__ if n not in without.split()]
+    return [f"{module}.{n}" for n in left if not isinstance(getattr(room, n), ModuleType)]
+
+
+def _in(module: str, names: str) -> list[str]:
+    return [f"{module}.{name}" for name in names.split()]
+
+
+def methods() -> tuple[list[str], list[str], list[str]]:
+    """Return the methods with a posterior, those with points, and the wrappers."""
+    from hierfl.methods.about import About, Wrapper
+    from hierfl.methods.listed import described
+
+    about = described(About)
+    bayesian = [name for name in about if not about[name].guide.startswith("points")]
+    points = [name for name in about if name not in bayesian]
+    kinds = (bayesian, points, list(described(Wrapper)))
+    return tuple(_in(METHODS, " ".join(kind)) for kind in kinds)  # type: ignore[return-value]
+
+
+def groups() -> list[Group]:
+    """Return the groups of the reference."""
+    bayesian, points, wrappers = methods()
+    checks = "Summary summary Check Convergence convergence Corrected corrected Reference nuts"
+    checks += " AgainstNuts against_nuts Sbc sbc ecdf_band"
+    scores = "client_scores across_clients effective_clients crps Gap generalization_gap Loo loo"
+    scores += " compare client_rates interval_coverage coverage_p_value CalibrationError"
+    scores += " calibration_error confidence equal_mass"
+    unknown = "OutOfDistribution out_of_distribution predictive_entropy entropy_density"
+    unknown += " mutual_information auroc fpr95"
+    rest = "Audit audit Coherence coherence client_gradients loss_deviations PacBayes pac_bayes"
+    parts_of_families = "Response ResponseFamily named as_source BetaBinomial Binomial Censored"
+    parts_of_families += " NegativeBinomial Ordered PiecewiseExponential Weibull half_student"
+    parts_of_families += " intercept_prior shape_prior cloglog_logits cumulative_logits"
+    parts_of_families += " probit_logits"
+    global_sites = "diagonal_normal full_normal low_rank_normal spline_flow"
+    return [
+        Group(
+            "fit",
+            "Fit",
+            "Run a method on clients' rows, and read what it found.",
+            {
+                "Fit and load": _in("hierfl", "fit fit_pooled load Settings"),
+                "What a fit returns": [
+                    *_in("hierfl", "Fit Prediction predict_from_prior"),
+                    *exported("hierfl.report"),
+                ],
+                "Errors": _in(
+                    "hierfl",
+                    "ProgramError ClientError CannotRemake CheckpointError FolderInUse RowsNotSaved",
+                ),
+            },
+        ),
+        Group(
+            "formulas",
+            "Formulas",
+            "Mixed models as one line of text, and the schema that clients agree on.",
+            {
+                "Formulas": _in("hierfl", "formula Formula prior_predictive"),
+                "The schema": [
+                    *_in("hierfl", "schema Schema"),
+                    *exported("hierfl.formulas", without="Schema"),
+                ],
+                "Response families": exported("hierfl.models.families", without=parts_of_families),
+                "Parts of families": _in("hierfl.models.families", parts_of_families),
+            },
+        ),
+        Group(
+            "effects",
+            "Effects",
+            "What a fitted formula says: methods of a fit, and what they return.",
+            {
+                "Methods of a fit": [
+                    "hierfl.effects.conditional_effects.effects",
+                    "hierfl.effects.contrasts.contrasts",
+                    "hierfl.effects.marginal_means.marginal_means",
+                    "hierfl.effects.profile.profile",
+                    "hierfl.effects.survival_curves.survival",
+                    "hierfl.effects.r2.r2",
+                    "hierfl.effects.icc.icc",
+                ],
+                "What they return": [
+                    "hierfl.effects.conditional_effects.Effects",
+                    "hierfl.effects.contrasts.Contrasts",
+                    "hierfl.effects.marginal_means.MarginalMeans",
+                    "hierfl.effects.profile.Profile",
+                    "hierfl.effects.survival_curves.Survival",
+                    "hierfl.effects.r2.R2",
+                    "hierfl.effects.icc.Icc",
+                ],
+            },
+        ),
+        Group(
+            "data",
+            "Data",
+            "Clients' rows, how to split and scale them, and data sets by name.",
+            {
+                "Clients' rows": _in("hierfl", "ClientData ClientBatch full_batch"),
+                "Prepare": _in("hierfl", "standardize Scaling fill_missing"),
+                "Deal rows out to clients": [
+                    f"hierfl.partition.{name}"
+                    for name in importlib.import_module("hierfl.data.partition").__all__
+                ],
+                "Data sets": exported("hierfl.datasets"),
+            },
+        ),
+        Group(
+            "models",
+            "Models and priors",
+            "Generative models that are written already, and marks for your own.",
+            {
+                "Your own": _in("hierfl", "model guide read Program"),
+                "Models": exported("hierfl.models"),
+                "Likelihoods": exported("hierfl.models.likelihood"),
+                "Learned priors": exported("hierfl.models.learned_priors"),
+                "Bregman priors": exported("hierfl.models.bregman"),
+            },
+        ),
+        Group(
+            "guides",
+            "Guides",
+            "Families of posteriors.",
+            {
+                "Families": exported("hierfl.guides", without=global_sites),
+                "Families of the global sites": _in("hierfl.guides", global_sites),
+            },
+        ),
+        Group(
+            "methods",
+            "Methods",
+            "What clients do in a round, what they send, and what the server makes of it.",
+            {
+                "With a posterior": bayesian,
+                "With point estimates": points,
+                "Wrappers": wrappers,
+                "Write your own": _in("hierfl", "Method Client Server Phase Share LogShare Clock"),
+                "Optimizers": exported("hierfl.optimizers"),
+            },
+        ),
+        Group(
+            "diagnostics",
+            "Diagnostics",
+            "Is the posterior right, and are the predictions good?",
+            {
+                "Is the posterior right?": _in("hierfl.diagnostics", checks),
+                "Are the predictions good?": _in("hierfl.diagnostics", scores),
+                "Rows unlike any that were seen": _in("hierfl.diagnostics", unknown),
+                "Clients and bounds": _in("hierfl.diagnostics", rest),
+            },
+        ),
+        Group(
+            "plots",
+            "Plots",
+            "Each draws on the Matplotlib Axes that it is given, and returns them.",
+            {"Plots": exported("hierfl.plots")},
+        ),
+        Group(
+            "nodes",
+            "Nodes",
+            "Clients on machines of their own.",
+            {
+                "A federation": exported("hierfl.nodes"),
+                "On Flower": exported("hierfl.flower"),
+            },
+        ),
+    ]
+
+
+def public_names() -> set[str]:
+    """Return every name that hierfl exports, found by walking its modules."""
+    found: set[str] = set()
+    rooms = ["hierfl", "hierfl.formulas", "hierfl.flower", "hierfl.report"]
+    while rooms:
+        room = importlib.import_module(rooms.pop())
+        for name in room.__all__:
+            value = getattr(room, name)
+            if isinstance(value, ModuleType):
+                rooms.append(value.__name__)
+            else:
+                found.add(
+                    f"{room.__name__.replace('hierfl.data.partition', 'hierfl.partition')}.{name}"
+                )
+    return found - {"hierfl.formulas.Schema"}  # it is hierfl.Schema

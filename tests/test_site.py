@@ -1,0 +1,79 @@
+"""The site that `make docs` builds: every public name and every method has a page, and examples run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hierfl
+from hierfl.methods.listed import names
+from hierfl.runs import one_run
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CONFIG = (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    """The module that makes the pages of the reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS / "tools")
+        return importlib.import_module("pages")
+
+
+def test_every_public_name_has_a_page(pages: Any) -> None:
+    groups = importlib.import_module("groups")
+    there = [name for group in pages.groups() for name in group.names]
+    assert len(there) == len(set(there))
+    assert not groups.public_names() - set(there)
+    extra = {n for n in set(there) - groups.public_names() if not n.startswith("hierfl.effects.")}
+    assert not extra
+    made = pages.reference()
+    for group in pages.groups():
+        assert {pages.address(group, name) for name in group.names} <= made.keys()
+        assert all(pages.line(name) for name in group.names)
+
+
+def test_every_method_has_its_equations_and_what_it_reduces_to(pages: Any) -> None:
+    written = {word: text for word, text in pages.texts().items() if word != "shared"}
+    assert set(written) == set(names())
+    for word, text in written.items():
+        assert text["reduces"] and text["example"]
+        assert "equations" in text or word in ("averaging_some", "by_rows")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # two rounds are warned of, rightly
+@pytest.mark.parametrize("word", names())
+def test_a_methods_example_runs(word: str, pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
+    monkeypatch.setattr(one_run, "ATTEMPTS", (2,))
+    monkeypatch.setattr(hierfl.Fit, "summary", lambda fit: fit)  # other tests are of the summary
+    few = hierfl.datasets.heart_disease().split(0.15, seed=0)[0]
+    monkeypatch.setattr(hierfl.datasets, "heart_disease", lambda: few)
+    code = re.sub(r"\b(rounds|steps)=\d+", r"\1=1", pages.example(word))
+    exec(compile(code, word, "exec"), {"__name__": "page"})
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    missing = [p for p in DOCS.rglob("*.md") if p.relative_to(DOCS).as_posix() not in CONFIG]
+    assert not missing
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path in (DOCS / "assets").rglob("*.css"):
+        assert not re.search(r"url\(\s*['\"]?https?:", path.read_text()), path
+    assert not re.search(r"https?://", CONFIG)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
