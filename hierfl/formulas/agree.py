@@ -193,11 +193,13 @@ def agree_on_formula(
         )
         for name in answers[0].columns
     }
-    coded = frozenset().union(*(found.coded for found in designs_of(declared, schema)))
+    designs = designs_of(declared, schema)
+    coded = frozenset().union(*(found.coded for found in designs))
+    beside = {name for found in designs if found.has_intercept for name in found.columns}
     for name, margin in margins.items():
         if margin.sd == 0.0 and name in coded and margin.mean == 0.0:
             margins[name] = replace(margin, above=False)  # a level without rows keeps its prior
-        elif margin.sd == 0.0 and name != OFFSET:
+        elif margin.sd == 0.0 and name != OFFSET and (name in beside or not margin.mean):
             raise ValueError(
                 f"the term '{name}' has one value, {margin.mean:.6g}, in all rows of all clients, "
                 "so that it has no effect: take it out of the formula"

@@ -12,7 +12,15 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import Kind, is_yes_or_no, kind_of, named, numbers, prepared
+from hierfl.formulas.columns import (
+    Kind,
+    is_yes_or_no,
+    kind_of,
+    level_name,
+    named,
+    numbers,
+    prepared,
+)
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.schema import OFFSET, Schema
@@ -73,7 +81,7 @@ def of_columns(
 def _declared(series: Any) -> tuple[str, ...]:
     """Return the levels of an ordered category, the only order that leaves the client."""
     if hasattr(series, "cat") and series.cat.ordered:
-        return tuple(map(str, series.cat.categories))
+        return tuple(map(level_name, series.cat.categories))
     return ()
 
 
@@ -130,7 +138,13 @@ def of_call(
     """Return a client's sums of a transform's argument, and more once mean and sd are agreed."""
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
-        values = np.asarray(call.args[0].eval(ready, ENVIRONMENT), dtype=np.float64)
+        read = call.args[0].eval(ready, ENVIRONMENT)
+    if getattr(read, "ndim", 0) != 1 or read.dtype.kind not in "biuf":
+        raise ValueError(
+            f"'{call}' needs one column of numbers, and '{call.args[0]}' is none: make a column of "
+            "it first"
+        )
+    values = np.asarray(read, dtype=np.float64)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
         raise ValueError(

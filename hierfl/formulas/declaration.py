@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.parse import Group, Parts, parse
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import coded_columns, columns_of, described
+from hierfl.formulas.terms import bare_columns, coded_columns, columns_of, described
 from hierfl.models.families import Response, ResponseFamily
 
 Missing = Literal["refuse", "drop"]
@@ -52,8 +52,10 @@ class Declaration:
     @cached_property
     def columns(self) -> dict[str, Kind | None]:
         """Column of a term, the response or an addition -> its kind; None: as the frame has it."""
-        coded = {name for found in self.described for name in coded_columns(found)}
-        names = [name for found in self.described for name in columns_of(found)]
+        every = self.described
+        coded = {name for found in every for name in coded_columns(found)}
+        coded -= {name for found in every for name in bare_columns(found)}
+        names = [name for found in every for name in columns_of(found)]
         kinds: dict[str, Kind | None] = {
             name: "category" if name in coded else None for name in dict.fromkeys(names)
         }

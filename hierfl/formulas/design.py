@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulae.matrices import DesignMatrices
+from formulae.contrasts import pick_contrasts
+from formulae.matrices import CommonEffectsMatrix
+from formulae.terms.terms import create_extra_term
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
@@ -77,10 +79,11 @@ def design(found: Any, columns: Mapping[str, Column]) -> Design:
     has_intercept = any(type(term).__name__ == "Intercept" for term in found.common_terms)
     if not any(hasattr(term, "components") for term in found.common_terms):
         return Design((), has_intercept, None, ())
+    found = with_codings(found, columns)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            matrix = DesignMatrices(with_codings(found, columns), frame, ENVIRONMENT).common
+            matrix = _evaluated(found, frame)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated "
@@ -96,6 +99,33 @@ def design(found: Any, columns: Mapping[str, Column]) -> Design:
         width = matrix.slices[name].stop - matrix.slices[name].start
         terms.append(_named(name, term, width))
     return Design(tuple(terms), has_intercept, matrix, tuple(offsets))
+
+
+def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
+    """Return the columns of a model's terms: all that their products span, and none twice.
+
+    A category has all its levels where no other term spans its mean, as in R and patsy. formulae
+    0.9 loses columns of a:b:c, and codes a category once for all terms of (a + b):c.
+    """
+    found.set_types(frame, ENVIRONMENT)
+    groups: dict[frozenset[str], dict[str, list[str]]] = {}  # numeric parts -> term -> categories
+    for term in sorted(found.common_terms, key=lambda t: len(getattr(t, "components", ()))):
+        parts = getattr(term, "components", ())
+        names = {k: [p.name for p in parts if p.kind == k] for k in ("numeric", "categoric")}
+        if term.kind != "offset":
+            groups.setdefault(frozenset(names["numeric"]), {})[term.name] = names["categoric"]
+    codings = {k: v for group in groups.values() for k, v in pick_contrasts(group).items()}
+    terms = []
+    for term in found.common_terms:
+        *others, own = codings.get(term.name) or [{}]
+        for coding in others:  # of fewer categories, which no other term spans
+            terms.append(create_extra_term(term, coding, frame, ENVIRONMENT))
+            terms[-1].set_data(coding)
+        terms.append(term)
+        term.set_data(own)
+    matrix = CommonEffectsMatrix(terms)
+    matrix.evaluate(frame, ENVIRONMENT)
+    return matrix
 
 
 def _check_levels(names: list[str], columns: Mapping[str, Column]) -> None:

@@ -125,6 +125,11 @@ def _group_terms(declared: Declaration, schema: Schema) -> tuple[GroupTerm, ...]
         columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
+        for other, _, same in designs.values():
+            if {*other.by} == {*group.by} and same == columns:
+                raise ValueError(
+                    f"'{other.text}' and '{group.text}' are one term: remove one of them"
+                )
         is_taken = group.name in designs or group.name in RESERVED
         site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
         designs[site] = group, terms, columns

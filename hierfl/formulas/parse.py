@@ -93,18 +93,24 @@ def parse(text: str) -> Parts:
     response, additions = _response(left)
     common, groups = [], []
     for sign, term in _summands(right):
-        bars = [i for i, token in enumerate(_inside(term)) if token.kind == "PIPE"]
+        inside = _inside(term)
+        bars = [i for i, token in enumerate(inside) if token.kind == "PIPE"]
         if not bars:
             common.append((sign, _text(term)))
             continue
         if sign == "-":
             raise ValueError(f"the formula takes '{_text(term)}' away: leave it out instead")
-        if len(_inside(term)) == len(term):
+        depth = [t.kind for t in inside[: bars[0]]]
+        if depth.count("LEFT_PAREN") > depth.count("RIGHT_PAREN"):
+            raise ValueError(
+                f"'{_text(term)}' has a bar inside of other parentheses: write its groups as a term"
+            )
+        if len(inside) == len(term):
             raise ValueError(
                 f"'{_text(term)}' has a bar without parentheses: write ({_text(term)}), with all "
                 "terms that vary by group inside of them"
             )
-        groups += list(_groups(_inside(term), bars))
+        groups += list(_groups(inside, bars))
     _check_different(groups)
     written = " ".join(f"{sign} {term}" for sign, term in common).removeprefix("+ ")
     return Parts(response, additions, written or "1", tuple(groups))
@@ -166,7 +172,7 @@ def _inside(term: Sequence[Any]) -> Sequence[Any]:
     for place, token in enumerate(term):
         depth += {"LEFT_PAREN": 1, "RIGHT_PAREN": -1}.get(token.kind, 0)
         if depth == 0:
-            return term[1:-1] if place == len(term) - 1 and place > 0 else term
+            return _inside(term[1:-1]) if place == len(term) - 1 and place > 0 else term
     return term
 
 
@@ -176,7 +182,7 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     correlated = len(bars) == 1
     if len(bars) > 2 or (len(bars) == 2 and bars[1] != bars[0] + 1):
         raise ValueError(f"the term '({whole})' has several bars: write one term for each")
-    terms, by = _text(tokens[: bars[0]]), tokens[bars[-1] + 1 :]
+    terms, by = _text(tokens[: bars[0]]), _inside(tokens[bars[-1] + 1 :])
     if not terms or not by:
         raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
     if not {token.kind for token in by} <= {*NAMES, "COLON", "SLASH"}:

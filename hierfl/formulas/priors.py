@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 
 import pyro.distributions as dist
@@ -31,7 +32,8 @@ def all_priors(
       spread are those of the response on the scale of the linear predictor; 2.5 spread where the
       predictor has the response's unit.
     * a common coefficient: Normal(0, 2.5 / sd of its column), times the spread where the link is
-      the identity: rstanarm's; brms has a flat one.
+      the identity: rstanarm's; brms has a flat one. Without an intercept the root mean squares of
+      the column and of the response take the places of the sds.
     * standard deviations of groups: half-StudentT(3, 0, s), s as of the intercept; of slopes of
       numbers s / sd of the column.
     * correlations: LKJ(1).
@@ -62,17 +64,24 @@ def all_priors(
     known: dict[str, Prior] = dict(declared.family.parameters(response))
     if found.has_intercept:
         known[INTERCEPT] = intercept_prior(center, spread, unit)
+    step = spread if declared.family.link == "identity" else unit
     for name in found.common.columns:
-        scale = SLOPE * (spread if declared.family.link == "identity" else unit)
-        known[name] = dist.Normal(0.0, float(f"{scale / _size(schema, name):.6g}"))
+        ratio = step / _size(schema, name)
+        if not found.is_centered:  # the coefficients take up the center too
+            ratio = math.hypot(center, step) / (math.hypot(*_moments(schema, name)) or 1.0)
+        known[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for term in found.groups:
         known.update(_of_group(term, schema, spread, unit))
     terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
-    _check_keys(own, {*known, *terms, "b", "sd", "cor"})
+    _check_keys(own, {*known, *terms})
     chosen = dict(known)
     for name, prior in known.items():
         chosen[name] = _chosen(name, prior, found, own)
     return chosen
+
+
+def _moments(schema: Schema, name: str) -> tuple[float, float]:
+    return schema.design[name].mean, schema.design[name].sd
 
 
 def _size(schema: Schema, name: str) -> float:
@@ -117,8 +126,14 @@ def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
     return prior
 
 
-def _check_keys(own: Priors, known: set[str]) -> None:
+def _check_keys(own: Priors, sites: set[str]) -> None:
+    known = {*sites, "b", "sd", "cor"}
     for key in own:
+        if key in ("b", "sd", "cor") and key in sites:
+            raise ValueError(
+                f"priors has '{key}', which is a column and stands for many priors too: rename the "
+                "column"
+            )
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             advice = f"did you mean '{near[0]}'? " if near else ""

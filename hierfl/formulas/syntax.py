@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from formulae.expr import Assign, Binary, Call, Grouping, Literal, QuotedName, Unary, Variable
@@ -13,6 +14,7 @@ from formulae.terms.terms import Model
 
 IMPLICIT = "1 + "  # formulae's scanner adds it
 PRODUCTS = ("STAR", "SLASH", "COLON", "STAR_STAR")
+COMPARISONS = ("EQUAL_EQUAL", "BANG_EQUAL", "LESS_EQUAL", "LESS", "GREATER_EQUAL", "GREATER")
 
 
 def read_terms(text: str) -> Any:
@@ -30,8 +32,13 @@ def read_terms(text: str) -> Any:
             "a * b, and functions of columns"
         )
     _check_sum(tree)
+    offsets = [_text(p) for p in _summands(tree) if isinstance(p, Call) and _is_offset(p)]
+    if twice := [offset for offset in offsets if offsets.count(offset) > 1]:
+        raise ValueError(f"'{twice[0]}' stands in the formula twice, and counts once: remove one")
+    for call in _calls(tree):
+        _check_arithmetic(call)
     try:
-        return _model(tree)
+        return _apart(_model(tree))
     except Exception as error:
         raise ValueError(
             f"the terms '{text}' cannot be read ({error}): {_advice(error)}"
@@ -43,9 +50,42 @@ def _model(tree: Any) -> Any:
     return found if isinstance(found, Model) else Model(found)
 
 
+def _apart(found: Any) -> Any:
+    """Give each term parts of its own, which formulae codes in place, and let `b:a` be `a:b`."""
+    terms: dict[Any, Any] = {}
+    for term in found.common_terms:
+        parts = getattr(term, "components", None)
+        terms.setdefault(term.name if parts is None else frozenset(p.name for p in parts), term)
+        if parts is not None:
+            term.components = deepcopy(parts)
+    found.common_terms = list(terms.values())
+    return found
+
+
+def _check_arithmetic(call: Call) -> None:
+    """Refuse what formulae reads in another order than Python and R: -x ** 2, x ** 2 ** 3, 0 < x < 1."""
+    for tree in (part for argument in call.args for part in _within(argument)):
+        if not isinstance(tree, Binary):
+            continue
+        kind, left = tree.operator.kind, tree.left
+        sides = [side for side in (left, tree.right) if isinstance(side, Binary)]
+        if kind == "STAR_STAR" and isinstance(left, Unary | Binary):
+            raise ValueError(
+                f"'{_text(tree)}' of '{_text(call)}' can be read in two ways: put what is done "
+                "first in parentheses"
+            )
+        if kind in COMPARISONS and any(side.operator.kind in COMPARISONS for side in sides):
+            raise ValueError(
+                f"'{_text(tree)}' of '{_text(call)}' compares twice: write a product of two "
+                "comparisons, (0 < x) * (x < 1)"
+            )
+
+
 def _advice(error: Exception) -> str:
     if "Interaction with" in str(error):
         return "let a spline stand alone, or use a product with poly(x, 2)"
+    if "Intercept'" in str(error):
+        return "put 0 at the start of the terms, outside of parentheses"
     return "write a sum of columns, products a * b, and functions of columns"
 
 
@@ -97,6 +137,13 @@ def _check_term(tree: Any, *, inside: bool) -> None:
                 _refuse_arithmetic(tree)
             _check_term(tree.left, inside=True)
             return
+        factors = [*_factors(tree)]
+        if twice := [text for text in factors if factors.count(text) > 1]:
+            square = " * ".join(factors)
+            raise ValueError(
+                f"'{_text(tree)}' multiplies '{twice[0]}' by itself, which a formula reads as "
+                f"'{twice[0]}': write I({square}) for the product"
+            )
         for part in (tree.left, tree.right):
             if isinstance(part, Literal):
                 _refuse_arithmetic(tree)
@@ -126,19 +173,29 @@ def _summands(tree: Any) -> Iterator[Any]:
         yield tree
 
 
+def _factors(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Binary) and tree.operator.kind in PRODUCTS:
+        yield from _factors(tree.left)
+        yield from _factors(tree.right)
+    else:
+        yield _text(tree)
+
+
 def _is_offset(tree: Call) -> bool:
     return isinstance(tree.callee, Variable) and tree.callee.name.lexeme == "offset"
 
 
 def _calls(tree: Any) -> Iterator[Call]:
-    if isinstance(tree, Call):
-        yield tree
-        for argument in tree.args:
-            yield from _calls(argument)
-    for part in ("left", "right", "expression", "value"):
-        inner = getattr(tree, part, None)
-        if isinstance(inner, Call | Binary | Unary | Grouping):
-            yield from _calls(inner)
+    yield from (part for part in _within(tree) if isinstance(part, Call))
+
+
+def _within(tree: Any) -> Iterator[Any]:
+    """Yield an expression and all expressions inside it."""
+    yield tree
+    parts = [getattr(tree, name, None) for name in ("left", "right", "expression", "value")]
+    for part in (*parts, *(tree.args if isinstance(tree, Call) else ())):
+        if isinstance(part, Assign | Binary | Call | Grouping | Unary):
+            yield from _within(part)
 
 
 def _text(tree: Any) -> str:

@@ -9,6 +9,7 @@ from formulae.categorical import ENCODINGS, CategoricalBox, Sum, Treatment
 from formulae.environment import Environment
 from formulae.terms.call import Call
 from formulae.terms.call_resolver import LazyCall, LazyOperator, LazyVariable
+from formulae.terms.variable import Variable
 from formulae.transforms import TRANSFORMS
 
 from hierfl.formulas.columns import Column, level_name
@@ -40,6 +41,27 @@ def _is_equal(one: LazyCall, other: object) -> bool:
 # formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, as
 # in scale(age) + scale(log(dose)). With this it can; nothing else changes.
 LazyCall.__eq__ = _is_equal
+# What binds closer has the higher number.
+_BINDING = {"+": 2, "-": 2, "*": 3, "/": 3, "**": 4}
+
+
+def _operation(self: LazyOperator) -> str:
+    """Return an operation as text, with the parentheses that its value needs."""
+    own = _BINDING.get(self.symbol, 1)
+    texts = []
+    for place, part in enumerate(self.args):
+        inner = isinstance(part, LazyOperator)
+        signed = inner and len(part.args) == 1
+        other = _BINDING.get(part.symbol, 1) if inner and not signed else 3
+        apart = (
+            other < own if signed else other < own or (other == own and (place or own in (1, 4)))
+        )
+        texts.append(f"({part})" if inner and (apart or len(self.args) == 1) else str(part))
+    return f"{self.symbol}{texts[0]}" if len(texts) == 1 else f" {self.symbol} ".join(texts)
+
+
+# formulae 0.9 leaves parentheses out, so that two terms could have one name, and one was lost.
+LazyOperator.__str__ = _operation
 
 
 def described(text: str) -> Any:
@@ -110,6 +132,20 @@ def coded_columns(found: Any) -> frozenset[str]:
     )
 
 
+def bare_columns(found: Any) -> frozenset[str]:
+    """Return the columns that are read outside of C(), S() and T(), as the frame has them."""
+    terms = [part for term in found.common_terms for part in getattr(term, "components", ())]
+    return frozenset(name for part in terms for name in _bare(getattr(part, "call", part)))
+
+
+def _bare(part: Any) -> Iterator[str]:
+    if isinstance(part, Variable | LazyVariable):
+        yield str(part.name)
+    elif isinstance(part, LazyOperator | LazyCall) and getattr(part, "callee", "") not in CODINGS:
+        for argument in part.args:
+            yield from _bare(argument)
+
+
 def stateful_calls(found: Any) -> dict[str, LazyCall]:
     """Return the calls whose constants clients agree on, by their text, inner ones first."""
     return {str(call): call for call in calls(found) if call.callee in STATEFUL}
@@ -152,6 +188,11 @@ def with_codings(found: Any, columns: Mapping[str, Column]) -> Any:
     for call in calls(found):
         if call.callee in CODINGS:
             levels = list(columns[call.args[0].name].levels)
+            if not levels:
+                raise ValueError(
+                    f"'{call}' codes a column that the formula reads as a number elsewhere: make "
+                    "a second column of its numbers, or of its names"
+                )
             chosen = next((level_name(v) for v in options_of(call).values() if v is not None), None)
             if chosen is not None and chosen not in levels:
                 raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -126,3 +128,53 @@ def test_splines_and_polynomials_of_scaled_columns_know_each_others_constants() 
     made = agreed("y ~ poly(scale(age), 2)", frame)
     plain = agreed("y ~ poly(age, 2)", frame)
     np.testing.assert_allclose(on_all(made, frame)[0], on_all(plain, frame)[0], atol=1e-7)
+
+
+# Terms -> the products whose whole spaces they span together, with an intercept and without.
+SPANS = {
+    "u:g + u": "u:g",
+    "u/g": "u:g",
+    "u/x": "u u:x",
+    "x/u": "x:u",
+    "u/(g + k)": "u:g u:k",
+    "(u + g)/k": "u g u:g:k",
+    "u:g:k": "u:g:k",
+    "u*g*k": "u:g:k",
+    "g:k + u": "u g:k",
+    "u:g + g:k": "u:g g:k",
+    "(u + x):g": "u:g x:g",
+    "g:(u + x)": "u:g x:g",
+    "(u + g + k) ** 2": "u:g u:k g:k",
+    "(u + g + x) ** 2": "u:g u:x g:x",
+    "(u + g) ** 2 - u": "u:g",
+    "x*u*g": "x:u:g u:g",
+    "x:u + x:g": "x:u x:g",
+    "z:x + x:u:z": "x:z:u",
+    "k:u + u:k": "u:k",
+    "S(u)*g": "u:g",
+    "S(u):S(g)": "u:g",
+    "T(u, 's'):x + x": "u:x",
+}
+
+
+@pytest.mark.parametrize("terms", SPANS)
+def test_products_span_all_that_they_say_and_nothing_twice(terms: str) -> None:
+    """formulae alone loses columns of a:b:c, of (a + b) ** 2 without an intercept, of (a + b):c."""
+    cells = itertools.product("abc", "rst", "pq", "ijk", range(3))
+    frame = pd.DataFrame(list(cells), columns=["site", "u", "g", "k", "row"])
+    frame[["x", "z", "y"]] = np.random.default_rng(1).normal(size=(len(frame), 3))
+    full = {n: pd.get_dummies(frame[n]).to_numpy(float) for n in "ugk"}
+    full |= {n: frame[[n]].to_numpy() for n in "xz"}
+    for start in ("", "0 + "):
+        made = agreed(f"y ~ {start}{terms}", frame)
+        found, _ = on_all(made, frame)
+        wanted = [np.ones((len(frame), 1))] if not start else []
+        for product in SPANS[terms].split():
+            space = np.ones((len(frame), 1))
+            for name in product.split(":"):
+                space = np.einsum("np,nq->npq", space, full[name]).reshape(len(frame), -1)
+            wanted.append(space)
+        if not start:
+            found = np.hstack([np.ones((len(frame), 1)), found])
+        ranks = map(np.linalg.matrix_rank, (found, np.hstack(wanted), np.hstack([found, *wanted])))
+        assert {*ranks} == {found.shape[1]}

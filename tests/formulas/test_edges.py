@@ -103,6 +103,28 @@ def test_units_change_nothing_but_units() -> None:
     assert float(given.scale) == 3.0  # type: ignore[union-attr]
 
 
+def test_coefficients_reach_the_center_where_no_intercept_does() -> None:
+    """With rstanarm's prior sigma took up the mean: 1000 is 190 sds of Normal(0, 5.3)."""
+    frame = BASE.assign(y=BASE.y + 1000.0, one=1.0)
+    for text, site in (("0 + u + (1 | h)", "u"), ("0 + one", "one"), ("0 + S(u)", "S(u)")):
+        made = on(f"y ~ {text}", frame=frame)
+        found = hierfl.fit(made, frame, seed=0).posterior(draws=200)["posterior"]
+        means = found[site].mean(("chain", "draw")).values
+        wanted = frame.groupby("u").y.mean().values
+        wanted = frame.y.mean() if site == "one" else wanted
+        wanted = [wanted.mean(), *(wanted - wanted.mean())[:2]] if site == "S(u)" else wanted
+        np.testing.assert_allclose(means, wanted, atol=0.4)
+        assert float(found["sigma"].mean()) < 2.0
+    refused(lambda: on("y ~ one", frame=frame), "one value, 1")
+
+
+def test_priors_of_a_column_called_as_many_priors_are_refused() -> None:
+    frame = BASE.rename(columns={"x": "b", "z": "sd", "b": "q"})
+    for name in ("b", "sd"):
+        made = on("y ~ b + sd + (1 | h)", frame=frame, priors={name: dist.HalfNormal(1.0)})
+        refused(made.program, f"'{name}'", "rename the column")
+
+
 def test_wards_stand_without_a_term_of_their_hospital() -> None:
     rng = np.random.default_rng(42)
     ward, t = np.repeat(np.arange(12), 10), rng.integers(0, 2, 120)

@@ -40,6 +40,18 @@ def test_a_row_alone_has_the_columns_that_it_has_within_the_frame() -> None:
     refused(lambda: on("y ~ T(u, 'q')"), "'q'", "r, s, t")
 
 
+def test_a_column_is_not_a_number_and_a_category_at_once() -> None:
+    for text in ("k + C(k)", "scale(k) + S(k)", "C(k) + (1 + k | h)", "C(k) + offset(k)"):
+        refused(lambda t=text: on(f"y ~ {t}", frame=K), "'C(k)'" if "S" not in text else "S(k)")  # type: ignore[misc]
+    assert on("y ~ C(u) + (u | h)").layout.groups[0].columns == ("Intercept", "u[s]", "u[t]")
+
+
+def test_declared_levels_may_be_numbers() -> None:
+    kinds = pd.Categorical(np.tile([3.0, 1.0, 2.0], 20), [3.0, 1.0, 2.0], ordered=True)
+    made = on("y ~ k", frame=BASE.assign(k=kinds))
+    assert made.agreed.columns["k"].levels == ("3", "1", "2")
+
+
 def test_typical_rows_beside_a_coded_category() -> None:
     from hierfl.effects.predictor_rows import typical
 

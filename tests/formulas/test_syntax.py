@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import hierfl
-from tests.formulas.small import refused
+from tests.formulas.small import BASE, fields, on, refused
 
 # Terms -> words of the refusal.
 LOST = {
@@ -20,6 +22,9 @@ LOST = {
     "x = 3": "cannot be read",
     "(1 | :a b)": "no columns",
     "x - - z": "two signs",
+    "(x + (1 | h))": "inside of other parentheses",
+    "x + offset(z) + offset(z)": "twice",
+    "(x - 1) + z": "put 0 at the start",
 }
 MISLEADING = {
     "x ^ 2": "I(x ** 2)",
@@ -38,6 +43,12 @@ MISLEADING = {
     "(x + offset(z)) * g": "offset",
     "x - offset(z)": "offset",
     "scale(offset(z))": "offset",
+    "I(-x ** 2)": "in two ways",  # formulae: (-x) ** 2
+    "scale(2 ** x ** 3)": "in two ways",  # formulae: (2 ** x) ** 3
+    "I(0 < x < 1)": "compares twice",  # formulae: (0 < x) < 1
+    "x:x": "I(x * x)",
+    "x * z * x": "I(x * z * x)",
+    "log(x) * log(x)": "by itself",
 }
 OPTIONS = {
     "scale(x, center=False)": "'center', which is not known",
@@ -65,6 +76,13 @@ READ = {
     "(x + offset(z)) + u": ["x", "offset(z)", "u"],
     "bs(x, 5)": ["bs(x, 5)"],
     "T(u, ref='s')": ["T(u, ref='s')"],
+    "I((x + z) * 2) + I(x + z * 2)": ["I((x + z) * 2)", "I(x + z * 2)"],
+    "I(x - (z - y)) + I(x - z - y)": ["I(x - (z - y))", "I(x - z - y)"],
+    "I(x / (z / 2)) + I(x / z / 2)": ["I(x / (z / 2))", "I(x / z / 2)"],
+    "I((-x) ** 2) + I(-(x ** 2)) + I(x * -1)": ["I((-x) ** 2)", "I(-(x ** 2))", "I(x * -1)"],
+    "I((x > 0) * (x < 1))": ["I((x > 0) * (x < 1))"],
+    "x:z + z:x + x:z": ["x:z"],
+    "((x + (z)))": ["x", "z"],
 }
 
 
@@ -79,3 +97,18 @@ def test_what_formulas_allow_is_read() -> None:
     for terms, names in READ.items():
         found = hierfl.formula(f"y ~ {terms}", clients="h").declared.common.common_terms
         assert [term.name for term in found if term.name != "Intercept"] == names, terms
+
+
+def test_transforms_of_two_expressions_have_constants_of_their_own() -> None:
+    found = fields(on("y ~ scale((x + z) * b) + scale(x + z * b)"))["x"]
+    wanted = ((BASE.x + BASE.z) * BASE.b, BASE.x + BASE.z * BASE.b)
+    for values, column in zip(found.T, wanted, strict=True):
+        np.testing.assert_allclose(values, (column - column.mean()) / column.std(ddof=0))
+    refused(lambda: on("y ~ scale(poly(x, 2))"), "one column of numbers")
+    refused(lambda: on("y ~ scale(u)"), "'u'", "one column of numbers")
+
+
+def test_terms_that_are_one_are_refused() -> None:
+    refused(lambda: on("y ~ (x | h) + (1 + x || h)").layout, "one term")
+    refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)").layout, "one term")
+    assert len(on("y ~ ((1 | h)) + (x | (h))").layout.groups) == 2
