@@ -18,11 +18,9 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -35,7 +33,6 @@ from benchmarks.rounds_table import Record
 from benchmarks.sbc_of_methods import kept, replicated
 from hierfl.diagnostics.sbc import Sbc
 from hierfl.methods import two_stage
-from hierfl.summaries import surrogate
 
 PAGE = Path(__file__).with_name("FAMILIES.md")
 REPLICATIONS, DRAWS = 200, 399
@@ -55,36 +52,13 @@ HEAD = (
 )
 
 
-Traced = Callable[..., Any]
-TRACE = surrogate._graph_of
-
-
-@lru_cache(maxsize=1)
-def one_graph(name: str) -> Callable[..., Traced]:
-    """Return what stands for hierfl's tracer of the server's density.
-
-    One graph for all inputs of equal shapes.
-    """
-    made = dict[tuple[torch.Size, ...], Traced]()
-
-    def graph_of(function: Traced, *inputs: torch.Tensor) -> Traced:
-        shapes = tuple(value.shape for value in inputs)
-        if shapes not in made:
-            made[shapes] = torch.compile(TRACE(function, *inputs), dynamic=False)
-        near = {"rtol": 1e-8, "atol": 1e-8, "equal_nan": True}
-        torch.testing.assert_close(made[shapes](*inputs), function(*inputs), **near)
-        return made[shapes]
-
-    return graph_of
-
-
 def ranked(name: str, seed: int) -> Record:
     """Fit one replication, and return the number of draws below each true value, and how the fit went."""
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     truth, data = drawn(name, seed)
     began = time.perf_counter()
-    with warnings.catch_warnings(), patch.object(surrogate, "_graph_of", one_graph(name)):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of k-hat, which is kept
         try:
             method = two_stage(program(name, additions_of(name)))

@@ -4,10 +4,6 @@ All chains share a step size, a trajectory length and a matrix that whitens the 
 adapted during a warm-up, and then held. Each iteration draws a new trajectory length for all
 chains. The chains are one batch, so an iteration takes a few evaluations of a batch of gradients.
 
-A signed scale x of few clients has a long tail, which is seldom reached: steps suit the middle. It
-is sampled as u = asinh(x / width), within the width nearly linear in x and beyond it logarithmic,
-so that polynomial tails become exponential. The density of u includes the Jacobian width cosh(u).
-
 Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
 Vehtari et al. 2021, Bayesian Analysis 16.
@@ -17,14 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pyro.ops.stats import split_gelman_rubin
-from scipy.optimize import minimize
 from torch import Tensor
 
 # (C, K) -> log density (C,) and gradient (C, K)
@@ -34,14 +26,8 @@ ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
 LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
 MOST_STEPS = 32  # of a trajectory
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
-SEARCH = {"maxiter": 60}  # of L-BFGS
-FAR = 1e-4  # of a prior sd, for differences of gradients
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
-# widths in medians of |x|: of a normal x, the density of u has two modes below 1.5, and is nearly
-# normal from 3
-WIDE = 3.0
-NARROWEST = 1e-6  # of a scale whose draws are all nearly 0
 
 
 class Whitening(NamedTuple):
@@ -91,14 +77,12 @@ def sampled(
     warmup: int,
     least: int,
     seed: int,
-    even: Tensor,
     dense: int,
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
-    `least` iterations follow the warm-up, at least. The density is even in the coordinates `even`
-    (K,) bool: R-hat uses their absolute values. The correlations of the leading `dense` coordinates
-    are adapted to; the others, possibly thousands, are whitened one by one.
+    `least` iterations follow the warm-up, at least. The correlations of the leading `dense`
+    coordinates are adapted to; the others, possibly thousands, are whitened one by one.
     """
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
@@ -124,7 +108,7 @@ def sampled(
     chains = torch.stack(kept, 1)  # (C, draws of each, K)
     together = torch.stack(kept).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
-    r_hat = largest_r_hat(torch.where(even, chains.abs(), chains))
+    r_hat = largest_r_hat(chains)
     # a single chain that never moves hardly shows in R-hat
     held = bool((moves < MOVES * len(kept)).any())
     return Sampled(together, math.inf if held else r_hat, whitening)
@@ -196,79 +180,3 @@ def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
     apart[:dense, :dense] = covariance[:dense, :dense]
     tril, info = torch.linalg.cholesky_ex(apart)
     return before if bool(info) else Whitening(loc, tril)
-
-
-def laplace(density: Density, start: Tensor, chains: int, spread: Tensor) -> Whitening:
-    """Return Laplace's approximation of a density that evaluates `chains` points at once.
-
-    No sd exceeds `spread` (K,), the sds of the prior.
-    """
-
-    def at(z: Tensor) -> tuple[Tensor, Tensor]:
-        index = torch.arange(-(-len(z) // chains) * chains).clamp(max=len(z) - 1)
-        parts = [density(part) for part in z[index].split(chains)]
-        value, slope = (torch.cat(v)[: len(z)] for v in zip(*parts, strict=True))
-        return value, slope
-
-    def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        value, slope = at(start + spread * torch.as_tensor(x)[None])
-        if not bool(value.isfinite().all() & slope.isfinite().all()):
-            return 1e10, np.zeros_like(x)
-        return -float(value), -(slope[0] * spread).numpy()
-
-    found = minimize(loss, np.zeros(len(start)), jac=True, method="L-BFGS-B", options=SEARCH)
-    loc = start + spread * torch.as_tensor(found.x)
-    step = FAR * torch.diag(spread)
-    slopes = at(torch.cat([loc + step, loc - step]))[1]
-    plus, minus = slopes.nan_to_num().split(len(start))
-    curvature = (minus - plus) / (2.0 * FAR * spread[:, None])
-    curvature = 0.5 * (curvature + curvature.mT) * spread[:, None] * spread
-    values, vectors = torch.linalg.eigh(curvature)
-    root = vectors * values.clamp(min=1.0).rsqrt()
-    tril = torch.linalg.cholesky(spread[:, None] * (root @ root.mT) * spread)
-    return Whitening(loc, tril)
-
-
-# ------------------------------------------------------------------------------------ signed scales
-@dataclass(frozen=True, eq=False)
-class Stretch:
-    """The change of coordinates between x and u (..., K); it changes signed scales alone."""
-
-    even: Tensor  # (K,) bool, which coordinates are signed scales
-    width: Tensor  # (K,)
-
-    def to_u(self, x: Tensor) -> Tensor:
-        """Return u of x (..., K)."""
-        return torch.where(self.even, torch.asinh(x / self.width), x)
-
-    def from_u(self, u: Tensor) -> Tensor:
-        """Return x of u (..., K)."""
-        return torch.where(self.even, self.width * torch.sinh(u), u)
-
-    def density(self, of_x: Density) -> Density:
-        """Return the log density of u and its gradient, given those of x."""
-
-        def at(u: Tensor) -> tuple[Tensor, Tensor]:
-            value, slope = of_x(self.from_u(u))
-            signed = torch.where(self.even, u, 0.0)
-            return value + signed.cosh().log().sum(1), slope * self._slope(u) + signed.tanh()
-
-        return at
-
-    def whitening_in_u(self, of_x: Whitening) -> Whitening:
-        """Return a whitening of u that is that of x to first order, at its middle."""
-        loc = self.to_u(of_x.loc)
-        return Whitening(loc, of_x.tril / self._slope(loc)[:, None])
-
-    def whitening_in_x(self, of_u: Whitening) -> Whitening:
-        """Return a whitening of x that is that of u to first order, at its middle."""
-        return Whitening(self.from_u(of_u.loc), of_u.tril * self._slope(of_u.loc)[:, None])
-
-    def _slope(self, u: Tensor) -> Tensor:
-        """Return dx/du (..., K)."""
-        return torch.where(self.even, self.width * u.cosh(), 1.0)
-
-
-def stretch(points: Tensor, even: Tensor) -> Stretch:
-    """Return the change of coordinates that suits points x (n, K) of the density."""
-    return Stretch(even, (WIDE * points.abs().median(0).values).clamp(min=NARROWEST))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,13 +79,7 @@ def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) ->
 
 
 def without_own(
-    prior: Tensor,
-    log_det: Tensor,
-    precision: Tensor,
-    shift: Tensor,
-    *,
-    diagonal: bool,
-    summed: bool,
+    prior: Tensor, log_det: Tensor, precision: Tensor, shift: Tensor, *, summed: bool
 ) -> Quadratic:
     """Integrate Normal(w; mu, A^-1) times factors of v = (w, u) over w: functions of (mu, u).
 
@@ -95,8 +89,7 @@ def without_own(
     size = prior.shape[-1]
     own, cross = precision[:, :size, :size], precision[:, :size, size:]
     low = precision[:, size:, size:]
-    scale = prior.diagonal(dim1=-2, dim2=-1)
-    covariance, whole = inverse_with_diagonal(scale, own) if diagonal else inverse(prior + own)
+    covariance, whole = inverse(prior + own)
     pull, to_u = shift[:, :size, None], covariance @ cross
     mean = covariance @ pull
     parts: tuple[Tensor, ...] = (
@@ -111,30 +104,14 @@ def without_own(
     if summed:  # what follows is linear in the parts
         count, parts = len(shift), tuple(part.sum(0, keepdim=True) for part in parts)
     covariance, to_u, mean, lower, shift_u, constant = parts
-    if diagonal:
-        corner, shift_w = scale[..., None] * to_u, scale * mean[..., 0]
-        top = count * prior - scale[..., :, None] * covariance * scale[..., None, :]
-    else:
-        corner, shift_w = prior @ to_u, (prior @ mean)[..., 0]
-        top = count * prior - prior @ covariance @ prior
+    corner, shift_w = prior @ to_u, (prior @ mean)[..., 0]
+    top = count * prior - prior @ covariance @ prior
     rows = [torch.cat([top, corner], -1), torch.cat([corner.mT, lower], -1)]
     return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
 
 
-# ----------------------------------------------------------------------------------------- inverses
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inverse (..., D, D) and the log determinant, NaN if not positive definite."""
-    found: tuple[Tensor, Tensor] = _Inverse.apply(matrix)  # type: ignore[no-untyped-call]
-    return found
-
-
-def inverse_with_diagonal(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same of matrices plus `diagonal` (..., D), in which alone it is differentiated."""
-    found: tuple[Tensor, Tensor] = _InverseWithDiagonal.apply(diagonal, matrix)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _inverse_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
     if matrix.shape[-1] in (1, 2):  # LAPACK takes several times as long
         first = matrix[..., :1, :1]
         good = (first > 0.0) & first.isfinite()
@@ -143,7 +120,7 @@ def _inverse_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
         if matrix.shape[-1] == 1:
             return 1.0 / first, log_det
         slope = matrix[..., 1:, :1] / first
-        low, log_rest = _inverse_of(matrix[..., 1:, 1:] - first * slope.square())
+        low, log_rest = inverse(matrix[..., 1:, 1:] - first * slope.square())
         cross = -slope * low
         top = torch.cat([1.0 / first - slope * cross, cross], -1)
         return torch.cat([top, torch.cat([cross, low], -1)], -2), log_det + log_rest
@@ -153,44 +130,3 @@ def _inverse_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
     tril = torch.where(good[..., None, None], tril, eye)
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.cholesky_inverse(tril), torch.where(good, log_det, torch.nan)
-
-
-class _Inverse(torch.autograd.Function):
-    """The inverse and the log determinant of positive definite matrices, and their derivatives."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        return _inverse_of(matrix)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(output[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (back,) = ctx.saved_tensors
-        return grads[1][..., None, None] * back - back @ grads[0] @ back
-
-
-class _InverseWithDiagonal(torch.autograd.Function):
-    """The same of a matrix plus a diagonal; only the diagonal is differentiated: half the work."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        return _inverse_of(matrix + torch.diag_embed(diagonal))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
-        ctx.save_for_backward(output[0])
-        ctx.shape = inputs[0].shape
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (back,) = ctx.saved_tensors
-        turned = ((back @ grads[0]) * back).sum(-1)
-        found = grads[1][..., None] * back.diagonal(dim1=-2, dim2=-1) - turned
-        return found.sum_to_size(ctx.shape), None

@@ -51,7 +51,6 @@ class Hierarchy:
     linear: tuple[str, ...] = ()  # names of the global sites in m
     # whether the mean of a local site, and of one in m, depends on another one of its kind
     chained: tuple[bool, bool] = (False, False)
-    diagonal: bool = False  # whether the local parameters are independent given z
     # (V, Km), how far (mean of w, u) move with m, if the same at any s and for all clients
     slopes: Tensor | None = None
     mixing: Mixing | None = None  # what the local sites are Normal given
@@ -301,9 +300,7 @@ def of_means(
     *factor, constant_of_rows = hierarchy.at_scale(factors, z)
     precision, shift = arranged(hierarchy, *factor)
     summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
-    each = without_own(
-        own.precision, own.log_det, precision, shift, diagonal=hierarchy.diagonal, summed=summed
-    )
+    each = without_own(own.precision, own.log_det, precision, shift, summed=summed)
     clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
     parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
     whole = each.along(torch.cat(parts, 1), hierarchy.slopes_at(z, batch, t))  # m = 0 there

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.importance_sampling import chosen, normal_points, resampled
-from hierfl.program.handlers import unchecked
-from hierfl.summaries.chains import Sampled, Stretch, Whitening, laplace, sampled, stretch
-from hierfl.summaries.hierarchy import Factors, of_means
+from hierfl.summaries.chains import Sampled, Whitening, sampled
+from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import effective_share, smoothed, tempered
@@ -33,9 +32,7 @@ ENOUGH = 0.8  # share of the points that is effective, with which a turn is the 
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 MANY_CLIENTS = 4000  # with which a chain would take minutes
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
-# in logs of a scale, from its median: nearly 0 beside the others', with no digits left
-NEAR_ZERO = 10.0
-AT_ONCE = 1 << 21  # points x clients x (D + 1)^2 scalars carried at once
+NEAR_ZERO = 10.0  # in logs of a scale, from its median in the prior: nearly 0
 # chains by what a gradient costs, N (D + 1)^3: many cheap ones take as long as one
 CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
 # split R-hat above which chains are run again: of draws for moments, and of those that are kept
@@ -79,7 +76,8 @@ def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
     if not s.shape[1]:
         return torch.zeros(2, 0)
     low, high = s.min(0).values, s.max(0).values
-    return torch.stack([low - (high - low), high + (high - low)])
+    least = (low - (high - low)).minimum(s.median(0).values - NEAR_ZERO)
+    return torch.stack([least, high + (high - low)])
 
 
 def sample(
@@ -94,8 +92,9 @@ def sample(
             return found
     g = torch.Generator().manual_seed(word)
     normal = torch.randn(count, len(surrogate.hierarchy.inside), generator=g)
-    chains = _chains(surrogate, factors, count, start, final, word, g)
-    draws = surrogate.with_means(surrogate.from_signed(chains.draws), normal, factors)
+    density = Density(surrogate, factors, start.bounds)
+    chains = _chains(density, count, start, final, word, g)
+    draws = surrogate.draws(chains.draws, *density.at(chains.draws)[1:], normal)
     return Draws(draws, torch.full((count,), -math.log(count)), chains.r_hat)
 
 
@@ -140,9 +139,7 @@ def by_importance(
     if mean.shape[1]:
         e = normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
     e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
-    m = mean + (torch.linalg.cholesky_ex(covariance).L @ e[..., None])[..., 0]
-    draws = torch.cat([m, s], 1)[:, hierarchy.order]
-    return Draws(draws, log_weights, torch.nan, k_hat)
+    return Draws(surrogate.draws(s, mean, covariance, e), log_weights, torch.nan, k_hat)
 
 
 def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
@@ -167,79 +164,61 @@ def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
 
 
 class Density:
-    """The density of the scales, with everything else integrated out; 0 beyond bounds (2, Ks)."""
+    """The density of the scales and of t, with everything else integrated out; 0 beyond bounds."""
 
     def __init__(self, surrogate: Surrogate, factors: Factors, bounds: Tensor) -> None:
-        self.surrogate, self.factors, self.bounds = surrogate, factors, bounds
-        size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
-        self.at_once = max(1, AT_ONCE // (size + (len(surrogate.hierarchy.inside) + 1) ** 2))
+        self.surrogate, self.factors = surrogate, factors
+        wide = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, surrogate.mixed)
+        self.low, self.high = torch.cat([bounds, wide], 1)
 
-    def at(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log p(s) (S,), and mean (S, Km) and covariance (S, Km, Km) of m given s (S, Ks)."""
-        even, middle = self.surrogate.even, s.median(0).values if s.shape[1] else s[0]
-        least = torch.where(even, middle - NEAR_ZERO, self.bounds[0])
-        far = ((s < least) | (s > self.bounds[1]) | ~s.isfinite()).any(1)
-
-        def one(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            found = of_means(self.surrogate.hierarchy, s, self.factors)
-            value, covariance = found.log_integral()
-            return value, covariance @ found.shift, covariance
-
-        with unchecked():
-            near = torch.where(far[:, None], middle, s)
-            value, mean, covariance = torch.vmap(one, chunk_size=min(self.at_once, len(s)))(near)
+    def at(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p (S,), and mean (S, Km) and covariance (S, Km, Km) of m given x (S, Ks + N M)."""
+        far = ((x < self.low) | (x > self.high) | ~x.isfinite()).any(1)
+        near = x.nan_to_num().clamp(self.low, self.high)
+        value, mean, covariance = self.surrogate.given_scales(near, self.factors)
         return torch.where(far, -torch.inf, value), mean, covariance
+
+    def slopes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p (S,) and its gradient (S, Ks + N M); clients and points are independent."""
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_()
+            value = self.at(x)[0]
+            (slope,) = torch.autograd.grad(value.sum(), x)
+        return value.detach(), slope
 
 
 # -------------------------------------------------------------------------------------- chains
 def _chains(
-    surrogate: Surrogate,
-    factors: Factors,
-    count: int,
-    start: Start,
-    final: bool,
-    seed: int,
-    g: torch.Generator,
+    density: Density, count: int, start: Start, final: bool, seed: int, g: torch.Generator
 ) -> Sampled:
-    cost = len(factors.shift) * (surrogate.hierarchy.reading.own_size + 1) ** 3
+    hierarchy = density.surrogate.hierarchy
+    cost = len(density.factors.shift) * (hierarchy.reading.own_size + 1) ** 3
     chains = next(many for most, many in CHAINS if cost <= most)
-    density = surrogate.density(factors, chains)
-    points = surrogate.sampled(resampled(start.draws, start.log_weights, len(start.draws)))
+    known = resampled(start.draws, start.log_weights, len(start.draws))
+    points = density.surrogate.scales(known)
     whitening = Whitening(points.mean(0), torch.diag(points.std(0) + 1e-9))
+    first, warmup = points[torch.randperm(len(points), generator=g)[:chains]], WARM
     if start.is_prior:
-        whitening = laplace(density, whitening.loc, chains, whitening.tril.diagonal().clone())
-        away = torch.randn(chains, len(surrogate.even), generator=g)
-        points = first = whitening.loc + away @ whitening.tril.mT
         warmup = COLD
-    else:
-        first, warmup = points[torch.randperm(len(points), generator=g)[:chains]], WARM
-    scales = stretch(points, surrogate.even)
-    first, whitening = scales.to_u(first), scales.whitening_in_u(whitening)
     least = 2 * LEAST if final else LEAST
     while True:
         found = sampled(
-            scales.density(density),
+            density.slopes,
             first,
             whitening,
             draws=count,
             warmup=warmup,
             least=least,
             seed=seed,
-            even=surrogate.even,
-            dense=len(surrogate.hierarchy.outside),
+            dense=len(hierarchy.outside),
         )
         if not found.r_hat > (MIXED_WELL if final else MIXED):
-            return _of_x(found, scales)
+            return found
         if least >= MOST:
             warnings.warn(
                 f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not trust "
                 f"spreads; a prior that keeps scales away from infinity helps",
                 stacklevel=2,
             )
-            return _of_x(found, scales)
+            return found
         first, whitening, warmup, least = found.draws[-chains:], found.whitening, WARM, 2 * least
-
-
-def _of_x(found: Sampled, scales: Stretch) -> Sampled:
-    whitening = scales.whitening_in_x(found.whitening)
-    return Sampled(scales.from_u(found.draws), found.r_hat, whitening)

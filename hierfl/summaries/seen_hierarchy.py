@@ -52,7 +52,7 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
                 raise _not_centered(plain.mixing)
         found = replace(plain, reading=reading)
         found = with_linear(found, points, batch)
-        return _with_constants(found, points, batch)
+        return _with_slopes(found, points, batch)
 
 
 # ------------------------------------------------------------------------------------ local sites
@@ -199,17 +199,12 @@ def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
     return False
 
 
-def _with_constants(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
-    """Return the hierarchy with what need not be evaluated at every s."""
-    normals = [found.local(p.z, batch, p.mixing(found)) for p in points]
-    diagonal = all(
-        bool((n.precision == torch.diag_embed(n.precision.diagonal(dim1=-2, dim2=-1))).all())
-        for n in normals
-    )
+def _with_slopes(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
+    """Return the hierarchy with its slopes, if these need not be evaluated at every s."""
     slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
     everywhere = not found.fields and all(alike_here(one, slopes[0]) for one in slopes)
     known = slopes[0] if slopes[0].dim() == 2 else slopes[0][0]
-    return replace(found, diagonal=diagonal, slopes=known if everywhere else None)
+    return replace(found, slopes=known if everywhere else None)
 
 
 def _not_centered(mixing: Mixing) -> ProgramError:

@@ -6,30 +6,20 @@ of the prior.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
-from torch.func import grad_and_value
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from hierfl.core import noise
-from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import Answer, NoKeyedDraw, unchecked, untouched_store
-from hierfl.program.sites import LatentSite
 from hierfl.program.traces import Site
-from hierfl.summaries.chains import Density
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given, of_means, rest_of
 
-# logs of scales near 0 where a prior density is compared, and the nats that count as none
-NEAR, FLAT = (-7.0, -14.0), 0.1
-SMALLEST, LARGEST = 1e-8, 30.0  # of a scale, and of its log
-AT_ONCE = 1 << 22  # draws x clients x (D + 1)^2 scalars that are carried at once
+AT_ONCE = 1 << 21  # draws x clients x (V + 1)^2 scalars that are carried at once
 DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
@@ -58,106 +48,28 @@ class Surrogate:
         mixed = self.hierarchy.mixing is not None
         return draw[:count], draw[count:].reshape(self.clients, -1) if mixed else None
 
-    def start(self) -> Tensor:
-        """Return (s, t) at the program's starting values, (Ks + N M,)."""
-        hierarchy = self.hierarchy
-        s = hierarchy.reading.origin[hierarchy.outside].double()
-        if hierarchy.mixing is None:
-            return s
-        return torch.cat([s, hierarchy.mixing.center.repeat(self.clients)])
+    def scales(self, draws: Tensor) -> Tensor:
+        """Return (s, t), (S, Ks + N M), of draws (S, K + N M)."""
+        own = draws[:, len(self.hierarchy.reading.origin) :]
+        return torch.cat([draws[:, self.hierarchy.outside], own], 1)
 
-    @cached_property
-    def even(self) -> Tensor:
-        """Which entries of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
+    def given_scales(self, scales: Tensor, factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(s, t) (S,), and mean (S, Km) and covariance (S, Km, Km) of m given (s, t)."""
 
-        Such an entry is sampled as a signed scale x, s = log|x|: an even density, smooth at 0,
-        whereas that of s would have a long tail toward 0; `chains.stretch` shortens the other tail. A
-        scale may be 0 if its prior density there is finite and above 0.
-        """
-        block, hierarchy = self.hierarchy.program.latents.global_block, self.hierarchy
-        logs = [flag for site in block.sites for flag in [_is_exp(site)] * site.size]
-        with double_precision(), torch.no_grad(), unchecked():
-            zero = torch.zeros(hierarchy.reading.own_size)
-
-            def log_p(z: Tensor) -> Tensor:
-                return hierarchy.log_global(z, hierarchy.sites(z, zero, hierarchy.row), without=())
-
-            def at_zero(j: int) -> bool:
-                z = hierarchy.reading.origin.double().clone()
-                near, nearer = (log_p(z.index_fill(0, torch.tensor(j), at)) - at for at in NEAR)
-                return bool((near - nearer).abs() < FLAT)
-
-            flags = [logs[j] and at_zero(j) for j in hierarchy.outside.tolist()]
-        return torch.tensor(flags + [False] * self.mixed, dtype=torch.bool)
-
-    def sampled(self, draws: Tensor) -> Tensor:
-        """Return the coordinates x that are sampled, of draws (S, K + N M)."""
-        hierarchy, count = self.hierarchy, len(self.hierarchy.reading.origin)
-        return self.to_signed(torch.cat([draws[:, hierarchy.outside], draws[:, count:]], 1))
-
-    def to_signed(self, s: Tensor) -> Tensor:
-        """Return the coordinates x that are sampled, of (s, t) (..., Ks + N M)."""
-        return torch.where(self.even, s.clamp(max=LARGEST).exp(), s)
-
-    def from_signed(self, x: Tensor) -> Tensor:
-        """Return (s, t) of the coordinates that are sampled (..., Ks + N M)."""
-        return torch.where(self.even, x.abs().clamp(min=SMALLEST).log(), x)
-
-    def density(self, factors: Factors, chains: int) -> Density:
-        """Return the log density of x, without m, and its gradient at points (C, Ks + N M)."""
-        names = self.hierarchy.fields
-        fields = (factors.fields[name] for name in names)
-        sums = () if factors.num_rows is None else (factors.num_rows, factors.square)
-        inputs = (factors.precision, factors.shift, *fields, *sums)
-        if chains not in self._graphs:
-            self._graphs[chains] = self._traced(chains, inputs)
-        graph = self._graphs[chains]
-
-        def at(x: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad(), unchecked():
-                value, slope = graph(x, *inputs)
-            return value, slope
-
-        return at
-
-    @cached_property
-    def _graphs(self) -> dict[int, Callable[..., Any]]:
-        """Traced densities by the number of chains; the factors are inputs."""
-        return {}
-
-    def _traced(self, chains: int, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-        """Trace the density and its gradient into a graph without the program's Python."""
-        start = self.to_signed(self.start())
-
-        def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *rest: Tensor) -> Any:
-            names = self.hierarchy.fields
-            given = dict(zip(names, rest, strict=False))
-            factors = Factors(precision, shift, given, *rest[len(names) :])
-
-            def one(x: Tensor) -> Tensor:
-                at = self.from_signed(x)
-                jacobian = torch.where(self.even, at, 0.0).sum()
-                s, t = self._parts(at, len(self.hierarchy.outside))
-                return of_means(self.hierarchy, s, factors, t).log_integral()[0] - jacobian
-
-            slope, value = torch.vmap(grad_and_value(one))(x)
-            return value, slope
-
-        with unchecked(), torch.no_grad():
-            return _graph_of(evaluate, start.expand(chains, -1).clone(), *inputs)
-
-    def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
-        """Return draws of z and t (S, K + N M): (s, t) as given, and m by `normal` (S, Km)."""
-
-        def one(at: Tensor, e: Tensor) -> Tensor:
+        def one(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             s, t = self._parts(at, len(self.hierarchy.outside))
-            of_m = of_means(self.hierarchy, s, factors, t)
-            covariance = of_m.log_integral()[1]
-            tril = torch.linalg.cholesky_ex(covariance).L
-            z = self.hierarchy.whole(covariance @ of_m.shift + tril @ e, s)
-            return torch.cat([z, at[len(s) :]])
+            found = of_means(self.hierarchy, s, factors, t)
+            value, covariance = found.log_integral()
+            return value, covariance @ found.shift, covariance
 
-        return self._mapped(one, factors, scales, normal)
+        found: tuple[Tensor, Tensor, Tensor] = self._mapped(one, factors, scales)
+        return found
+
+    def draws(self, scales: Tensor, mean: Tensor, covariance: Tensor, normal: Tensor) -> Tensor:
+        """Return draws (S, K + N M) at (s, t), with m by its moments and standard normals (S, Km)."""
+        m = mean + (torch.linalg.cholesky_ex(covariance).L @ normal[..., None])[..., 0]
+        s, t = scales.tensor_split([len(self.hierarchy.outside)], 1)
+        return torch.cat([torch.cat([m, s], 1)[:, self.hierarchy.order], t], 1)
 
     def log_marginals(self, draws: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
         """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N)."""
@@ -201,29 +113,9 @@ class Surrogate:
 
     def _mapped(self, one: Any, factors: Factors, *draws: Tensor) -> Any:
         size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
-        at_once = max(1, AT_ONCE // max(1, size))
-        with torch.no_grad(), unchecked():
-            return torch.vmap(one, chunk_size=at_once)(*draws)
-
-
-def _graph_of(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., Any]:
-    """Return the graph of a function, or itself if it looks at values of rows (as `one_hot`)."""
-    try:
-        graph = make_fx(function)(*inputs)
-    except (RuntimeError, TypeError, ValueError):
-        return function
-    graph.graph.eliminate_dead_code()
-    from torch._functorch.compile_utils import fx_graph_cse  # imports sympy, which takes a second
-
-    return GraphModule(graph, fx_graph_cse(graph.graph))
-
-
-def _is_exp(site: LatentSite) -> bool:
-    """Return whether the unconstrained values of a site are the logs of its values."""
-    free = torch.linspace(-2.0, 2.0, site.size).view(site.free_start.shape)
-    value = site.transform(free)
-    unit = torch.ones(()) if site.unit is None else site.unit
-    return value.shape == free.shape and torch.allclose(value / unit, free.exp())
+        at_once = max(1, AT_ONCE // (size + (len(self.hierarchy.inside) + 1) ** 2))
+        with unchecked():
+            return torch.vmap(one, chunk_size=min(at_once, len(draws[0])))(*draws)
 
 
 # --------------------------------------------------------------------------------------- any client

@@ -14,6 +14,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.program import ProgramError
 from hierfl.summaries.hierarchy import Factors, Hierarchy, of_means
 from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.sampling import Density
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from tests.summaries import programs
@@ -192,17 +193,15 @@ def test_a_redundant_intercept_is_absorbed() -> None:
     assert torch.allclose(found.precision, torch.tensor(1.0).exp().view(1, 1, 1))
 
 
-def test_a_program_whose_priors_are_made_outside_it_has_a_graph() -> None:
-    """Those check their values, which a trace does not have; untraced, a gradient takes four times as long."""
-    spread = dist.HalfNormal(1.0)
-
-    def model(batch: ClientBatch) -> None:
-        mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", spread)
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(mu, tau))
-            with batch.data():
-                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
-
-    surrogate = Surrogate(seen(model))
-    surrogate.density(made_up(surrogate.hierarchy), 2)
-    assert isinstance(surrogate._graphs[2], torch.fx.GraphModule)
+@pytest.mark.parametrize("name", ["chained", "slopes_lkj_raw"])
+def test_the_gradient_of_the_scales_is_that_of_differences(name: str) -> None:
+    surrogate = Surrogate(seen(getattr(programs, name)))
+    size, step = len(surrogate.hierarchy.outside), 1e-6
+    density = Density(
+        surrogate, made_up(surrogate.hierarchy), torch.tensor([[-9.0], [9.0]]).expand(2, size)
+    )
+    s = 0.3 * torch.randn(size, generator=torch.Generator().manual_seed(3))
+    value, slope = density.slopes(torch.stack([s, s + 20.0]))
+    assert value[0].isfinite() and value[1] == -torch.inf  # beyond the bounds
+    up, down = (density.at(s + sign * step * torch.eye(size))[0] for sign in (1.0, -1.0))
+    torch.testing.assert_close(slope[0], (up - down) / (2.0 * step), rtol=1e-5, atol=1e-6)
