@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -116,16 +116,10 @@ def is_column(frame: Any, name: Any) -> bool:
             f"frame is a {type(frame).__name__}: give a pandas frame, from_frame(frame, 'client', "
             f"y='y')"
         )
-    words = isinstance(name, str)
-    same = (c == name and isinstance(c, str) == words for c in frame.columns)
-    count = sum(map(bool, same)) if _plain(name) else 0
+    count = frame.columns.tolist().count(name) if isinstance(name, Hashable) else 0
     if count > 1:
         raise ValueError(f"the frame has {count} columns '{name}': rename all but one of them")
     return count == 1
-
-
-def _plain(name: object) -> bool:
-    return not isinstance(name, list) and getattr(name, "__hash__", None) is not None
 
 
 def _no_column(frame: Any, name: object) -> KeyError:

@@ -23,6 +23,7 @@ from hierfl.effects.predictor_rows import Rows, evaluated, predictors, rows_of_c
 from hierfl.formulas.columns import by_client, complete, prepared
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.frames import Frames
+from hierfl.formulas.terms import described
 from hierfl.posterior.snapshot import Snapshot
 
 AT_ONCE = 4_000_000  # draws x rows whose responses are held at once
@@ -162,15 +163,16 @@ def _of_fit(found: Drawn, variable: str, values: Sequence[Any]) -> Iterator[tupl
 
 def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
     """Return the places of the common columns, or of a group's, that read a variable."""
-    layout, declared = formula.layout, formula.declared
+    layout = formula.layout
     if site is None:
-        described, design, columns = declared.common, layout.common, layout.common.columns
+        text, design = formula.declared.parts.common, layout.common
+        columns = design.columns
     else:
         term = next(term for term in layout.groups if term.site == site)
-        described, design, columns = declared.of_group(term.group), term.design, term.columns
+        text, design, columns = term.group.terms, term.design, term.columns
     known = {term.name: term.columns for term in design.terms}
     places = []
-    for one in described.common_terms:
+    for one in described(text).common_terms:
         read = set(getattr(one, "var_names", ())) - {""}
         if variable not in read:
             continue

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import designs_of
 from hierfl.formulas.parse import grouping_name
-from hierfl.formulas.questions import Ask, Kinds, Question, call_of, designs_of
+from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import options_of, stateful_calls
 from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
@@ -39,11 +40,12 @@ def agreed(
     client, and `rare` says what becomes of it.
     """
     known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
+    is_ordinal = declared is not None and declared.family.kind == "ordered"
+    ordinal = declared.parts.response if declared is not None and is_ordinal else ""
     if start is None or not _has(start, kinds):
         answers = ask(Question("columns", min_count, known=tuple(known)))
         censored = "" if declared is None else declared.parts.additions.get("cens", "")
         known.setdefault(censored, tuple(CENSORED))
-        ordinal = _ordinal(declared)
         columns = {}
         for name in kinds:
             of_one = {client: found[name] for client, found in answers.items()}
@@ -78,12 +80,6 @@ def _two_levels(declared: Declaration, column: Column) -> Column:
         f"and family '{declared.family.name}' needs two: agree on them, "
         f"schema(..., levels={{'{declared.parts.response}': ['no', 'yes']}}), or make it 0 and 1"
     )
-
-
-def _ordinal(declared: Declaration | None) -> str:
-    """Return the column of an ordinal response, or ""."""
-    ordered_levels = declared is not None and declared.family.kind == "ordered"
-    return declared.parts.response if declared is not None and ordered_levels else ""
 
 
 def _warn_of_empty(name: str, column: Column, answers: Mapping[str, OfColumn]) -> None:
@@ -186,24 +182,20 @@ def agree_on_formula(
                 constants = _constants(declared, schema, ask, text)
                 schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]
-    margins = {
-        name: Margin(
-            *moments([answer.columns[name] for answer in answers]),
-            above=all(name in answer.constant for answer in answers),
-        )
-        for name in answers[0].columns
-    }
-    designs = designs_of(declared, schema)
-    coded = frozenset().union(*(found.coded for found in designs))
-    beside = {name for found in designs if found.has_intercept for name in found.columns}
-    for name, margin in margins.items():
-        if margin.sd == 0.0 and name in coded and margin.mean == 0.0:
-            margins[name] = replace(margin, above=False)  # a level without rows keeps its prior
-        elif margin.sd == 0.0 and name != OFFSET and (name in beside or not margin.mean):
-            raise ValueError(
-                f"the term '{name}' has one value, {margin.mean:.6g}, in all rows of all clients, "
-                "so that it has no effect: take it out of the formula"
-            )
+    margins = {}
+    for name in answers[0].columns:
+        mean, sd = moments([answer.columns[name] for answer in answers])
+        above = all(name in answer.constant for answer in answers)
+        if sd == 0.0 and name != OFFSET:
+            designs = designs_of(declared, schema)
+            if mean == 0.0 and any(name in found.coded for found in designs):
+                above = False  # a level without rows keeps its prior
+            elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):
+                raise ValueError(
+                    f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
+                    "so that it has no effect: take it out of the formula"
+                )
+        margins[name] = Margin(mean, sd, above)
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
     return replace(schema, design=margins, response=response)

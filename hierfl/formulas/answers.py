@@ -12,15 +12,7 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import (
-    Kind,
-    is_yes_or_no,
-    kind_of,
-    level_name,
-    named,
-    numbers,
-    prepared,
-)
+from hierfl.formulas.columns import Kind, kind_of, level_name, named, numbers, prepared
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.schema import OFFSET, Schema
@@ -62,7 +54,7 @@ def of_columns(
             found[name] = OfColumn("category", unit, None, {})
             continue
         kind = kind_of(frame[name], name, client) if wanted != "category" else wanted
-        if wanted is None and is_yes_or_no(frame[name]):
+        if wanted is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
             kind = "category"
         if wanted == "number" and kind != "number":
             raise ValueError(
@@ -89,14 +81,15 @@ def of_groups(
     frame: pd.DataFrame, by: tuple[str, ...], clients: str, client: str, least: int
 ) -> OfGroups:
     """Return a client's counts of groups; names of groups within clients stay there."""
-    for name in by:
+    own = tuple(name for name in by if name != clients)
+    for name in own:
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (odd := values[values % 1.0 != 0.0]).size:
             raise ValueError(
                 f"column '{name}' of client '{client}' holds the number {odd[0]:.6g}, and stands "
                 f"behind a bar, where groups do: write ({name} | {clients}), or make it a category"
             )
-    names = group_names(frame, tuple(name for name in by if name != clients), client)
+    names = group_names(frame, own, client)
     counts = Counter(names.tolist())
     if clients in by:
         return OfGroups(len(counts), {})
@@ -183,7 +176,12 @@ def of_design(
             columns.setdefault(name, values)
         if found is designs[0] and found.offsets:
             columns[OFFSET] = offset
-    constant = {name for name, values in columns.items() if np.ptp(values) == 0.0}
+    found_sums, constant = {}, set()
+    for name, values in columns.items():
+        if np.ptp(values) == 0.0:
+            constant.add(name)
+        few = 0 < np.count_nonzero(values) < schema.min_count
+        found_sums[name] = sums(0.0 * values if few else values)  # a level of few rows counts as 0
     response = rows[declared.parts.response]
     total = None
     if schema.columns[declared.parts.response].kind == "number":
@@ -197,13 +195,4 @@ def of_design(
                 )
             values = values / trials
         total = sums(values)
-    # a sum of fewer rows than a level must have counts as 0
-    found_sums = {
-        name: sums(values if _many(values, schema) else 0.0 * values)
-        for name, values in columns.items()
-    }
     return OfDesign(found_sums, frozenset(constant), total)
-
-
-def _many(values: NDArray[np.float64], schema: Schema) -> bool:
-    return not 0 < int((values != 0.0).sum()) < schema.min_count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from hierfl.data.clients import ClientData
 from hierfl.data.frames import FrameRows
+from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names
 from hierfl.formulas.columns import (
     CENSORED,
@@ -51,28 +51,27 @@ def client_data(
     if labeled and asked and declared.missing == "drop":
         parts, known = _with_labels(declared, parts)
         labeled = any(of.any() for of in known.values())
-    kinds = dict(declared.rows_of)
-    if not labeled:
-        for name in (declared.parts.response, *_of_response(declared)):
-            kinds.pop(name, None)
-    rows: dict[str, Fields] = {}
-    above: dict[str, Fields] = {}
-    kept: list[int] = []
+    of_response = (declared.parts.response, *_of_response(declared))
+    kinds = {n: kind for n, kind in declared.rows_of.items() if labeled or n not in of_response}
+    read = {n: schema.columns[n] for n in declared.columns if labeled or n not in of_response}
+    rows: list[Fields] = []
+    above: list[Fields] = []
+    kept: list[NDArray[np.int64]] = []
     for client, frame in parts.items():
         own = complete(frame, kinds, client, declared.missing)
-        kept += own.index.tolist()
-        rows[client], above[client] = _of_client(
-            declared, schema, found, own, client, inside, labeled
-        )
+        kept.append(own.index.to_numpy())
+        ready = prepared(own, read, client)
+        of_rows, of_client = _of_client(declared, found, own, ready, client, inside, labeled)
+        rows.append(of_rows)
+        above.append(of_client)
     are_known = torch.as_tensor(np.concatenate([*known.values()])) if known and labeled else None
-    made = ClientData.from_clients(
-        {client: {n: _tensor(v) for n, v in fields.items()} for client, fields in rows.items()},
-        client_fields={
-            name: _tensor(np.stack([fields[name] for fields in above.values()]))
-            for name in next(iter(above.values()))
-        },
+    return ClientData(
+        fields={name: _tensor(np.concatenate([of[name] for of in rows])) for name in rows[0]},
+        offsets=offsets_of(torch.tensor(list(map(len, kept)))),
+        names=tuple(parts),
+        client_fields={name: _tensor(np.stack([of[name] for of in above])) for name in above[0]},
+        frame_rows=FrameRows(torch.as_tensor(np.concatenate(kept)), index, are_known),
     )
-    return replace(made, frame_rows=FrameRows(torch.tensor(kept), index, are_known))
 
 
 def _placed(frames: Any) -> tuple[Any, pd.Index[Any]]:
@@ -81,10 +80,11 @@ def _placed(frames: Any) -> tuple[Any, pd.Index[Any]]:
         return frames.set_axis(range(len(frames))), frames.index
     if not isinstance(frames, Mapping) or not all(hasattr(f, "set_axis") for f in frames.values()):
         return frames, pd.RangeIndex(0)  # which is refused
-    ends = np.cumsum([0, *map(len, frames.values())]).tolist()
-    named = zip(frames.items(), ends, strict=False)
-    placed = {name: f.set_axis(range(end, end + len(f))) for (name, f), end in named}
-    labels = [label for f in frames.values() for label in f.index.tolist()]
+    placed: dict[str, pd.DataFrame] = {}
+    labels: list[Any] = []
+    for name, frame in frames.items():
+        placed[name] = frame.set_axis(range(len(labels), len(labels) + len(frame)))
+        labels += frame.index.tolist()
     return placed, pd.Index(labels, tupleize_cols=False)
 
 
@@ -135,29 +135,24 @@ def _of_response(declared: Declaration) -> tuple[str, ...]:
 
 def _of_client(
     declared: Declaration,
-    schema: Schema,
     found: Layout,
     frame: pd.DataFrame,
+    ready: pd.DataFrame,
     client: str,
     inside: Inside,
     labeled: bool,
 ) -> tuple[Fields, Fields]:
     """Return the fields of a client's rows, and those of the client itself."""
-    known = {name: column for name, column in schema.columns.items() if name in frame.columns}
-    ready = prepared(
-        frame, {n: c for n, c in known.items() if n in _needed(declared, labeled)}, client
-    )
     fields: Fields = {}
     matrix, offset = found.common.evaluate(ready, client)
-    place = {name: j for j, name in enumerate(found.common.columns)}
     if found.read:
-        fields["x"] = matrix[:, [place[name] for name in found.read]]
+        fields["x"] = matrix[:, np.isin(found.common.columns, found.read)]
     if found.common.offsets:
         fields["offset"] = offset
     for term in found.groups:
         fields.update(_of_group(term, found, ready, frame, client))
         if term.place == "within":
-            by = tuple(name for name in term.group.by if name != schema.clients)
+            by = tuple(name for name in term.group.by if name != declared.clients)
             fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
     if labeled:
         fields.update(_labels(declared, ready, frame, client))
@@ -167,27 +162,23 @@ def _of_client(
         fields["ones"] = np.ones(len(ready))
     of_client: Fields = {}
     if found.above:
-        _check_constant(found, matrix, place, client)
-        of_client["above"] = matrix[0, [place[name] for name in found.above]]
+        of_client["above"] = _constant(found, matrix, client)
     for term in found.at("above"):
         of_client[term.index] = _groups_of(term, frame, client)[0]
     return fields, of_client
 
 
-def _needed(declared: Declaration, labeled: bool) -> set[str]:
-    names = set(declared.columns)
-    return names if labeled else names - {declared.parts.response, *_of_response(declared)}
-
-
-def _check_constant(found: Layout, matrix: Any, place: Mapping[str, int], client: str) -> None:
-    for name in found.above:
-        values = matrix[:, place[name]]
-        if np.ptp(values) != 0.0:
+def _constant(found: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]:
+    """Return the columns above the client, (P,); refuse several values of one."""
+    values = matrix[:, np.isin(found.common.columns, found.above)]
+    for name, column in zip(found.above, values.T, strict=True):
+        if np.ptp(column) != 0.0:
             raise ValueError(
                 f"the column '{name}' has several values at client '{client}', such as "
-                f"{values.min():.6g} and {values.max():.6g}; clients have agreed that it has one "
+                f"{column.min():.6g} and {column.max():.6g}; clients have agreed that it has one "
                 "at each: agree on a new schema"
             )
+    return values[0]
 
 
 def _of_group(

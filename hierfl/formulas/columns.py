@@ -92,7 +92,7 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
         return "category"
     if series.dtype.kind in "iufb":
         return "number"
-    values = [v for v in series.tolist() if not _is_missing(v)]
+    values = series[~missing_in(series)].tolist()
     words = [v for v in values if isinstance(v, str)]
     others = [v for v in values if not isinstance(v, str)]
     if not words and all(isinstance(v, numbers_of.Real | np.bool_) for v in others):
@@ -113,14 +113,6 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     return "category"
 
 
-def is_yes_or_no(series: Any) -> bool:
-    """Return whether a column holds True and False alone."""
-    if series.dtype.kind != "O":
-        return bool(series.dtype.kind == "b")
-    values = [v for v in series.tolist() if not _is_missing(v)]
-    return bool(values) and all(isinstance(v, bool | np.bool_) for v in values)
-
-
 def numbers(series: Any) -> NDArray[np.float64]:
     """Return a column of numbers as float64, NaN where it is missing."""
     found: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
@@ -129,12 +121,13 @@ def numbers(series: Any) -> NDArray[np.float64]:
 
 def named(series: Any, name: str, client: str) -> Names:
     """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1"."""
-    found = np.array(
-        ["" if _is_missing(v) else level_name(v) for v in series.tolist()], dtype=np.str_
-    )
+    missing = missing_in(series)
+    found = np.array([level_name(v) for v in series.tolist()], dtype=np.str_)
+    found[missing] = ""
     where = f"column '{name}' of client '{client}'"
     if series.dtype.kind not in "iuf":
-        _refuse_one_name(series.cat.categories if hasattr(series, "cat") else series, where)
+        categories = series.cat.categories if hasattr(series, "cat") else series[~missing]
+        _refuse_one_name(categories, where)
     refuse_similar(set(found.tolist()) - {""}, where)
     return found
 
@@ -153,7 +146,7 @@ def _refuse_one_name(values: Iterable[Any], where: str) -> None:
     first: dict[str, Any] = {}
     for value in values:
         name = level_name(value)
-        if not _is_missing(value) and first.setdefault(name, value) != value:
+        if first.setdefault(name, value) != value:
             raise ValueError(
                 f"values {first[name]!r} and {value!r} of {where} are both named '{name}': make "
                 "them one, or rename one"
@@ -173,8 +166,11 @@ def level_name(value: Any) -> str:
     return str(value)
 
 
-def _is_missing(value: Any) -> bool:
-    return bool(pd.isna(value)) or (isinstance(value, str) and value in MISSING)
+def missing_in(series: Any) -> NDArray[np.bool_]:
+    """Return which values of a column are missing, (n,), also by a word such as "nan"."""
+    by_word = series.isin(MISSING) if series.dtype.kind == "O" else False
+    found: NDArray[np.bool_] = (series.isna() | by_word).to_numpy(dtype=bool)
+    return found
 
 
 def _is_number(text: str) -> bool:
@@ -205,7 +201,7 @@ def incomplete(
     gone = np.zeros(len(frame), dtype=bool)
     for name in columns:
         check_column(frame, name, client)
-        lost = np.array([_is_missing(v) for v in frame[name].tolist()], dtype=bool)
+        lost = missing_in(frame[name])
         if lost.any() and missing == "refuse":
             raise ValueError(
                 f"column '{name}' of client '{client}' has {int(lost.sum())} missing values, the "
@@ -252,7 +248,12 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
     found: dict[str, Any] = {}
     for name, column in columns.items():
         series = frame[name]
-        check_unit(frame, name, client, column.unit)
+        unit = str(frame.attrs.get("units", {}).get(name, ""))
+        if unit and column.unit and unit != column.unit:
+            raise ValueError(
+                f"column '{name}' of client '{client}' is in {unit}, and clients have agreed on "
+                f"{column.unit}: convert it"
+            )
         if column.kind == "category":
             codes = coded(series, name, client, column)
             found[name] = pd.Categorical.from_codes(
@@ -266,13 +267,3 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
             )
         found[name] = numbers(series)
     return pd.DataFrame(found, index=range(len(frame)))
-
-
-def check_unit(frame: pd.DataFrame, name: str, client: str, unit: str) -> None:
-    """Refuse a column whose frame declares another unit, in `attrs["units"]`, than agreed."""
-    own = str(frame.attrs.get("units", {}).get(name, ""))
-    if own and unit and own != unit:
-        raise ValueError(
-            f"column '{name}' of client '{client}' is in {own}, and clients have agreed on "
-            f"{unit}: convert it"
-        )

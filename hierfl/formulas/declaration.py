@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 from hierfl.formulas.columns import Kind
-from hierfl.formulas.parse import Group, Parts, parse
+from hierfl.formulas.parse import Parts, parse
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import bare_columns, coded_columns, columns_of, described
+from hierfl.formulas.terms import bare_columns, calls, columns_of, described
+from hierfl.formulas.transforms import CODINGS
 from hierfl.models.families import Response, ResponseFamily
 
 Missing = Literal["refuse", "drop"]
@@ -30,18 +32,10 @@ class Declaration:
         return parse(self.text)
 
     @property
-    def common(self) -> Any:
-        """The common terms as a new `formulae` model; evaluation changes it."""
-        return described(self.parts.common)
-
-    def of_group(self, group: Group) -> Any:
-        """Return the terms of a group as a new `formulae` model."""
-        return described(group.terms)
-
-    @property
     def described(self) -> tuple[Any, ...]:
-        """The common terms, and those of each group."""
-        return (self.common, *(self.of_group(group) for group in self.parts.groups))
+        """The common terms, and those of each group, as new `formulae` models; evaluation changes them."""
+        groups = (group.terms for group in self.parts.groups)
+        return tuple(map(described, (self.parts.common, *groups)))
 
     @cached_property
     def groupings(self) -> tuple[tuple[str, ...], ...]:
@@ -52,13 +46,16 @@ class Declaration:
     @cached_property
     def columns(self) -> dict[str, Kind | None]:
         """Column of a term, the response or an addition -> its kind; None: as the frame has it."""
+        kinds: dict[str, Kind | None] = {}
         every = self.described
-        coded = {name for found in every for name in coded_columns(found)}
-        coded -= {name for found in every for name in bare_columns(found)}
-        names = [name for found in every for name in columns_of(found)]
-        kinds: dict[str, Kind | None] = {
-            name: "category" if name in coded else None for name in dict.fromkeys(names)
-        }
+        for found in every:
+            for name in columns_of(found):
+                kinds.setdefault(name, None)
+        for call in chain.from_iterable(map(calls, every)):
+            if call.callee in CODINGS:  # a category, even where it holds numbers
+                name = call.args[0].name
+                read_elsewhere = any(name in bare_columns(found) for found in every)
+                kinds[name] = None if read_elsewhere else "category"
         labels = self.family.kind in ("category", "ordered")
         # yes and no are taken as 1 and 0
         number: Kind | None = None if self.family.kind == "binary" else "number"
@@ -71,9 +68,9 @@ class Declaration:
     @property
     def rows_of(self) -> dict[str, Kind | None]:
         """All columns that the formula reads, those of groups too, except the clients'."""
-        by = {name: None for grouping in self.groupings for name in grouping}
-        found: dict[str, Kind | None] = {**by, **self.columns}
-        return {name: kind for name, kind in found.items() if name != self.clients}
+        found = {**dict.fromkeys(chain.from_iterable(self.groupings)), **self.columns}
+        found.pop(self.clients, None)
+        return found
 
 
 def response_of(declared: Declaration, schema: Schema) -> Response:

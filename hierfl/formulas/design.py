@@ -15,7 +15,9 @@ from formulae.terms.terms import create_extra_term
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
-from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings, with_constants
 from hierfl.formulas.transforms import BeyondKnots
 
 Matrix = NDArray[np.float64]
@@ -70,12 +72,17 @@ class Design:
         return columns.astype(np.float64), np.zeros(len(frame)) + offset
 
 
-def design(found: Any, columns: Mapping[str, Column]) -> Design:
-    """Return the design of a `formulae` model with its constants, evaluated on a frame made of the schema alone."""
-    names = [name for name in columns_of(found) if name in columns]
-    _check_levels(names, columns)
-    size = max([2, *(len(columns[name].levels) for name in names)])
-    frame = pd.DataFrame({name: _typical(columns[name], size) for name in names}, index=range(size))
+def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
+    """Return the design of the common terms, and that of each group, with the agreed constants."""
+    return [
+        _design(with_constants(found, schema.transforms), schema.columns)
+        for found in declared.described
+    ]
+
+
+def _design(found: Any, columns: Mapping[str, Column]) -> Design:
+    """Return the design of a `formulae` model, evaluated on a frame made of the schema alone."""
+    frame = _typical({name: columns[name] for name in columns_of(found) if name in columns})
     has_intercept = any(type(term).__name__ == "Intercept" for term in found.common_terms)
     if not any(hasattr(term, "components") for term in found.common_terms):
         return Design((), has_intercept, None, ())
@@ -110,12 +117,14 @@ def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
     found.set_types(frame, ENVIRONMENT)
     groups: dict[frozenset[str], dict[str, list[str]]] = {}  # numeric parts -> term -> categories
     for term in sorted(found.common_terms, key=lambda t: len(getattr(t, "components", ()))):
-        parts = getattr(term, "components", ())
-        names = {k: [p.name for p in parts if p.kind == k] for k in ("numeric", "categoric")}
+        names: dict[str, list[str]] = {"numeric": [], "categoric": []}
+        for part in getattr(term, "components", ()):
+            names.setdefault(part.kind, []).append(part.name)
         if term.kind != "offset":
             groups.setdefault(frozenset(names["numeric"]), {})[term.name] = names["categoric"]
-    codings = {k: v for group in groups.values() for k, v in pick_contrasts(group).items()}
-    terms = []
+    codings, terms = {}, []
+    for group in groups.values():
+        codings.update(pick_contrasts(group))
     for term in found.common_terms:
         *others, own = codings.get(term.name) or [{}]
         for coding in others:  # of fewer categories, which no other term spans
@@ -128,36 +137,31 @@ def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
     return matrix
 
 
-def _check_levels(names: list[str], columns: Mapping[str, Column]) -> None:
-    for name in names:
-        if columns[name].kind == "category" and len(columns[name].levels) < 2:
-            level = next(iter(columns[name].levels), "")
-            raise ValueError(
-                f"column '{name}' has the single level '{level}', so that it has no effect: take "
-                "it out of the formula"
-            )
-
-
-def _typical(column: Column, size: int) -> Any:
-    """Return values of a column: every level of a category; the mean of a number."""
-    if column.kind == "category":
-        codes = np.arange(size) % len(column.levels)
-        return pd.Categorical.from_codes(codes, categories=list(column.levels), ordered=True)
-    return np.full(size, column.mean)
+def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
+    """Return rows with every level of each category, and the means of numbers."""
+    size = max([2, *(len(column.levels) for column in columns.values())])
+    values: dict[str, Any] = {}
+    for name, column in columns.items():
+        values[name] = np.full(size, column.mean)
+        if column.kind == "category":
+            if len(column.levels) < 2:
+                raise ValueError(
+                    f"column '{name}' has the single level '{''.join(column.levels)}', so that it "
+                    "has no effect: take it out of the formula"
+                )
+            codes, levels = np.arange(size) % len(column.levels), list(column.levels)
+            values[name] = pd.Categorical.from_codes(codes, categories=levels, ordered=True)
+    return pd.DataFrame(values, index=range(size))
 
 
 def _named(name: str, term: Any, width: int) -> Term:
     """Return a term with the names of its columns."""
     labels = tuple(term.labels)
-    if width == 1 and not _is_coded(term):
+    is_coded = any(component.kind == "categoric" for component in term.components)
+    if width == 1 and not is_coded:
         return Term(name, (name,), ())
     coords = tuple(
         label.removeprefix(name).strip("[]") if label.startswith(f"{name}[") else label
         for label in labels
     )
     return Term(name, labels, coords)
-
-
-def _is_coded(term: Any) -> bool:
-    """Return whether a term has a category among its parts."""
-    return any(component.kind == "categoric" for component in term.components)

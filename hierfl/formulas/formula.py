@@ -65,7 +65,7 @@ class Formula:
         Raises:
             ValueError: clients have not agreed on one.
         """
-        if self.schema is None or self.schema.formula != self.text:
+        if self.schema is None or not self.has_schema:
             raise ValueError(
                 f"clients have not agreed on a schema for '{self.text}' yet: fit it, "
                 "hierfl.fit(formula, frames), or take formula.on(frames)"
@@ -283,7 +283,10 @@ def schema(
             "schema needs clients='hospital', the column that names the clients, or a formula"
         )
     least = (1 if rare == "refuse" else 5) if min_count is None else min_count
-    _check_options(rare, least)
+    if rare not in ("refuse", "merge"):
+        raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
+    if not isinstance(least, int) or least < 1:
+        raise ValueError(f"min_count is {least!r}: it must be an integer, 1 or more")
     by = formula.clients if formula is not None else str(clients)
     parts, declared = by_client(frames, by), None if formula is None else formula.declared
     first = next(iter(parts.values()))
@@ -302,10 +305,3 @@ def schema(
         rare=rare,
         start=start,
     )
-
-
-def _check_options(rare: object, min_count: object) -> None:
-    if rare not in ("refuse", "merge"):
-        raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
-    if not isinstance(min_count, int) or min_count < 1:
-        raise ValueError(f"min_count is {min_count!r}: it must be an integer, 1 or more")

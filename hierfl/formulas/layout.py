@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 
 from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design import Design, Matrix, design
+from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import with_constants
 from hierfl.formulas.writer import unique, unique_names
 from hierfl.models.families import Response
 
@@ -95,12 +94,12 @@ class Layout:
 
 def layout(declared: Declaration, schema: Schema) -> Layout:
     """Return the layout of a formula under a schema; refuse two terms of one name."""
-    common = design(with_constants(declared.common, schema.transforms), schema.columns)
-    groups = _group_terms(declared, schema)
+    common, *of_groups = designs_of(declared, schema)
+    groups = _group_terms(declared, schema, of_groups)
     own: dict[str, GroupTerm] = {}
     for term in groups:
-        if term.place == "clients":
-            own.update({name: term for name in term.columns if name not in own})
+        for name in term.columns if term.place == "clients" else ():
+            own.setdefault(name, term)
     takes_intercept = common.has_intercept and declared.family.has_intercept
     above = tuple(
         name
@@ -113,11 +112,12 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
     return found
 
 
-def _group_terms(declared: Declaration, schema: Schema) -> tuple[GroupTerm, ...]:
+def _group_terms(
+    declared: Declaration, schema: Schema, of_groups: Sequence[Design]
+) -> tuple[GroupTerm, ...]:
     index = unique_names("g_", [group.name for group in declared.parts.groups])
     designs: dict[str, tuple[Group, Design, tuple[str, ...]]] = {}
-    for group in declared.parts.groups:
-        terms = design(with_constants(declared.of_group(group), schema.transforms), schema.columns)
+    for group, terms in zip(declared.parts.groups, of_groups, strict=True):
         if terms.offsets:
             raise ValueError(
                 f"the term '{group.text}' has an offset: put it among the common terms"

@@ -66,33 +66,25 @@ def all_priors(
         known[INTERCEPT] = intercept_prior(center, spread, unit)
     step = spread if declared.family.link == "identity" else unit
     for name in found.common.columns:
-        ratio = step / _size(schema, name)
+        margin = schema.design[name]
+        ratio = step / (margin.sd or 1.0)  # 1: of a level without rows
         if not found.is_centered:  # the coefficients take up the center too
-            ratio = math.hypot(center, step) / (math.hypot(*_moments(schema, name)) or 1.0)
+            ratio = math.hypot(center, step) / (math.hypot(margin.mean, margin.sd) or 1.0)
         known[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for term in found.groups:
         known.update(_of_group(term, schema, spread, unit))
+    if not own:
+        return known
     terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
     _check_keys(own, {*known, *terms})
-    chosen = dict(known)
-    for name, prior in known.items():
-        chosen[name] = _chosen(name, prior, found, own)
-    return chosen
-
-
-def _moments(schema: Schema, name: str) -> tuple[float, float]:
-    return schema.design[name].mean, schema.design[name].sd
-
-
-def _size(schema: Schema, name: str) -> float:
-    """Return the sd of a column; 1 of a level without rows."""
-    return schema.design[name].sd or 1.0
+    return {name: _chosen(name, prior, found, own) for name, prior in known.items()}
 
 
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
     found: dict[str, Prior] = {}
     for name in term.columns:
-        size = 1.0 if name == INTERCEPT or name in term.design.coded else _size(schema, name)
+        plain = name == INTERCEPT or name in term.design.coded
+        size = 1.0 if plain else schema.design[name].sd or 1.0
         site = term.sd if term.is_single else f"{term.sd}[{name}]"
         found[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
     return found | ({term.cor: 1.0} if term.cor else {})

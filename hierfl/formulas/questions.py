@@ -34,7 +34,7 @@ from hierfl.formulas.answers import (
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import Design, design
+from hierfl.formulas.design import designs_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import stateful_calls, with_constants
 from hierfl.formulas.transforms import Sums
@@ -113,14 +113,6 @@ def answering(
         return lambda frame, client: of_call(call, schema, frame, client, question.at)
     designs = designs_of(declared, schema)
     return lambda frame, client: of_design(designs, declared, schema, frame, client)
-
-
-def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
-    """Return the design of the common terms, and that of each group."""
-    return [
-        design(with_constants(found, schema.transforms), schema.columns)
-        for found in declared.described
-    ]
 
 
 def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:

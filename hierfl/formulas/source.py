@@ -46,11 +46,10 @@ def source(
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
-    present = additions_of(declared)
-    parameters = {
-        n: out.named(n) for n in declared.family.parameters(response_of(declared, schema))
-    }
-    likelihood = _renamed(declared.family.expression(present), parameters)
+    likelihood = declared.family.expression(additions_of(declared))
+    for site in declared.family.parameters(response_of(declared, schema)):
+        if (name_here := out.named(site)) != site:
+            likelihood = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name_here, likelihood)
     out.add(f"pyro.sample({declared.parts.response!r}, {likelihood}, obs=batch.y)")
     head = HEAD.format(name=name, title=_title(declared, schema))
     return head + "\n".join(out.lines) + "\n"
@@ -66,15 +65,9 @@ def _title(declared: Declaration, schema: Schema) -> str:
 
 def additions_of(declared: Declaration) -> tuple[str, ...]:
     """Return the additions that the likelihood reads: event() is the code of cens()."""
-    given = {"cens" if name == "event" else name for name in declared.parts.additions}
-    return tuple(sorted(given - {"weights"}))
-
-
-def _renamed(expression: str, names: Mapping[str, str]) -> str:
-    for site, name in names.items():
-        if site != name:
-            expression = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name, expression)
-    return expression
+    given = set(declared.parts.additions)
+    codes = {"cens"} if "event" in given else set()
+    return tuple(sorted((given | codes) - {"event", "weights"}))
 
 
 # ------------------------------------------------------------ means of own sites
@@ -85,29 +78,30 @@ def _column(out: Writer, found: Layout, name: str) -> str:
     return out.named(term.name) + at
 
 
-def _stacked(parts: Sequence[str]) -> str:
-    return f"torch.stack([{', '.join(parts)}])"
-
-
 def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, (P,) or (P, outputs)."""
     whole = next((t for t in found.common.terms if t.coords and tuple(names) == t.columns), None)
-    return out.named(whole.name) if whole else _stacked([_column(out, found, n) for n in names])
+    if whole:
+        return out.named(whole.name)
+    return f"torch.stack([{', '.join([_column(out, found, name) for name in names])}])"
 
 
 def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     """Write the predictor of a row whose columns are all zero."""
     start = out.named(INTERCEPT) if found.has_intercept else ""
-    # A mean of 1e-17 is the rounding of a column that is centered already.
-    margins = {n: schema.design[n] for n in found.common.columns}
-    names = [n for n, of in margins.items() if abs(of.mean) > 1e-9 * of.sd]
+    means = {}
+    for name in found.common.columns:
+        margin = schema.design[name]
+        # A mean of 1e-17 is the rounding of a column that is centered already.
+        if abs(margin.mean) > 1e-9 * margin.sd:
+            means[name] = f"{margin.mean:.9g}"
     if found.read:
         out.add(f"read = {_vector(out, found, found.read)}")
-    if not found.is_centered or not names:
+    if not found.is_centered or not means:
         out.add(f"base = {start or 'torch.zeros(())'}")
         return
-    out.add(f"means = torch.tensor([{', '.join(f'{margins[n].mean:.9g}' for n in names)}])")
-    slopes = "read" if tuple(names) == found.read else _vector(out, found, names)
+    out.add(f"means = torch.tensor([{', '.join(means.values())}])")
+    slopes = "read" if tuple(means) == found.read else _vector(out, found, tuple(means))
     wide = "means[:, None]" if outputs > 1 else "means"
     where = "  # where all predictors are 0"
     out.add(f"base = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0){where}")

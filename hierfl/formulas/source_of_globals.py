@@ -40,16 +40,12 @@ def global_sites(
     for group in found.groups:
         _group_sites(out, group, priors, outputs)
     for name in of_family:
-        out.sample(name, as_source(_event(priors[name])))
+        prior: Any = priors[name]
+        dims = len(getattr(prior, "batch_shape", ()))
+        out.sample(name, as_source(prior.to_event(dims) if dims else prior))
     for group in (*found.at("above"), *found.at("crossed")):
         scale, cor = out.named(group.sd), group.cor and out.named(group.cholesky)
         out.sample(group.site, deviations(group, scale, cor, outputs), note=_few(group.levels))
-
-
-def _event(prior: Prior) -> Prior:
-    """Return a prior whose entries are one event."""
-    shape = getattr(prior, "batch_shape", ())
-    return prior.to_event(len(shape)) if len(shape) else prior  # type: ignore[union-attr]
 
 
 def _few(levels: Sequence[str]) -> str:

@@ -119,17 +119,8 @@ def _check_call(call: LazyCall) -> None:
 
 def columns_of(found: Any) -> tuple[str, ...]:
     """Return the columns that the terms of a `formulae` model read."""
-    names = {name for term in found.common_terms for name in term.var_names}
+    names = set[str]().union(*(term.var_names for term in found.common_terms))
     return tuple(sorted(names - {""}))
-
-
-def coded_columns(found: Any) -> frozenset[str]:
-    """Return the columns inside C(), S() or T(), categories even where they hold numbers."""
-    return frozenset(
-        str(call.args[0].name)
-        for call in calls(found)
-        if call.callee in CODINGS and call.args and isinstance(call.args[0], LazyVariable)
-    )
 
 
 def bare_columns(found: Any) -> frozenset[str]:

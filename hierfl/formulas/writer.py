@@ -12,11 +12,7 @@ TAKEN = {
     *"pyro dist torch hierfl families batch eta loc base means read".split(),
     *keyword.kwlist,
 }
-
-
-def plain_name(text: str) -> str:
-    """Return a text with "_" for all that an ASCII name cannot hold; several texts may have one."""
-    return re.sub(r"\W+", "_", text, flags=re.ASCII)
+NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold
 
 
 def unique(name: str, taken: Collection[str]) -> str:
@@ -32,7 +28,7 @@ def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         if text not in found:
-            found[text] = unique(prefix + plain_name(text), found.values())
+            found[text] = unique(prefix + NO_NAME.sub("_", text), found.values())
     return found
 
 
@@ -60,7 +56,7 @@ class Writer:
     def named(self, site: str) -> str:
         """Return the Python name of a site, different from all others."""
         if site not in self.names:
-            plain = plain_name(site).strip("_").lower() or "site"
+            plain = NO_NAME.sub("_", site).strip("_").lower() or "site"
             plain = f"b_{plain}" if plain[0].isdigit() or plain in TAKEN else plain
             self.names[site] = unique(plain, self.names.values())
         return self.names[site]

@@ -137,3 +137,9 @@ def test_wards_stand_without_a_term_of_their_hospital() -> None:
         found = hierfl.fit(made, frame, seed=0).posterior(draws=1000)["posterior"]
         means.append([float(found[s].mean()) for s in ("Intercept", "t", "sd_ward", "sigma")])
     assert means[1] == pytest.approx(means[0], abs=0.06)
+
+
+def test_wards_of_frames_that_do_not_name_their_hospital() -> None:
+    own = pd.DataFrame({"ward": ["p", "p", "q"], "y": [0.1, 0.4, 0.2]})
+    made = hierfl.formula("y ~ 1 + (1 | h:ward)", clients="h").on({"a": own, "b": own + own})
+    assert made.agreed.groups["h:ward"].most == 2

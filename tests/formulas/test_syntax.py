@@ -95,7 +95,7 @@ def test_nothing_of_a_text_is_lost() -> None:
 
 def test_what_formulas_allow_is_read() -> None:
     for terms, names in READ.items():
-        found = hierfl.formula(f"y ~ {terms}", clients="h").declared.common.common_terms
+        found = hierfl.formula(f"y ~ {terms}", clients="h").declared.described[0].common_terms
         assert [term.name for term in found if term.name != "Intercept"] == names, terms
 
 
