@@ -84,7 +84,8 @@ def apps(
         rounds: as in `hierfl.fit`.
         seed: of everything random.
         cohort: clients per round, as in `hierfl.fit`.
-        fewest: clients that a round needs.
+        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
+            warning, while so many remain.
         timeout: seconds that the server waits for nodes, and for their answers in a round.
         folder_for_node: a node's context -> the private folder of its client state. Default None:
             the folder that the node's configuration names as `folder`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,17 +16,22 @@ from hierfl.flower.secure import sum_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import decided
+from hierfl.nodes.choosing import Decided
 from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.nodes.gathering import check_enough, fit_introduced
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import run_name
-from hierfl.nodes.run import TooFewNodes, fit_nodes
-from hierfl.nodes.together import Summed
+from hierfl.nodes.run import TooFewNodes
+from hierfl.nodes.together import AskSum
 from hierfl.program.recipes import describe
 
 ONCE_MORE = 1.0  # seconds between two looks for nodes
 # seconds between two looks for answers: at first, at most, and by how much they grow
 SOON, LATER, SLOWER = 0.05, 1.0, 1.2
+ANOTHER = (
+    "it would run another method, model or version of hierfl than this server: see that both have "
+    "the same code, and that the nodes' app names no other method"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,71 +55,69 @@ class Nodes:
             time.sleep(ONCE_MORE)
         return ids
 
-    def introductions(
-        self, ids: list[int], count: int, fewest: int, schema: bytes
-    ) -> dict[int, Introduction]:
+    def introductions(self, ids: list[int], fewest: int, schema: bytes) -> dict[int, Introduction]:
         """Return how nodes introduce their clients, given a formula's schema; too few are refused."""
-        found, answers = {}, self._answers("query.introduce", ids, count, schema)
+        found: dict[int, Introduction] = {}
+        answers, refused = self._answers("query.introduce", ids, schema)
         for number, content in answers.items():
             try:
                 found[number] = Introduction.from_json(read_json(content))
             except Refused as error:
-                _warn_of(f"node {number}", str(error))
-        if len(found) < fewest:
-            raise TooFewNodes(f"{len(found)} nodes introduced a client, and {fewest} are needed")
+                refused[number] = str(error)
+        check_enough(found, refused, fewest, "introduce a client")
         return found
 
-    def with_schema(self, call: FitCall, ids: list[int]) -> FitCall:
-        """Return the call once the nodes have agreed on the schema of its formula."""
+    def with_schema(self, call: FitCall, ids: list[int], fewest: int) -> tuple[FitCall, list[int]]:
+        """Return the call with the schema of its formula, and the nodes that have agreed on it."""
         # here: pandas and formulae, which most models do not need
         from hierfl.formulas.formula import Formula
         from hierfl.nodes.agreed_schema import agreed_over
 
         assert isinstance(call.method, Formula)
 
-        def send(asked: bytes) -> Iterable[bytes]:
-            return self._answers("query.schema", ids, len(ids), asked).values()
+        def send(asked: bytes) -> dict[int, bytes]:
+            answers, refused = self._answers("query.schema", ids, asked)
+            check_enough(answers, refused, fewest, "answer questions about the schema")
+            ids[:] = answers
+            return answers
 
-        return replace(call, method=agreed_over(call.method, send))
+        formula, left_out = agreed_over(call.method, send)
+        ids = [number for number in ids if number not in left_out]
+        check_enough(ids, left_out, fewest, "agree on a schema")
+        return replace(call, method=formula), ids
 
-    def _answers(self, kind: str, ids: list[int], count: int, content: bytes) -> dict[int, bytes]:
-        """Return what nodes answer before the rounds."""
+    def _answers(
+        self, kind: str, ids: list[int], content: bytes
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Return what nodes answer before the rounds, and why others do not."""
         answers: dict[int, bytes] = {}
-        refused: dict[int, str] = {}
+        refused = dict.fromkeys(ids, f"it did not answer within {self.timeout:g} s")
         for number, found in self._sent(kind, dict.fromkeys(ids, content)):
             if number in ids and isinstance(found, Refused):
                 refused[number] = str(found)
             elif number in ids and isinstance(found, bytes):
                 answers[number] = found
-        for number, why in refused.items():
-            if len(answers) < count:
-                raise TooFewNodes(f"node {number} cannot introduce its client: {why}")
-            _warn_of(f"node {number}", why)
-        if len(answers) < count:
-            raise TooFewNodes(
-                f"{len(answers)} of {len(ids)} nodes introduced their clients, and {count} are "
-                "needed"
-            )
-        return answers
+        return answers, {n: why for n, why in refused.items() if n not in answers}
 
-    def agree(self, agreed: Mapping[str, Any], ids: Mapping[str, int], run: str) -> dict[str, str]:
-        """Send the nodes what all agreed on, and the method; return what each client starts from."""
-        names, starts = {number: name for name, number in ids.items()}, {}
+    def agree(
+        self, agreed: Mapping[str, Any], ids: Mapping[str, int], run: str
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Send nodes what all agreed on, and the method; return what each client starts from, or why not."""
+        starts: dict[str, str] = {}
         others: dict[str, str] = {}
-        content = json.dumps(agreed).encode()
-        for number, found in self._sent("query.agree", dict.fromkeys(names, content)):
-            name = names.get(number, "")
-            if name and isinstance(found, Refused):
-                raise TooFewNodes(f"client '{name}' cannot take part: {found}")
-            if name and isinstance(found, bytes):
-                starts[name], others = _start(name, found, run, others)
-        if 2 * len(others) >= len(ids):
-            raise TooFewNodes("; ".join(others.values())[:2000])
-        for name, why in others.items():
-            _warn_of(f"client '{name}'", why)
-        if missing := sorted(ids.keys() - starts.keys()):
-            raise TooFewNodes(f"client '{missing[0]}' did not answer within {self.timeout:g} s")
-        return starts
+        answers, refused = self._answers(
+            "query.agree", list(ids.values()), json.dumps(agreed).encode()
+        )
+        for name, number in ids.items():
+            if number not in answers:
+                others[name] = refused[number]
+            elif (start := _start(answers[number], run)) is None:
+                others[name] = ANOTHER
+            else:
+                starts[name] = start
+        if 2 * list(others.values()).count(ANOTHER) >= len(ids):  # it is the server that differs
+            raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
+        return starts, others
 
     def ask(self, contents: Mapping[str, bytes], ids: Mapping[str, int]) -> Iterator[Answer]:
         """Ask clients for a round."""
@@ -168,23 +170,13 @@ class Nodes:
                 pause = min(LATER, SLOWER * pause)
 
 
-def _start(name: str, content: bytes, run: str, others: dict[str, str]) -> Any:
-    """Return what a client says that it starts from, and `others` with it if that is another run."""
+def _start(content: bytes, run: str) -> str | None:
+    """Return what a client says that it starts from; None: it would run something else."""
     try:
         said = read_json(content)
-        if said["run"] == run:
-            return str(said["start"])[:100], others
+        return str(said["start"])[:100] if said["run"] == run else None
     except (Refused, KeyError, TypeError, IndexError):
-        pass
-    why = (
-        f"client '{name}' would run another method, model or version of hierfl than this server: "
-        "see that both have the same code, and that the nodes' app names no other method"
-    )
-    return "another run", {**others, name: why}
-
-
-def _warn_of(who: str, why: str) -> None:
-    warnings.warn(f"{who} is left out: {why[:500]}", stacklevel=4)
+        return None
 
 
 # ------------------------------------------------------------ a fit
@@ -202,38 +194,26 @@ class Server:
         """Run the fit over the nodes, with a `context` by secure aggregation; always send a chosen method's recipe."""
         there, schema = self.nodes.there(self.count), b""
         if call.lacks_schema:
-            call = self.nodes.with_schema(call, there)
+            call, there = self.nodes.with_schema(call, there, self.fewest)
             formula: Any = call.method
             schema = formula.agreed.json().encode()
-        found = self.nodes.introductions(there, self.count, self.fewest, schema)
-        agreement, others = Agreement.of_most(list(found.values()))
-        for client, differs in others.items():
-            _warn_of(f"client '{client}'", differs)
-        ids = {o.client: n for n, o in found.items() if o.client in agreement.names}
-        method, rounds, why, read = decided(call, agreement)
-        everything = {
-            "agreement": agreement.as_json(),
-            "method": describe(method) if send_recipe or why is not None else None,
-            "seed": call.seed,
-        }
-        starts = self.nodes.agree(everything, ids, run_name(method, agreement, call.seed))
+        found = self.nodes.introductions(there, self.fewest, schema)
 
-        def summed(contents: Mapping[str, bytes], size: int) -> Summed:
+        def agree(agreement: Agreement, run: Decided, ids: Mapping[str, int]) -> Any:
+            recipe = describe(run.method) if send_recipe or run.why is not None else None
+            every = {"agreement": agreement.as_json(), "method": recipe, "seed": call.seed}
+            return self.nodes.agree(every, ids, run_name(run.method, agreement, call.seed))
+
+        def ask_sum(ids: Mapping[str, int]) -> AskSum:
             assert context is not None
-            return sum_of(self.nodes.grid, context, contents, ids, size, self.nodes.timeout)
+            grid, timeout = self.nodes.grid, self.nodes.timeout
+            return lambda contents, size: sum_of(grid, context, contents, ids, size, timeout)
 
-        return fit_nodes(
-            method,
-            agreement,
-            lambda contents: self.nodes.ask(contents, ids),
-            rounds=rounds,
-            seed=call.seed,
-            cohort=call.cohort,
-            fewest=self.fewest,
-            starts=starts,
-            checkpoint=call.checkpoint,
-            resume=call.resume,
-            chosen=why,
-            read=read,
-            ask_sum=None if context is None else summed,
+        return fit_introduced(
+            call,
+            found,
+            self.fewest,
+            agree,
+            lambda ids: lambda contents: self.nodes.ask(contents, ids),
+            None if context is None else ask_sum,
         )

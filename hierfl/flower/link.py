@@ -72,7 +72,8 @@ def superlink(
             SuperLink's, PEM. Default None: the system's authorities.
         secret: the SuperLink's `--superexec-auth-secret-file`. Default None: it has none.
         insecure: plain HTTP, to a SuperLink on this machine that was started with `--insecure`.
-        fewest: clients that a round needs.
+        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
+            warning, while so many remain.
         timeout: seconds that a fit waits for nodes, and for their answers in a round.
 
     Returns:

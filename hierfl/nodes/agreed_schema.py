@@ -8,32 +8,31 @@ answers each question once: two answers that differ in a few levels would tell o
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from hierfl.core.process import one_at_a_time
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.questions import Question, answer_of_json, call_of, json_answer
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.transforms import Sums
 from hierfl.nodes import log
 from hierfl.nodes.account import digest
-from hierfl.nodes.agreement import MOST_ROWS
+from hierfl.nodes.agreement import client_name
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.odd_answers import check_answer, odd_answers
 from hierfl.nodes.policy import Forbidden, Policy, policy_at, policy_file
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
 ANSWERED = "questions.jsonl"
+TWICE = "two nodes have a client of that name: give each its own"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
@@ -160,29 +159,42 @@ def _hash(schema: Schema, *parts: str) -> str:
 
 
 # ------------------------------------------------------------ the server
-def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> Formula:
-    """Return a formula with the schema that nodes agree on; warn of a node without an answer, and leave it out."""
-    everyone: set[str] = set()
-    left_out: dict[str, str] = {}
+Key = TypeVar("Key")  # of a node, to the transport
+
+
+def agreed_over(
+    formula: Formula, send: Callable[[bytes], Mapping[Key, bytes]]
+) -> tuple[Formula, dict[Key, str]]:
+    """Return a formula with the schema that nodes agree on, and the nodes that are not in it, with reasons."""
+    clients: dict[Key, str] = {}
+    left_out: dict[Key, str] = {}
 
     def ask(question: Question) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for content in send(question.json().encode()):
-            client = "?"
+        keys: dict[str, Key] = {}
+        for key, content in send(question.json().encode()).items():
             try:
-                client, answer = _read(question, content)
-                if client in found:
-                    raise Refused("two nodes have a client of that name: give each its own")
-                found[client] = answer
+                client, said = _client_of(question, content)
+                if client in keys:
+                    left_out.setdefault(keys[client], TWICE)
+                    raise Refused(TWICE)
+                if clients and clients.get(key) != client:
+                    raise Refused("it answers as another client than before, or not always")
+                keys[client], found[client] = key, answer_of_json(question, said)
+                check_answer(question, found[client], formula.declared.columns)
             except ValueError as error:
-                left_out.setdefault(client, str(error)[:500])
-        for client in everyone - found.keys():
-            left_out.setdefault(client, "it did not answer all questions")
-        found = {c: a for c, a in sorted(found.items()) if c not in left_out}
+                left_out.setdefault(key, str(error)[:500])
+        for key in clients.keys() - keys.values():
+            left_out.setdefault(key, "it did not answer all questions")
+        found = {c: found[c] for c in sorted(found) if keys[c] not in left_out}
+        for client, why in odd_answers(question, found).items():
+            left_out[keys[client]] = why
+        found = {client: one for client, one in found.items() if keys[client] not in left_out}
         if not found:
-            why = "; ".join(f"client '{c}': {why}" for c, why in left_out.items())
+            why = "; ".join(f"'{key}': {why}" for key, why in left_out.items())
             raise ValueError(f"no node answers '{question.kind}' ({why}): start the nodes again")
-        everyone.update(found)
+        clients.clear()
+        clients.update({keys[client]: client for client in found})
         return found
 
     start = formula.schema
@@ -199,31 +211,15 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
         rare="refuse",
         start=start,
     )
-    for client, why in left_out.items():
-        warnings.warn(f"client '{client}' is left out of the schema: {why}", stacklevel=2)
-    return replace(formula, schema=schema)
+    return replace(formula, schema=schema), left_out
 
 
-def _read(question: Question, content: bytes) -> tuple[str, Any]:
-    """Return the client of an answer, and the answer; refuse sums that no rows can have."""
+def _client_of(question: Question, content: bytes) -> tuple[str, Any]:
+    """Return the client of an answer, and what it says."""
     found = read_json(content, MOST)
     if not isinstance(found, dict) or not isinstance(found.get("client"), str):
         raise Refused(f"a node answers '{question.kind}' without the name of its client")
-    answer = answer_of_json(question, found.get("answer"))
-    for one in _sums_in(answer):
-        most = one.count * one.squares * (1.0 + 1e-6)
-        if not 0 < one.count < MOST_ROWS or one.total**2 > most + 1e-300:
-            raise Refused(f"it answers '{question.kind}' by sums that no rows have")
-    return found["client"], answer
-
-
-def _sums_in(answer: Any) -> Iterator[Sums]:
-    if isinstance(answer, OfDesign):
-        yield from (one for one in (*answer.columns.values(), answer.response) if one is not None)
-    elif isinstance(answer, dict):
-        yield from (one.sums for one in answer.values() if one.sums is not None)
-    elif isinstance(answer, OfCall):
-        yield answer.sums
+    return client_name(found["client"]), found.get("answer")
 
 
 def with_schema(formula: Formula, text: str | bytes) -> Formula:

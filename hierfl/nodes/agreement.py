@@ -84,7 +84,7 @@ class Introduction:
         """Read what `as_json` returned, or raise Refused."""
         try:
             form, codes = _form(found["form"]), _codes(found)
-            client, rows = _client(found["client"]), _rows(found["rows"])
+            client, rows = client_name(found["client"]), _rows(found["rows"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Refused(f"it is no introduction ({_short(error)})") from error
         return Introduction(client, rows, form, codes)
@@ -94,7 +94,8 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def _client(found: Any) -> str:
+def client_name(found: Any) -> str:
+    """Return the name of a client as it was sent, or raise ValueError."""
     if not isinstance(found, str) or not 0 < len(found) <= LONGEST or not found.isprintable():
         raise ValueError(f"a client is named {str(found)[:40]!r}")
     return found
@@ -212,7 +213,7 @@ class Agreement:
     def from_json(found: Any) -> Agreement:
         """Read what `as_json` returned, or raise Refused."""
         try:
-            names, rows = tuple(map(_client, found["names"])), tuple(map(_rows, found["rows"]))
+            names, rows = tuple(map(client_name, found["names"])), tuple(map(_rows, found["rows"]))
             made = Agreement(names, rows, _form(found["form"]), _codes(found))
             if len(names) != len(rows) or list(names) != sorted(set(names)):
                 raise ValueError("its names are not sorted, or not as many as its numbers of rows")

@@ -29,7 +29,7 @@ ELSEWHERE = {
     "chunk": "each node is one client: leave chunk out",
     "compile": "nodes run their steps uncompiled: leave compile out",
     "device": "a node computes where its owner says: leave device out",
-    "on_client_error": "a node that fails is left out of its round, and fit.history names it: leave it out",
+    "on_client_error": "a node that fails is left out, and a warning or fit.history names it: leave on_client_error out",
     "min_rows": "a node's policy says it: min_rows in its policy.toml",
 }
 
@@ -117,7 +117,7 @@ def fit(
         TypeError: an argument is of another kind.
         ValueError: as `hierfl.fit`; or the program cannot be read without rows.
         ProgramError: a model or guide that cannot be run as it is written.
-        Forbidden: a node's policy does not allow the run (`in_process`).
+        Forbidden: no node's policy allows the run (`in_process`).
         TooFewNodes: of a round, or before the first one.
     """
     if not callable(getattr(nodes, "fit_over", None)):

@@ -43,7 +43,12 @@ SILENT = "it did not answer"
 
 
 class TooFewNodes(ClientError):
-    """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint."""
+    """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint.
+
+    `missing` are the clients without which the run could begin again: its method needs every one.
+    """
+
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,11 +188,14 @@ class Nodes:
         names = self.federation.data.names
         who = "; ".join(f"'{names[one.client]}': {one.reason}" for one in left_out[:5])
         if left_out and self.method.everyone:
-            raise TooFewNodes(
+            error = TooFewNodes(
                 f"round {task.round}: {self.method.name} needs every client in each round, and "
-                f"{len(left_out)} of {len(task.ids)} are missing ({who}): mend them, and continue "
-                "the run"
+                f"{len(left_out)} of {len(task.ids)} are missing ({who}): fix them and continue "
+                "the run, or begin one without them"
             )
+            if self.federation.client.row_noise is None:  # of which each run spends the budget
+                error.missing = tuple(names[one.client] for one in left_out)
+            raise error
         if count < self.fewest:
             raise TooFewNodes(
                 f"round {task.round}: {count} clients answered, and {self.fewest} are needed "
@@ -308,4 +316,7 @@ def _other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str
             f"client '{differ[0]}' does not start from what the server starts from: run the same "
             "model, method and hierfl at both, whose starting values do not depend on rows"
         )
-    return dict.fromkeys(differ, "it does not start from what the server starts from")
+    why = "it does not start from what the server starts from"
+    for client in differ:
+        warnings.warn(f"client '{client}' is left out: {why}", stacklevel=4)
+    return dict.fromkeys(differ, why)

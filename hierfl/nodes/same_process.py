@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from hierfl.core.arguments import spelled
@@ -13,15 +13,18 @@ from hierfl.data.clients import ClientData
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import decided
+from hierfl.nodes.choosing import Decided
 from hierfl.nodes.client_state import Node, NodeFailed, forget
 from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.nodes.gathering import check_enough, fit_introduced
+from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
-from hierfl.nodes.run import fit_nodes
 from hierfl.runs.run_folder import checkpoints
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,43 +45,45 @@ class InProcess:
         """Fit over the nodes; `hierfl.nodes.fit` calls it.
 
         Raises:
-            Forbidden: a node's policy does not allow the run.
+            Forbidden: no node's policy allows the run.
+            TooFewNodes: fewer than `fewest` can take part.
         """
         call, parts = self._read(call)
-        agreement = Agreement.between([Introduction.of(part) for part in parts.values()])
-        method, rounds, why, read = decided(call, agreement)
         each: dict[str, Node] = {}
+        failed: dict[str, str] = {}
         # no server goes on from a checkpoint: what an earlier fit has left at the nodes is not of
         # this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
-        for name, part in parts.items():
-            introduce(method, part, self.folders[name])
-            each[name] = node(method, part, agreement, self.folders[name], seed=call.seed)
-            if begins:
-                forget(each[name])
-        starts = {name: str(introduced(one)["start"]) for name, one in each.items()}
+
+        def introduction(name: str) -> Introduction:
+            content = introduce(call.named, parts[name], self.folders[name])
+            return Introduction.from_json(read_json(content))
+
+        def agree(agreement: Agreement, run: Decided, ids: Mapping[str, str]) -> Any:
+            def start(name: str) -> str:
+                method, folder = run.method, self.folders[name]
+                each[name] = node(method, parts[name], agreement, folder, seed=call.seed)
+                if begins:
+                    forget(each[name])
+                return str(introduced(each[name])["start"])
+
+            failed.clear()
+            starts, refused = _each(start, ids)
+            failed.update(refused)
+            return starts, refused
 
         def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
             for name, content in contents.items():
                 try:
+                    if name in failed:
+                        raise Refused(failed[name])
                     yield Answer(name, answer(each[name], content))
                 except (ValueError, NodeFailed) as error:
                     yield Answer(name, None, str(error))
 
-        return fit_nodes(
-            method,
-            agreement,
-            ask,
-            rounds=rounds,
-            seed=call.seed,
-            cohort=call.cohort,
-            fewest=self.fewest,
-            starts=starts,
-            checkpoint=call.checkpoint,
-            resume=call.resume,
-            chosen=why,
-            read=read,
-        )
+        found, refused = _each(introduction, parts)
+        check_enough(found, refused, self.fewest, "introduce a client")
+        return fit_introduced(call, found, self.fewest, agree, lambda ids: ask)
 
     def _read(self, call: FitCall) -> tuple[FitCall, dict[str, ClientData]]:
         """Return the call and each client's rows, once nodes have agreed on the schema of a formula without one."""
@@ -89,17 +94,42 @@ class InProcess:
         from hierfl.formulas.formula import Formula
         from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 
-        asked, frames = call.method, {name: {name: part} for name, part in self.parts.items()}
-        if not isinstance(asked, Formula):
+        if not isinstance(call.method, Formula):
             raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
+        formula, frames = call.method, {name: {name: part} for name, part in self.parts.items()}
 
-        def send(content: bytes) -> list[bytes]:
-            return [
-                answer_schema(asked, frames[name], self.folders[name], content) for name in frames
-            ]
+        def send(content: bytes) -> dict[str, bytes]:
+            def answered(name: str) -> bytes:
+                return answer_schema(formula, frames[name], self.folders[name], content)
 
-        formula = agreed_over(asked, send) if call.lacks_schema else asked
-        return replace(call, method=formula), {n: formula.data(frames[n]) for n in frames}
+            found, refused = _each(answered, frames)
+            check_enough(found, refused, self.fewest, "answer questions about the schema")
+            for name in refused:
+                del frames[name]
+            return found
+
+        left_out: dict[str, str] = {}
+        if call.lacks_schema:
+            formula, left_out = agreed_over(formula, send)
+        frames = {name: frame for name, frame in frames.items() if name not in left_out}
+        check_enough(frames, left_out, self.fewest, "agree on a schema")
+        return replace(call, method=formula), {n: formula.data(one) for n, one in frames.items()}
+
+
+def _each(
+    work: Callable[[str], Found], names: Iterable[str]
+) -> tuple[dict[str, Found], dict[str, str]]:
+    """Return what the nodes of some clients give, and why others do not; an error of all is raised."""
+    found: dict[str, Found] = {}
+    errors: dict[str, Exception] = {}
+    for name in names:
+        try:
+            found[name] = work(name)
+        except (ValueError, NodeFailed) as error:
+            errors[name] = error
+    if errors and not found:
+        raise next(iter(errors.values()))
+    return found, {name: str(error) for name, error in errors.items()}
 
 
 @spelled
@@ -113,7 +143,8 @@ def in_process(
             client -> its frame.
         folder: each node has a private folder in it, named after its client, where it keeps the
             client state, its log and its answers, and reads `policy.toml`.
-        fewest: clients that a round needs.
+        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
+            warning, while so many remain.
 
     Raises:
         ValueError: `fewest` is below 1, or above the number of clients.

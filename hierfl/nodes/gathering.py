@@ -1,0 +1,78 @@
+"""A fit over nodes from their introductions on, without those that fail on the way: each is named, with the reason."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, TypeVar
+
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.asking import Ask
+from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import Decided, decided
+from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.nodes.run import LONGEST, TooFewNodes, fit_nodes
+from hierfl.nodes.together import AskSum
+
+Key = TypeVar("Key")  # of a node, to the transport
+# (what all agree on, what is run, client -> its node) -> what each client starts from, and why others do not
+Agree = Callable[
+    [Agreement, Decided, Mapping[str, Key]], tuple[Mapping[str, str], Mapping[str, str]]
+]
+
+
+def check_enough(found: Sized, left_out: Mapping[Any, str], fewest: int, do: str) -> None:
+    """Warn of each client, or node by its number, that is left out; refuse to go on with fewer than `fewest`."""
+    named = {
+        f"client '{who}'" if isinstance(who, str) else f"node {who}": why[:LONGEST]
+        for who, why in left_out.items()
+    }
+    if len(found) < fewest:
+        why = "; ".join(f"{who}: {reason}" for who, reason in named.items())[:2000]
+        raise TooFewNodes(f"{len(found)} nodes {do}, and {fewest} are needed ({why})")
+    for who, reason in named.items():
+        warnings.warn(f"{who} is left out: {reason}", stacklevel=4)
+
+
+def fit_introduced(
+    call: FitCall,
+    found: Mapping[Key, Introduction],
+    fewest: int,
+    agree: Agree[Key],
+    ask: Callable[[Mapping[str, Key]], Ask],
+    ask_sum: Callable[[Mapping[str, Key]], AskSum] | None = None,
+) -> FitOverNodes:
+    """Let nodes agree, and fit; a method that needs every client begins again without one that fails."""
+    while True:
+        agreement, differ = Agreement.of_most(list(found.values()))
+        ids = {one.client: key for key, one in found.items() if one.client in agreement.names}
+        check_enough(ids, differ, fewest, "have rows of one form")
+        run = decided(call, agreement)
+        starts, refused = agree(agreement, run, ids)
+        check_enough(starts, refused, fewest, "agree on a run")
+        lost = tuple(refused) if run.method.everyone else ()
+        if not lost:
+            try:
+                return fit_nodes(
+                    run.method,
+                    agreement,
+                    ask(ids),
+                    rounds=run.rounds,
+                    seed=call.seed,
+                    cohort=call.cohort,
+                    fewest=fewest,
+                    starts=starts,
+                    checkpoint=call.checkpoint,
+                    resume=call.resume,
+                    chosen=run.why,
+                    read=run.read,
+                    ask_sum=None if ask_sum is None else ask_sum(ids),
+                )
+            except TooFewNodes as error:
+                lost = error.missing
+                if not lost or len(ids) - len(lost) < fewest or call.checkpoint is not None:
+                    raise
+                who = ", ".join(f"client '{name}'" for name in lost)
+                warnings.warn(f"{who} is left out, and the run begins again: {error}", stacklevel=3)
+        left = ids.keys() - set(lost)
+        found = {key: one for key, one in found.items() if one.client in left}

@@ -1,0 +1,304 @@
+"""One node of four that fails, lies or is silent before the rounds: it is named, and the run goes on without it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from flwr import app as flwr
+
+import hierfl
+from hierfl import methods
+from hierfl.core.trees import named_leaves
+from hierfl.flower import apps
+from hierfl.nodes import FitOverNodes, TooFewNodes, in_process
+from hierfl.nodes.agreed_schema import agreed_over, answer_schema
+from hierfl.nodes.odd_answers import odd_answers
+from hierfl.optimizers import SGD
+from tests.flower.test_apps import NAMES, Grid, identity, rows
+from tests.formulas.frames import patients
+from tests.methods.cases import CASES, shared
+from tests.programs import regression
+
+__all__ = ["identity"]  # a fixture of every test here
+
+TEXT = "y ~ scale(age) + sex + (1 | site) + (1 | region)"
+Change = Callable[[Any], Any]  # of the JSON that a node answers; None: it does not answer
+
+
+class Bad(Grid):
+    """Changes what north answers to messages of a kind."""
+
+    def __init__(self, app: Any, folder: Path, kind: str, change: Change) -> None:
+        super().__init__(app, folder)
+        self.kind, self.change = kind, change
+
+    def pull_messages(self, ids: Iterable[str]) -> Iterable[Any]:
+        kinds = {name: message.metadata.message_type for name, message in self.waits.items()}
+        for reply in super().pull_messages(ids):
+            kind = kinds[reply.metadata.reply_to_message_id]
+            if reply.metadata.src_node_id == 12 and kind == f"query.{self.kind}":
+                record = reply.content.config_records["hierfl"]
+                said = self.change(json.loads(record["payload"]))
+                if said is None:
+                    continue
+                content = said if isinstance(said, bytes) else json.dumps(said).encode()
+                reply.content.config_records["hierfl"] = flwr.ConfigRecord({"payload": content})
+            yield reply
+
+
+def over(grid: Any, made: Any) -> None:
+    made.server(grid, next(iter(grid.contexts.values())))
+
+
+ANSWERS: dict[str, Change] = {
+    "silent": lambda said: None,
+    "deep": lambda said: b"[" * 100_000,
+    "no JSON": lambda said: b"\xff\x00",
+    "a list": lambda said: [said],
+    "a number": lambda said: 3,
+    "an empty object": lambda said: {},
+}
+INTRODUCTIONS: dict[str, Change] = {
+    "many rows": lambda said: {**said, "rows": 1 << 40},
+    "another dtype": lambda said: {**said, "form": {**said["form"], "dtype": "torch.float32"}},
+    "no fields": lambda said: {**said, "form": {**said["form"], "fields": {}}},
+    "codes of other fields": lambda said: {**said, "codes": {"x": [0, 3]}},
+    "a name with a line break": lambda said: {**said, "client": "a\nb"},
+}
+STARTS: dict[str, Change] = {
+    "another start": lambda said: {**said, "start": "0" * 64},
+    "another run": lambda said: {**said, "run": "0" * 16},
+}
+
+
+@pytest.mark.parametrize("name", ["apfl", "clustered_fl"])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        *(("introduce", what) for what in [*ANSWERS, *INTRODUCTIONS]),
+        *(("agree", what) for what in [*ANSWERS, *STARTS]),
+    ],
+)
+def test_a_run_goes_on_without_a_node_that_fails_before_it(
+    kind: str, what: str, name: str, tmp_path: Path
+) -> None:
+    """`clustered_fl` needs every client of a run, and agrees on one of three."""
+    done: list[FitOverNodes] = []
+    made = apps(
+        CASES[name].make(),
+        lambda context: rows().select([str(context.node_config["client"])]),
+        done=done.append,
+        nodes=4,
+        rounds=2,
+        timeout=0.1,
+    )
+    change = {**ANSWERS, **INTRODUCTIONS, **STARTS}[what]
+    with pytest.warns(UserWarning, match=r"(node 12|client 'north'|client 'a) "):
+        over(Bad(made.client, tmp_path, kind, change), made)
+    others = hierfl.fit(
+        CASES[name].make(),
+        rows().select([name for name in NAMES if name != "north"]),
+        rounds=2,
+        settings=hierfl.Settings(compile=False),
+        progress=False,
+    )
+    counted = done[0].history["clients"].tolist()
+    if "north" not in done[0].clients:
+        assert counted == [3, 3]
+        ours = named_leaves(done[0].message)
+        for leaf, value in named_leaves(others.message).items():
+            assert float((ours[leaf] - value).abs().max()) < 1e-9, leaf
+    else:  # it has agreed, and its answer to that was lost
+        assert name == "apfl" and counted in ([3, 3], [4, 4])
+
+
+def test_too_few_nodes_are_refused_with_all_reasons(tmp_path: Path) -> None:
+    made = apps(
+        CASES["apfl"].make(),
+        lambda context: rows().select([str(context.node_config["client"])]),
+        done=print,
+        nodes=4,
+        fewest=4,
+        timeout=0.1,
+    )
+    with pytest.raises(
+        TooFewNodes, match=r"3 nodes agree .* 4 are needed \(client 'north': it did"
+    ):
+        over(Bad(made.client, tmp_path, "agree", ANSWERS["silent"]), made)
+
+
+# ------------------------------------------------------------ the schema
+def _columns(change: Callable[[dict[str, Any]], object]) -> Change:
+    def changed(said: Any) -> Any:
+        if isinstance(said.get("answer"), dict) and "sex" in said["answer"]:
+            change(said["answer"])
+        return said
+
+    return changed
+
+
+def _design(change: Callable[[dict[str, Any]], object]) -> Change:
+    def changed(said: Any) -> Any:
+        if isinstance(said.get("answer"), dict) and "constant" in said["answer"]:
+            change(said["answer"])
+        return said
+
+    return changed
+
+
+NUMBER: dict[str, Any] = {"kind": "number", "unit": "", "counts": None, "declared": []}
+SUMS = {"count": 60, "total": 6e15, "squares": 6e29}
+SCHEMA: dict[str, Change] = {
+    "another kind": _columns(
+        lambda of: of["sex"].update({**NUMBER, "sums": {"count": 60, "total": 1.0, "squares": 1.0}})
+    ),
+    "another order": _columns(lambda of: of["sex"].update(declared=["m", "f"])),
+    "no sums": _columns(lambda of: of["age"].update(sums=None)),
+    "large sums": _columns(lambda of: of["age"].update(sums=SUMS)),
+    "a column too few": _columns(lambda of: of.pop("age")),
+    "a column too many": _columns(lambda of: of.update(more=of["age"])),
+    "a similar level": _columns(lambda of: of["sex"]["counts"].update({"m ": 9})),
+    "many levels": _columns(
+        lambda of: of["sex"]["counts"].update({f"level {k}": 5 for k in range(9999)})
+    ),
+    "rare levels": lambda said: {**said, "answer": 1} if said.get("answer") == 0 else said,
+    "hidden groups": lambda said: (
+        {**said, "answer": {"distinct": 7, "counts": {}}}
+        if isinstance(said.get("answer"), dict) and "distinct" in said["answer"]
+        else said
+    ),
+    "no columns of the terms": _design(lambda of: of.update(columns={}, constant=[])),
+    "other columns of the terms": _design(lambda of: of["columns"].update(x=SUMS)),
+    "constants that are no columns": _design(lambda of: of.update(constant=["x"])),
+    "no response": _design(lambda of: of.update(response=None)),
+    "another client each time": lambda said: {**said, "client": f"{json.dumps(said)[:40]}"},
+}
+
+
+def four() -> dict[str, pd.DataFrame]:
+    parts = (part for _, part in patients(rows=60).groupby("site"))
+    return dict(zip(NAMES, parts, strict=False))
+
+
+@pytest.mark.parametrize("what", [*ANSWERS, *SCHEMA])
+def test_nodes_agree_on_a_schema_without_one_that_fails(what: str, tmp_path: Path) -> None:
+    formula, parts = hierfl.formula(TEXT, clients="site"), four()
+    change = {**ANSWERS, **SCHEMA}[what]
+
+    def send(content: bytes) -> dict[str, bytes]:
+        found = {}
+        for name, frame in parts.items():
+            given: Any = answer_schema(formula, {name: frame}, tmp_path / name, content)
+            if name == "north" and not isinstance(given := change(json.loads(given)), bytes):
+                given = None if given is None else json.dumps(given).encode()
+            if given is not None:
+                found[name] = given
+        return found
+
+    made, left_out = agreed_over(formula, send)
+    assert left_out.keys() == {"north"} or (what == "silent" and not left_out)
+    three = {name: part for name, part in parts.items() if name != "north"}
+    schema = hierfl.schema(three, formula, min_count=5)
+    assert made.agreed.columns.keys() == schema.columns.keys()
+    if "terms" not in what and what not in ("rare levels", "no response", "hidden groups"):
+        early = what in ANSWERS or "another kind" in what
+        assert not early or made.agreed == schema
+
+
+@pytest.mark.filterwarnings("ignore:k-hat")
+def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) -> None:
+    parts, done = four(), list[FitOverNodes]()
+    made = apps(
+        hierfl.formula(TEXT, clients="site"),
+        lambda context: {(name := str(context.node_config["client"])): parts[name]},
+        done=done.append,
+        nodes=4,
+        rounds=1,
+        timeout=0.1,
+        disclose="sums",
+    )
+    with pytest.warns(UserWarning, match=r"node 12 is left out: the kind of column 'sex' is 'num"):
+        over(Bad(made.client, tmp_path, "schema", SCHEMA["another kind"]), made)
+    assert done[0].clients == ("east", "south", "west")
+
+
+def test_without_a_majority_nobody_is_left_out() -> None:
+    from hierfl.formulas.answers import OfColumn
+    from hierfl.formulas.questions import Question
+    from hierfl.formulas.transforms import Sums
+
+    names = {"x": OfColumn("category", counts={"1": 9})}
+    numbers = {"x": OfColumn("number", sums=Sums(9, 9.0, 9.0))}
+    assert odd_answers(Question("columns"), {"a": names, "b": numbers}) == {}
+    found = odd_answers(Question("columns"), {"a": names, "b": numbers, "c": names})
+    assert found == {"b": "the kind of column 'x' is 'number', and 'category' at most others"}
+
+
+# ------------------------------------------------------------ in one process
+def test_a_rehearsal_goes_on_without_a_node_whose_policy_forbids_it(tmp_path: Path) -> None:
+    (tmp_path / "north").mkdir()
+    (tmp_path / "north" / "policy.toml").write_text('methods = ["pvi"]')
+    method = methods.fedavg(shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    with pytest.warns(UserWarning, match=r"client 'north' is left out: .* does not allow method"):
+        fit = hierfl.nodes.fit(method, in_process(rows(), tmp_path), rounds=2)
+    assert fit.clients == ("east", "south", "west")
+    with pytest.warns(UserWarning, match="client 'north' is left out"):
+        again = hierfl.nodes.fit(
+            regression, in_process(rows(), tmp_path), disclose="sums", rounds=1
+        )
+    assert [one["client"] for one in again.history["left_out"][0]] == ["north"]
+    with pytest.raises(TooFewNodes, match="3 nodes introduce a client, and 4 are needed"):
+        hierfl.nodes.fit(method, in_process(rows(), tmp_path, fewest=4), rounds=2)
+
+
+def test_a_schema_in_one_process_without_a_bad_frame(tmp_path: Path) -> None:
+    parts = four()
+    parts["north"] = parts["north"].assign(age=[f"{v} years" for v in parts["north"]["age"]])
+    parts["west"] = pd.DataFrame(parts["west"]).drop(columns="sex")
+    formula = hierfl.formula(TEXT, clients="site")
+    with pytest.warns(UserWarning) as seen:
+        fit = hierfl.nodes.fit(formula, in_process(parts, tmp_path), disclose="sums", rounds=1)
+    assert fit.clients == ("east", "south")
+    text = " ".join(str(one.message) for one in seen)
+    assert "client 'west' is left out: " in text and "client 'north' is left out: " in text
+
+
+def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hierfl.nodes import same_process
+
+    asked: Any = same_process.answer  # type: ignore[attr-defined]
+
+    def lied(one: Any, content: bytes) -> bytes:
+        return b"no message" if one.client == "north" else asked(one, content)
+
+    monkeypatch.setattr(same_process, "answer", lied)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit = hierfl.nodes.fit(CASES["clustered_fl"].make(), in_process(rows(), tmp_path), rounds=2)
+    assert fit.clients == ("east", "south", "west") and len(fit.history) == 2
+    assert any(
+        "client 'north' is left out, and the run begins again" in str(one.message) for one in seen
+    )
+    three = rows().select(["east", "south", "west"])
+    here = hierfl.fit(
+        CASES["clustered_fl"].make(), three, rounds=2, settings=hierfl.Settings(compile=False)
+    )
+    for name, value in named_leaves(here.message).items():
+        assert float((named_leaves(fit.message)[name] - value).abs().max()) < 1e-9
+    with pytest.raises(
+        TooFewNodes, match=r"clustered_fl needs every client .*'north': it is not a message"
+    ):
+        hierfl.nodes.fit(
+            CASES["clustered_fl"].make(),
+            in_process(rows(), tmp_path / "other"),
+            rounds=2,
+            checkpoint=tmp_path / "server",
+        )
