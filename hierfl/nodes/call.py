@@ -29,7 +29,7 @@ ELSEWHERE = {
     "chunk": "each node is one client: leave chunk out",
     "compile": "nodes run their steps uncompiled: leave compile out",
     "device": "a node computes where its owner says: leave device out",
-    "on_client_error": "a node that fails is left out, and a warning or fit.history names it: leave on_client_error out",
+    "on_client_error": "a node that fails is left out, and and named: leave on_client_error out",
     "min_rows": "a node's policy says it: min_rows in its policy.toml",
 }
 
