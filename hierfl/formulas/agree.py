@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
+from hierfl.formulas.columns import CENSORED, Column, is_number, level_name, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import designs_of
 from hierfl.formulas.parse import grouping_name
@@ -126,6 +126,12 @@ def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, 
             f"column '{name}' has the levels {', '.join(one)} at one client and "
             f"{', '.join(other)} at another: give all the same categories, or schema(..., "
             f"levels={{'{name}': [...]}})"
+        )
+    if whole and not (orders or all(is_number(n) or n in ("False", "True") for n in seen)):
+        raise ValueError(
+            f"the levels {', '.join(ordered(seen)[:4])} of the ordinal response '{name}' have no "
+            "order: make it numbers or an ordered category, or give schema(..., "
+            f"levels={{'{name}': [...]}}) from the lowest on"
         )
     if orders:
         return tuple(level for level in next(iter(orders)) if level in seen or whole)

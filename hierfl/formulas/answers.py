@@ -12,7 +12,15 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import Kind, kind_of, level_name, named, numbers, prepared
+from hierfl.formulas.columns import (
+    Kind,
+    check_column,
+    kind_of,
+    level_name,
+    named,
+    numbers,
+    prepared,
+)
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.schema import OFFSET, Schema
@@ -53,6 +61,7 @@ def of_columns(
         if name in known:
             found[name] = OfColumn("category", unit, None, {})
             continue
+        check_column(frame, name, client)  # a frame of one client may lack the column of clients
         kind = kind_of(frame[name], name, client) if wanted != "category" else wanted
         if wanted is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
             kind = "category"

@@ -103,7 +103,7 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
             f"column '{name}' of client '{client}' holds {odd!r}: make it numbers, strings or "
             "categories"
         )
-    digits = next((v for v in values if isinstance(v, str) and _is_number(v)), None)
+    digits = next((v for v in values if isinstance(v, str) and is_number(v)), None)
     if digits is not None:
         raise ValueError(
             f"column '{name}' of client '{client}' holds the number '{digits}' as a string: "
@@ -121,8 +121,10 @@ def numbers(series: Any) -> NDArray[np.float64]:
 
 def named(series: Any, name: str, client: str) -> Names:
     """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1"."""
+    short = series.dtype in ("float16", "float32")  # whose 0.1 is that of another client's float64
+    values = [float(str(v)) for v in series.to_numpy()] if short else series.tolist()
     missing = missing_in(series)
-    found = np.array([level_name(v) for v in series.tolist()], dtype=np.str_)
+    found = np.array([level_name(v) for v in values], dtype=np.str_)
     found[missing] = ""
     where = f"column '{name}' of client '{client}'"
     if series.dtype.kind not in "iuf":
@@ -139,6 +141,8 @@ def refuse_similar(names: Collection[str], where: str) -> None:
             f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in spaces or in "
             "Unicode form: make them one"
         )
+    if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
+        raise ValueError(f"{where} holds True or False here and 1 or 0 there: make them one")
 
 
 def _refuse_one_name(values: Iterable[Any], where: str) -> None:
@@ -156,7 +160,7 @@ def _refuse_one_name(values: Iterable[Any], where: str) -> None:
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
     """Return the different names in order: numerical where all are numbers, else alphabetical."""
     different = sorted(set(names) - {""})
-    return tuple(sorted(different, key=float) if all(map(_is_number, different)) else different)
+    return tuple(sorted(different, key=float) if all(map(is_number, different)) else different)
 
 
 def level_name(value: Any) -> str:
@@ -167,13 +171,14 @@ def level_name(value: Any) -> str:
 
 
 def missing_in(series: Any) -> NDArray[np.bool_]:
-    """Return which values of a column are missing, (n,), also by a word such as "nan"."""
-    by_word = series.isin(MISSING) if series.dtype.kind == "O" else False
+    """Return which values of a column are missing, (n,), also by a word such as "nan", or by ""."""
+    by_word = series.isin([*MISSING, ""]) if series.dtype.kind == "O" else False
     found: NDArray[np.bool_] = (series.isna() | by_word).to_numpy(dtype=bool)
     return found
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a name is that of a number."""
     try:
         float(text)
     except ValueError:

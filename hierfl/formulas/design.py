@@ -161,7 +161,6 @@ def _named(name: str, term: Any, width: int) -> Term:
     if width == 1 and not is_coded:
         return Term(name, (name,), ())
     coords = tuple(
-        label.removeprefix(name).strip("[]") if label.startswith(f"{name}[") else label
-        for label in labels
+        label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
     return Term(name, labels, coords)

@@ -150,6 +150,9 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
     reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
     reserved[INTERCEPT] = "the intercept"
+    dims = [f"{term.name}_dim" for term in found.common.terms if term.coords]
+    dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group")]
+    reserved |= dict.fromkeys(dims, "a dimension of the posterior")
     names = [declared.parts.response, *(term.name for term in found.common.terms)]
     for group in found.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyro.distributions as dist
+import torch
 from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.models.families import half_student, intercept_prior
+from hierfl.models.families import as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale
 
 Priors = Mapping[str, Prior]
@@ -115,7 +117,24 @@ def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
         )
     if "sd" in keys:
         check_scale(f"the prior of '{name}'", prior)
+    _check_values(name, default, prior, [len(t.columns) for t in found.common.terms])
     return prior
+
+
+def _check_values(name: str, default: Any, prior: Any, sizes: Sequence[int]) -> None:
+    """Refuse a prior of another shape, or of values that the site cannot have."""
+    shape = tuple(prior.shape())
+    if shape != tuple(default.shape()) and not (len(shape) == 1 and shape[0] in sizes):
+        raise ValueError(
+            f"the prior of '{name}' has shape {shape}: it must be {tuple(default.shape())}"
+        )
+    for value in (-1.0, 2.0):
+        at = torch.full(shape, value)
+        if prior.support.check(at).any() and not default.support.check(at).all():
+            raise ValueError(
+                f"the prior of '{name}' is {prior}, which allows {value:g}: it must have the "
+                f"values of its default, {as_source(default)}"
+            )
 
 
 def _check_keys(own: Priors, sites: set[str]) -> None:

@@ -52,7 +52,7 @@ def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
         part["time"] = rng.exponential(5.0, n)
         part["share"] = rng.beta(2.0, 3.0, n)
         part["seen"] = rng.binomial(1, 0.7, n)
-        part["grade"] = [("i", "ii", "iii")[j] for j in rng.integers(0, 3, n)]
+        part["grade"] = pd.Categorical.from_codes(rng.integers(0, 3, n), ["i", "ii", "iii"], True)
         parts.append(part)
     return pd.concat(parts, ignore_index=True)
 

@@ -108,6 +108,35 @@ def test_values_that_would_have_one_name_are_refused() -> None:
     refused(lambda: on("y ~ (1 | k)", frame=frame), "'k'", "both named")
 
 
+def test_true_and_1_at_two_clients_are_refused_and_0_1_of_two_widths_are_one() -> None:
+    yes, one = np.tile([True, False], 10), np.tile([1, 0], 10)
+    frames = {"a": BASE[:20].assign(k=yes), "b": BASE[20:40].assign(k=one)}
+    for text in ("y ~ C(k)", "y ~ (1 | k)"):
+        refused(lambda t=text: on(t, frame=frames), "'k'", "True or False")  # type: ignore[misc]
+    wide = np.tile([0.1, 0.2], 10)
+    frames = {"a": BASE[:20].assign(k=wide.astype("float32")), "b": BASE[20:40].assign(k=wide)}
+    assert on("y ~ C(k)", frame=frames).layout.common.columns == ("C(k)[0.2]",)
+
+
+def test_an_ordinal_response_has_an_order() -> None:
+    """The alphabet put high below low without a word."""
+    words = np.tile(["low", "mid", "high"], 20)
+    for values in (words, pd.Categorical(words, ["low", "mid", "high"])):
+        frame = BASE.assign(o=values)
+        refused(lambda f=frame: on("o ~ x", "cumulative", f), "'o'", "no order")  # type: ignore[misc]
+        made = on("o ~ x", "cumulative", frame, levels={"o": ["low", "mid", "high"]})
+        assert fields(made, frame)["y"].tolist() == [0.0, 1.0, 2.0] * 20
+    ten = on("o ~ x", "cumulative", BASE.assign(o=np.tile([1, 10, 2], 20)))
+    assert ten.agreed.columns["o"].levels == ("1", "2", "10")
+
+
+def test_brackets_stay_in_names_of_levels_and_nothing_is_no_name() -> None:
+    made = on("y ~ 0 + k", frame=BASE.assign(k=np.tile(["a]", "[a", "k[a]"], 20)))
+    assert made.dims["k"] == (("k_dim", ("[a", "a]", "k[a]")),)
+    empty = BASE.assign(k=np.tile(["", "a", "b"], 20))
+    refused(lambda: on("y ~ k", frame=empty), "'k'", "missing")
+
+
 def test_names_that_look_the_same_at_two_clients_are_refused() -> None:
     for one, other in (("m", "m "), ("caf\u00e9", "cafe\u0301")):
         frames = {

@@ -74,6 +74,29 @@ def test_names_that_the_model_has_already_are_refused_before_the_fit() -> None:
     refused(lambda: on("y ~ u + `u[s]`", frame=frame).layout, "two terms have a column 'u[s]'")
 
 
+def test_names_of_dimensions_are_refused_before_the_fit() -> None:
+    terms = {"u + u_dim": "u_dim", "h_term + (x | h)": "h_term", "g_group + (1 | g)": "g_group"}
+    for text, name in terms.items():
+        frame = BASE.assign(**{name: BASE.z})
+        refused(lambda t=text, f=frame: on(f"y ~ {t}", frame=f).layout, name, "rename the column")  # type: ignore[misc]
+
+
+def test_columns_of_any_name_are_read_as_they_are() -> None:
+    """Keywords, functions, fields of a batch, and names that are one in another Unicode form."""
+    odd = ["class", "lambda", "None", "log", "C", "I", "np", "offset", "weights", "trials"]
+    odd += ["batch", "obs", "y.1", "X", "x\u00b2", "\u00e9", "e\u0301", "fi", "\ufb01", "a:b", "0"]
+    columns = np.random.default_rng(2).normal(size=(len(odd), 60))
+    frame = BASE.assign(**dict(zip(odd, np.exp(columns), strict=True)))
+    text = " + ".join(f"`{name}`" for name in odd)
+    made = on(f"y ~ {text} + C(u) + I(x ** 2) + np.log(np) + log(log)", frame=frame)
+    assert made.layout.common.columns[: len(odd)] == tuple(odd)
+    read = fields(made, frame)["x"]
+    np.testing.assert_allclose(read[:, : len(odd)].T, np.exp(columns))
+    np.testing.assert_allclose(read[:, -2:].T, columns[[odd.index("np"), odd.index("log")]])
+    without = {name: part.drop(columns="h") for name, part in BASE.groupby("h")}
+    refused(lambda: on("y ~ x + C(h)", frame=without), "client 'a' has no column 'h'")
+
+
 def test_unique_names() -> None:
     texts = ["a", "a.b", "a_b", "a b", "a_b_2", "年", "月", "a"]
     found = unique_names("g_", texts)

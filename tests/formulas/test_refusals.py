@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyro.distributions as dist
 import pytest
+import torch
 
 import hierfl
 from tests.formulas.frames import patients
@@ -132,6 +133,8 @@ PRIORS: list[tuple[dict[str, Any], str]] = [
     ({"cor": dist.Normal(0.0, 1.0)}, "concentration of an LKJ"),
     ({"cor": -1.0}, "concentration of an LKJ"),
     ({"sex[m]": dist.Normal(0.0, 1.0), "sex[x]": dist.Laplace(0.0, 1.0)}, "one kind"),
+    ({"sigma": dist.Normal(1.0, 1.0)}, "'sigma' is .* allows -1"),
+    ({"sex": dist.Normal(torch.zeros(3), 1.0)}, "has shape \\(3,\\): it must be"),
 ]
 
 
