@@ -16,7 +16,7 @@ from hierfl.data.clients import ClientData
 from hierfl.program.check_data import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
-from hierfl.program.traces import scored
+from hierfl.program.traces import counts_of
 
 
 class Site(NamedTuple):
@@ -32,14 +32,8 @@ def site_at(
 ) -> Site:
     """Return an observed site of some rows at given latent sites."""
     site = program.conditioned(values, params, batch)[name]
-    fn, mask = site["fn"], site["mask"]
-    while hasattr(fn, "_mask"):  # of dist.mask
-        own = torch.as_tensor(fn._mask)
-        mask, fn = own if mask is None else own & mask, fn.base_dist
-    if mask is None and isinstance(site["scale"], float | int) and site["scale"] == 1:
-        return Site(fn, site["value"], None)
-    like = torch.ones(fn.batch_shape)
-    return Site(fn, site["value"], scored({"scale": site["scale"], "mask": mask}, like))
+    fn, counts = counts_of(site)
+    return Site(fn, site["value"], counts)
 
 
 def known_of(rows: ClientData) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -17,8 +18,10 @@ from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import labeled
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import Program
-from hierfl.program.traces import Center
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Values
+from hierfl.program.terms import log_joint
+from hierfl.program.traces import Center, counts_of
 
 ROWS_AT_ONCE = 4096
 
@@ -62,19 +65,35 @@ def not_dealt_with(data: ClientData) -> ValueError:
         f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client "
         f"'{client}': fill it (hierfl.fill_missing adds indicators of the missing values), or "
         f"model it, so that no density or gradient is NaN (batch.{name}.nan_to_num() before it is "
-        f"used)"
+        f"used); of a response, mask these rows as well (fn.mask(~batch.{name}.isnan()))"
     )
 
 
 def check_missing(program: Program, data: ClientData) -> None:
-    """Refuse missing labels, and missing values that make a density or its gradient NaN at the start."""
+    """Refuse missing labels that count, and missing values that make a density or gradient NaN."""
     missing = holes(data)
-    if not missing:
-        return
-    if set(missing) & set(program.labels.values()) or not all(
-        _is_finite(program, batch) for batch in _batches(data, missing)
+    if missing and not all(
+        _is_finite(program, batch) and not _counts_missing(program, batch)
+        for batch in _batches(data, missing)
     ):
         raise not_dealt_with(data)
+
+
+def _counts_missing(program: Program, batch: ClientBatch) -> bool:
+    """Return whether a missing label counts, so that predictions would be scored on what fills it."""
+    holed = {
+        s: n for s, n in program.labels.items() if n in batch.fields and _has_holes(batch.fields[n])
+    }
+    if not holed:
+        return False
+    with untouched_store(), unchecked(), Center():
+        nodes = poutine.trace(program.model).get_trace(labeled(program, batch)).nodes
+    for site, name in holed.items():
+        bad, (_, counts) = ~batch.fields[name].isfinite(), counts_of(nodes[site])
+        bad = bad.flatten(2).any(-1) if bad.dim() > 2 else bad
+        if bool((bad if counts is None else bad & (counts > 0.0)).any()):
+            return True
+    return False
 
 
 def _batches(data: ClientData, missing: dict[str, Tensor]) -> list[ClientBatch]:
@@ -93,13 +112,30 @@ def _batches(data: ClientData, missing: dict[str, Tensor]) -> list[ClientBatch]:
 
 
 def _is_finite(program: Program, batch: ClientBatch) -> bool:
-    """Return whether the density of a batch and its gradient are finite where the guide starts."""
+    """Return whether a batch's density and its gradient are finite at the start, the guide's too."""
     shared, own = program.start()
-    params, batch = {**shared, **own}, labeled(program, batch)
+    params, batch, latents = {**shared, **own}, labeled(program, batch), program.latents
+    blocks = [block for block in (latents.global_block, latents.local_block) if block.sites]
+
+    def density(starts: list[Tensor], params: Params) -> Tensor:
+        values: Values = {}
+        for block, vector in zip(blocks, starts, strict=True):
+            values |= block.unflatten(vector)[0]
+        each, common = log_joint(program.model, values, batch, params)
+        return each.sum() + common
+
+    holed = {n for n, v in {**batch.fields, **batch.client_fields}.items() if _has_holes(v)}
     with untouched_store(), unchecked(), torch.no_grad():
-        loss = program.loss
-        found = grad_and_value(loss)(params, batch) if params else loss(params, batch)
+        at = [block.start for block in blocks]
+        every: Any = (0, 1) if at and params else int(not at)
+        found = grad_and_value(density, every)(at, params) if at or params else density(at, params)
+        if program.reads.guide & holed:
+            found = found, grad_and_value(program.loss)(params, batch)
         return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found))
+
+
+def _has_holes(values: Tensor) -> bool:
+    return values.is_floating_point() and not bool(values.isfinite().all())
 
 
 FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms stay below

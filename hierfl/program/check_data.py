@@ -263,6 +263,8 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
         good = support.check(
             values.to(torch.get_default_dtype()) if values.dtype == torch.bool else values
         )
+        if values.is_floating_point():
+            good = good | ~values.isfinite()  # `check_missing` looks at these
         if not bool(good.all()):
             row = int((~good).nonzero()[0, 0])
             raise ValueError(

@@ -17,6 +17,7 @@ from torch.func import grad
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.check_data import kind_of
+from hierfl.program.failures import why_in_line
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Latents
@@ -24,6 +25,7 @@ from hierfl.program.terms import traces_of
 from hierfl.program.traces import Site, in_clients, is_latent, samples, scored
 
 Loss = Callable[[Params, ClientBatch], Tensor]
+FAILS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError)
 
 
 def check_steps(program: Program, batch: ClientBatch) -> Program:
@@ -33,24 +35,27 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
     if not params:
         return program
     with untouched_store(), unchecked(), torch.no_grad():
-        if program.keyed and _works(_at_once, loss, params, batch):
+        error = _error(_at_once, loss, params, batch) if program.keyed else None
+        if program.keyed and error is None:
             return program
-        if not _works(_alone, loss, params, batch):
+        if _error(_alone, loss, params, batch) is not None:
             raise ProgramError(
                 f"{_at_fault(_alone, program, params, batch)} has no gradient by torch.func.grad, "
                 "which every method takes: use another distribution, or torch functions in place "
                 "of NumPy's (hierfl.diagnostics.nuts can sample a model whose gradients "
                 "torch.autograd alone can take)"
             )
-        if not program.keyed:
+        if error is None:
             return program
         where = _at_fault(_at_once, program, params, batch)
+        line = why_in_line(error)
+        of_draws = bool(line) and _error(_draws_at_once, loss, params, batch) is not None
     warnings.warn(
         f"{where} cannot be computed for several clients at once (torch.vmap): clients run one at "
-        f"a time",
+        f"a time{line and f', slowly; {line}'}",
         stacklevel=4,
     )
-    return replace(program, mapped=False)
+    return replace(program, mapped=False, unmapped_line=line if of_draws else "")
 
 
 def _alone(loss: Loss, params: Params, batch: ClientBatch) -> None:
@@ -76,18 +81,25 @@ def _at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
             torch.autograd.grad(total, list(params.values()), allow_unused=True)
 
 
+def _draws_at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
+    """Compute the loss of two values of the params under vmap, with the same rows."""
+    torch.vmap(lambda values: loss(values, batch))(tree_map(_twice, params))
+
+
 def _twice(value: Tensor) -> Tensor:
     return torch.stack([value, value]).detach()
 
 
-def _works(how: Callable[..., None], loss: Loss, params: Params, batch: ClientBatch) -> bool:
+def _error(
+    how: Callable[..., None], loss: Loss, params: Params, batch: ClientBatch
+) -> Exception | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about functions that it maps slowly
             how(loss, params, batch)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError):
-        return False
-    return True
+    except FAILS as error:
+        return error
+    return None
 
 
 class _Reached(Messenger):
@@ -116,10 +128,10 @@ def _at_fault(
 
     _, trace = traces_of(program.model, program.guide, params, batch, batch)
     nodes = dict(samples(trace))
-    if not _works(how, density, params, batch):  # the model itself fails, between two sites
+    if _error(how, density, params, batch) is not None:  # the model itself fails, between two sites
         wrong = next((name for name in nodes if name not in reached.names), None)
     else:
-        fails = (n for n in nodes if not _works(how, partial(density, name=n), params, batch))
+        fails = (n for n in nodes if _error(how, partial(density, name=n), params, batch))
         wrong = next(fails, None)
     if wrong is None:
         return "the guide"
@@ -150,10 +162,22 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     if shape != tuple(wanted):
         raise _wrong_shape(name, shape, tuple(wanted), plates, batch, site["is_observed"])
     if in_rows and is_latent(site):
+        _refuse_obs_mask(name)
         raise ProgramError(
             f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe "
             f"it (obs=batch.{name}), sum it out in the likelihood of the row, or of all rows "
             "(batch.joint_normal)"
+        )
+
+
+def _refuse_obs_mask(name: str) -> None:
+    """Refuse the latent site that Pyro makes of the rows left out by `obs_mask=`."""
+    site = name.removesuffix("_unobserved")
+    if site != name:
+        raise ProgramError(
+            f"site '{site}' has obs_mask=, by which Pyro samples a latent value for each row that is "
+            f"left out: leave the row out instead, pyro.sample('{site}', fn.mask(mask), obs=...), "
+            "which is the same posterior; fit.predict and fit.replicate give the missing values"
         )
 
 

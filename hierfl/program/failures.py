@@ -50,8 +50,16 @@ _KNOWN = (
     ),
     (
         r"call numpy\(\)|__array__|can't convert .* to numpy|\.item\(\)|tolist",
-        "values are taken out of their tensor: use functions of torch in place of numpy, .item() "
-        "and .tolist()",
+        "values are taken out of their tensor: use functions of torch in place of numpy, float(), "
+        ".item() and .tolist()",
+    ),
+    (
+        r"inplace arithmetic",
+        "a value is written into a tensor: build the tensor by torch.cat, torch.stack or torch.where",
+    ),
+    (
+        r"dynamic shape|boolean mask|nonzero",
+        "entries are picked by a condition: keep all, and choose with torch.where(condition, a, b)",
     ),
     (
         r"Multiple (?:sample|param) sites named '(\S+)'",
@@ -104,6 +112,14 @@ def why_it_fails(what: str, error: BaseException, batch: ClientBatch) -> str:
     return f"the {what} fails{_where(cause)}: {reason}{shown}"
 
 
+def why_in_line(error: BaseException) -> str:
+    """Return line, what is wrong and the fix of a known error in the user's code; "" otherwise."""
+    cause = root_of(error)
+    reason = _reason(cause)
+    line = _where(cause) if reason else ""
+    return f"{line.strip()}: {reason}" if line else ""
+
+
 def root_of(error: BaseException) -> BaseException:
     """Return the original error: Pyro raises a copy with the shapes of all sites added."""
     cause = error.__cause__
@@ -146,8 +162,9 @@ def _where(cause: BaseException) -> str:
         inside = frame.filename.startswith(_HERE) or any(
             part in _LIBRARIES for part in (*path.parts, path.stem)
         )
-        if not inside and frame.line:
-            return f" in line {frame.lineno} of {path.name}, `{frame.line.strip()[:80]}`"
+        if not inside and not frame.filename.startswith("<frozen"):
+            shown = f", `{frame.line.strip()[:80]}`" if frame.line else ""
+            return f" in line {frame.lineno} of {path.name}{shown}"
     return ""
 
 

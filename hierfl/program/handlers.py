@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
+from hierfl.program.carried import carried
 from hierfl.program.traces import Site, in_clients
 
 
@@ -201,11 +202,11 @@ class Answer(Messenger):
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Let no distribution check its values: a traced function has none to read."""
+    """Let no distribution check or branch on its values: a traced function has none to read."""
     checks = torch.distributions.Distribution._validate_sample
     torch.distributions.Distribution._validate_sample = _accept  # type: ignore[method-assign]
     try:
-        with pyro.validation_enabled(False):
+        with pyro.validation_enabled(False), carried():
             yield
     finally:
         torch.distributions.Distribution._validate_sample = checks  # type: ignore[method-assign]

@@ -93,6 +93,7 @@ class Program:
         seed: of the run, for what a method draws.
         keyed: every draw is a function of its key under `torch.vmap`.
         mapped: model and guide can be computed under `torch.vmap`.
+        unmapped_line: the user's line by which `torch.vmap` cannot carry draws, and the fix, or "".
         codes: field of integers, one or a few a row -> its least and its largest value.
         reads_all_rows: the guide needs every row of a client at each step.
         joint: observed site with one density for all rows -> whether its event is the rows.
@@ -117,6 +118,7 @@ class Program:
     joint: Mapping[str, bool] = field(default_factory=dict)
     factors: Mapping[str, bool] = field(default_factory=dict)
     mapped: bool = True
+    unmapped_line: str = ""
     codes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property

@@ -20,6 +20,7 @@ from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 
 NEAR = 4.0  # log2 of the scale of a prior up to which its unit is 1
 WRAPPERS = (torch.distributions.Independent, dist.ExpandedDistribution, dist.FoldedDistribution)
+NAN_MASKED = (dist.NanMaskedNormal, dist.NanMaskedMultivariateNormal)
 NORMAL = (torch.distributions.Normal, torch.distributions.MultivariateNormal)
 POINTWISE = (torch.distributions.MultivariateNormal, torch.distributions.Exponential)
 SCALED = (
@@ -82,6 +83,21 @@ def scored(site: Site, term: Tensor) -> Tensor:
     """Return a site's term, scaled and masked as its plates say."""
     counted: Tensor = scale_and_mask(term, site["scale"], site["mask"])
     return counted
+
+
+def counts_of(site: Site) -> tuple[Any, Tensor | None]:
+    """Return an observed site's distribution without masks, and how often labels count; None: once."""
+    fn, mask = site["fn"], site["mask"]
+    while hasattr(fn, "_mask"):  # of dist.mask
+        own = torch.as_tensor(fn._mask)
+        mask, fn = own if mask is None else own & mask, fn.base_dist
+    if isinstance(fn, NAN_MASKED):
+        own = site["value"].isfinite()
+        own = own.any(-1) if fn.event_dim else own
+        mask = own if mask is None else own & mask
+    if mask is None and isinstance(site["scale"], float | int) and site["scale"] == 1:
+        return fn, None
+    return fn, scored({"scale": site["scale"], "mask": mask}, torch.ones(fn.batch_shape))
 
 
 def per_client(term: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from hierfl.guides.structured import structured
 from hierfl.method import Method
 from hierfl.methods.two_stage import seen_in
 from hierfl.models.personal_heads import PersonalHeads
-from hierfl.program.program import Program
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import ModelRead, read_model
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Model
@@ -162,8 +162,15 @@ def _two_stage(given: _Given) -> Choice:
     method = methods.two_stage(given.model)
     try:
         program = given.read.under(method.guide)
+        if program.unmapped_line:
+            raise _SlowDraws(program.unmapped_line)
         size = read_likelihood(program).size
         exact = size <= MOST_READ and seen_in(program).hierarchy.spread is not None
+    except _SlowDraws as error:
+        raise ProgramError(
+            f"the model fails {error}; or name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, "
+            f"rounds=200), which then takes one client and one draw at a time"
+        ) from None
     except FAILS as error:
         given.said.clear()
         return given.structured(f"two_stage does not take the model ({_first(error)})")
@@ -173,6 +180,10 @@ def _two_stage(given: _Given) -> Choice:
     why = f"every unknown has a prior, and {read} only"
     why += ", and is Gaussian: one exact round" if exact else ""
     return given.chosen(method, why, program)
+
+
+class _SlowDraws(Exception):
+    """A line of the model by which draws cannot be carried together."""
 
 
 def _of_sums(given: _Given, *, everyone: bool) -> Choice:

@@ -203,7 +203,7 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
         return _until_good(choice, data, call, ATTEMPTS)
     fitted = run(method, data, call, choice)
     if method.most_rounds is None:
-        _note(fitted, convergence(fitted, draws=_draws(fitted), seed=call.seed))
+        _note(fitted, _judged(fitted, _draws(fitted), call.seed))
     return fitted
 
 
@@ -214,7 +214,7 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
     for rounds in left:
         fitted = run(choice.method, data, replace(call, rounds=rounds), choice)
         draws = _draws(fitted)
-        found = convergence(fitted, draws=draws, seed=call.seed)
+        found = _judged(fitted, draws, call.seed)
         stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
         if stopped or found.converged or rounds == left[-1]:
             break
@@ -226,6 +226,12 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
             _clear(call.checkpoint, fitted)
     _note(fitted, found)
     return fitted
+
+
+def _judged(fitted: Fit, draws: int, seed: int) -> Convergence:
+    """Judge a run; by fewer weighted draws where they are computed one after another."""
+    proposals = 1000 if fitted.program.in_vmap else 100
+    return convergence(fitted, draws=draws, seed=seed, proposals=proposals)
 
 
 def _draws(fitted: Fit) -> int:

@@ -26,6 +26,7 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.nuts import sampled_program
 from hierfl.engine.rounds import begin, rounds
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.terms import log_joint
@@ -77,7 +78,6 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
 ]
 # NUTS takes gradients by torch.autograd, and draws its start from the prior.
 REFUSED_BY_FITS = [
-    ("has no gradient by torch.func.grad", ALL, "DiscreteHMM"),
     ("has no gradient by torch.func.grad", ("observed",), "CoalescentTimesWithRate"),
 ]
 REFUSED_BY_NUTS = [
@@ -319,9 +319,43 @@ def test_a_mixture_as_prior_keeps_its_two_modes() -> None:
 
 
 def test_a_program_that_vmap_does_not_know_runs_one_client_at_a_time() -> None:
-    model, data = of("OrderedLogistic", "observed")
-    with pytest.warns(
-        UserWarning, match=r"site 'y' \(OrderedLogistic\) of the model.*one at a time"
-    ):
+    model, data = of("Stable", "observed")
+    with pytest.warns(UserWarning, match=r"site 'y' \(Stable\) of the model.*one at a time"):
         program = hierfl.read(model, guides.mean_field, data)
     assert not program.mapped
+
+
+CARRIED = (
+    "DiscreteHMM GaussianHMM GaussianMRF Multinomial NanMaskedMultivariateNormal NanMaskedNormal "
+    "OrderedLogistic"
+)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", CARRIED.split())
+def test_what_pyro_writes_into_tensors_is_carried_with_the_same_density(name: str) -> None:
+    """Also of missing values and of counts without a probability, and its gradient."""
+    rows = rows_of(MAKE[name], VALUE.get(name))
+    e, y = rows.fields["x"].double(), rows.fields["y"].double()
+    if name.startswith("Nan"):
+        y.view(len(y), -1)[0, 0] = torch.nan
+
+    def density(e: Tensor, y: Tensor) -> Tensor:
+        return MAKE[name](e).log_prob(y)
+
+    at = e.clone().requires_grad_()
+    known = density(at, y)
+    (slope,) = torch.autograd.grad(known.sum(), at)
+    with unchecked():
+        found = torch.vmap(density)(torch.stack([e, e]), torch.stack([y, y]))
+        slopes = torch.func.grad(lambda e: density(e, y).sum())(e)
+    torch.testing.assert_close(found, torch.stack([known, known]).detach())
+    torch.testing.assert_close(slopes, slope)
+
+
+def test_a_count_without_a_probability_adds_nothing() -> None:
+    logits, counts = torch.tensor([0.0, -torch.inf, 0.0]), torch.tensor([2.0, 0.0, 1.0])
+    known = dist.Multinomial(3, logits=logits).log_prob(counts)
+    with unchecked():
+        found = dist.Multinomial(3, logits=logits).log_prob(counts)
+    torch.testing.assert_close(found, known)

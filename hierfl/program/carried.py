@@ -1,0 +1,91 @@
+"""Densities of Pyro that write into tensors or branch on values, as functions that vmap carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import hmm
+from pyro.ops import gaussian, tensor_utils
+from torch import Tensor
+from torch.distributions.utils import broadcast_all
+
+
+def _multinomial(self: Any, value: Tensor) -> Tensor:
+    logits, value = broadcast_all(self.logits, value)
+    orders = torch.lgamma(value.sum(-1) + 1) - torch.lgamma(value + 1).sum(-1)
+    powers = logits.where((value != 0) | (logits != -math.inf), logits.new_zeros(())) * value
+    total: Tensor = orders + powers.sum(-1)
+    return total
+
+
+def _ordered(self: Any, predictor: Tensor, cutpoints: Tensor, validate_args: Any = None) -> None:
+    below = torch.sigmoid(cutpoints - predictor.unsqueeze(-1))
+    self.predictor = predictor.expand(below.shape[:-1])
+    self.cutpoints = cutpoints.expand(below.shape)
+    between = below[..., 1:] - below[..., :-1]
+    probs = torch.cat([below[..., :1], between, 1 - below[..., -1:]], -1)
+    dist.Categorical.__init__(self, probs, validate_args=validate_args)
+
+
+def _nan_normal(self: Any, value: Tensor) -> Tensor:
+    ok = value.isfinite()
+    density: Tensor = dist.Normal.log_prob(self, value.where(ok, self.loc))
+    return density.where(ok, torch.zeros_like(density))
+
+
+def _nan_joint_normal(self: Any, value: Tensor) -> Tensor:
+    """Give missing entries a standard normal of their own, at its mode, and take its density away."""
+    ok = value.isfinite()
+    both = ok[..., :, None] & ok[..., None, :]
+    covariance = self.covariance_matrix
+    covariance = covariance.where(both, torch.eye(value.shape[-1]).to(covariance))
+    fn = dist.MultivariateNormal(self.loc, covariance, validate_args=False)
+    absent = (~ok).to(value).sum(-1)
+    return fn.log_prob(value.where(ok, self.loc)) + 0.5 * math.log(2.0 * math.pi) * absent
+
+
+def _safe_log(x: Tensor) -> Tensor:
+    """Return log x, whose gradient is at most 1 / eps."""
+    least, there = torch.finfo(x.dtype).eps, x.detach()
+    return (there.log() + (x - there) / least).where(x < least, x.clamp(min=least).log())
+
+
+def _safe_cholesky(x: Tensor) -> Tensor:
+    relative = tensor_utils.CHOLESKY_RELATIVE_JITTER
+    if x.size(-1) == 1 or not relative:
+        return _pyros_cholesky(x)
+    largest = x.detach().abs().max(-1).values
+    jitter = relative * torch.finfo(x.dtype).eps * largest
+    factor: Tensor = torch.linalg.cholesky(x + torch.diag_embed(jitter))
+    return factor
+
+
+_pyros_cholesky: Any = tensor_utils.safe_cholesky
+# what is replaced: (where, its name) -> by what
+_INSTEAD: tuple[tuple[Any, str, Any], ...] = (
+    (torch.distributions.Multinomial, "log_prob", _multinomial),
+    (dist.OrderedLogistic, "__init__", _ordered),
+    (dist.NanMaskedNormal, "log_prob", _nan_normal),
+    (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
+    (hmm, "safe_log", _safe_log),
+    (hmm, "safe_cholesky", _safe_cholesky),
+    (gaussian, "safe_cholesky", _safe_cholesky),
+)
+
+
+@contextmanager
+def carried() -> Iterator[None]:
+    """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
+    before = [(where, name, vars(where)[name]) for where, name, _ in _INSTEAD]
+    for where, name, function in _INSTEAD:
+        setattr(where, name, function)
+    try:
+        yield
+    finally:
+        for where, name, function in before:
+            setattr(where, name, function)

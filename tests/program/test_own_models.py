@@ -1,0 +1,167 @@
+"""What Pyro users write in their own models: it works, or one sentence says the way that works."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+import hierfl
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.program.program import ProgramError
+
+RNG = np.random.default_rng(0)
+CLIENT = np.repeat(np.arange(6), 12)
+X = RNG.normal(size=72)
+Y = RNG.normal(size=6)[CLIENT] + 0.5 * X + 0.6 * RNG.normal(size=72)
+SEEN = np.arange(72) % 4 != 0
+Observe = Callable[[ClientBatch, Any], None]
+
+
+def model_of(observe: Observe) -> Callable[[ClientBatch], None]:
+    """Return a model with a level of each client; `observe` is given the row's distribution."""
+
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.data():
+                observe(batch, dist.Normal(a + slope * batch.x, s))
+
+    return model
+
+
+def masked(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("y", fn.mask(~batch.y.isnan()), obs=batch.y.nan_to_num())
+
+
+def in_handler(batch: ClientBatch, fn: Any) -> None:
+    with poutine.mask(mask=~batch.y.isnan()):
+        pyro.sample("y", fn, obs=batch.y.nan_to_num())
+
+
+def nan_masked(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("y", dist.NanMaskedNormal(fn.loc, fn.scale), obs=batch.y)
+
+
+def whole(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("y", fn, obs=batch.y)
+
+
+@pytest.mark.parametrize("observe", [masked, in_handler, nan_masked])
+def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
+    observe: Observe,
+) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=np.where(SEEN, Y, np.nan))
+    kept = ClientData.from_arrays(CLIENT[SEEN], x=X[SEEN], y=Y[SEEN])
+    found = hierfl.fit(model_of(observe), data, seed=0)
+    # poutine.mask is recognized as Gaussian, .mask() is not: compared with rows left out alike
+    known = hierfl.fit(model_of(masked if observe is nan_masked else observe), kept, seed=0)
+    for name, value in found.draws(200).shared.items():
+        torch.testing.assert_close(value, known.draws(200).shared[name], rtol=1e-4, atol=1e-5)
+    scores = found.predict(data).scores()
+    assert scores["rows"].tolist() == [9] * 6
+    np.testing.assert_allclose(scores, known.predict(kept).scores(), rtol=1e-4)
+    assert bool(found.predict(data).mean.isfinite().all())
+    assert found.replicate(data).shape == (200, 72)
+
+
+def test_missing_responses_that_count_are_refused_with_the_mask() -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=np.where(SEEN, Y, np.nan))
+    with pytest.raises(ValueError, match=r"mask these rows as well \(fn.mask\(~batch.y.isnan"):
+        hierfl.fit(model_of(whole), data)
+
+
+def test_obs_mask_is_refused_with_the_mask() -> None:
+    def observe(batch: ClientBatch, fn: Any) -> None:
+        pyro.sample("y", fn, obs=batch.y, obs_mask=batch.seen.bool())
+
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y, seen=SEEN)
+    with pytest.raises(ProgramError, match=r"'y' has obs_mask=.*pyro.sample\('y', fn.mask\(mask"):
+        hierfl.fit(model_of(observe), data)
+
+
+# ------------------------------------------------------------------ what vmap cannot carry
+def condition(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    scale = 1.0 if mu > 0 else 2.0
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, scale))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+
+def taken_out(batch: ClientBatch) -> None:
+    mu = float(pyro.sample("mu", dist.Normal(0.0, 2.0)))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+
+def written(batch: ClientBatch) -> None:
+    mu = torch.zeros(2)
+    mu[0] = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu.sum(), 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (condition, r"`scale = 1.0 if mu > 0 else 2.0`: .*torch.where\(condition, a, b\)"),
+        (taken_out, r"in line \d+ of .*taken out of their tensor: .*float\(\)"),
+        (written, r"`mu\[0\] = .*torch.cat, torch.stack"),
+    ],
+)
+def test_a_line_that_vmap_cannot_carry_is_named_with_its_fix(model: Any, words: str) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    with pytest.raises(ProgramError, match=f"{words}.*or name a method"):
+        hierfl.fit(model, data)
+
+
+def ordered(batch: ClientBatch) -> None:
+    first = pyro.sample("first", dist.Normal(0.0, 2.0))
+    gap = pyro.sample("gap", dist.HalfNormal(torch.ones(2)).to_event(1))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        shift = pyro.sample("shift", dist.Normal(0.0, tau))
+        with batch.data():
+            cuts = torch.cat([first[..., None], first[..., None] + gap.cumsum(-1)], -1)
+            pyro.sample("k", dist.OrderedLogistic(shift + batch.x, cuts), obs=batch.k)
+
+
+def counts(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        s = pyro.sample("s", dist.Normal(mu, tau).to_event(1))
+        with batch.data():
+            probs = torch.softmax(s, -1)
+            pyro.sample("k", dist.Multinomial(total_count=10, probs=probs), obs=batch.k)
+
+
+@pytest.mark.parametrize("model", [ordered, counts])
+def test_ordered_levels_and_counts_are_fitted_as_other_rows_are(model: Any) -> None:
+    values = (
+        RNG.integers(0, 4, 72) if model is ordered else RNG.multinomial(10, [0.2, 0.3, 0.5], 72)
+    )
+    data = ClientData.from_arrays(CLIENT, x=X, k=values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = hierfl.fit(model, data, seed=0)
+    assert found.method.name == "two_stage" and found.program.mapped
+    assert len(found.predict(data).scores()) == 6
