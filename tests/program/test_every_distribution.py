@@ -77,7 +77,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("which the map from real numbers onto its support does not reach", BOTH, "GeneralizedPareto"),
 ]
 # NUTS takes gradients by torch.autograd, and draws its start from the prior.
-REFUSED_BY_FITS = [
+REFUSED_BY_FITS: list[tuple[str, tuple[str, ...], str]] = [
     ("has no gradient by torch.func.grad", ("observed",), "CoalescentTimesWithRate"),
 ]
 REFUSED_BY_NUTS = [
