@@ -207,7 +207,8 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision lacks the digits
         with double_precision(), torch.no_grad():
-            rows = packed(score, batch)
+            distinct = row_noise is None and hierarchy.spread is None
+            rows = packed(score, batch, distinct=distinct)
             fields = {name: in_double(batch).client_fields[name][:, 0] for name in hierarchy.fields}
             before = Factor(work["precision"], work["shift"], torch.zeros(rows.clients))
             if "draws" in message and row_noise is not None:
@@ -224,7 +225,8 @@ def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
                 wrong = misread(rows, in_double(batch), tested)
                 if bool(wrong.any()) and score.recorded:
                     # rows may take other branches than the first one
-                    score.recorded, rows = False, packed(score, batch)
+                    score.recorded = False
+                    rows = packed(score, batch, distinct=distinct)
                     wrong = misread(rows, in_double(batch), tested)
             if hierarchy.spread is not None:
                 sums = sums_of(rows, hierarchy.spread)

@@ -51,19 +51,9 @@ class PackedRows:
     def some(self, who: Tensor) -> PackedRows:
         """Return the rows of the clients at some positions (C',)."""
         place = torch.full((self.clients,), -1).index_copy(0, who, torch.arange(len(who)))
-        where = (place[self.client] >= 0).nonzero()[:, 0]
-        units = self.units
+        units = self.units.some((place[self.client] >= 0).nonzero()[:, 0])
         return PackedRows(
-            self.score,
-            replace(
-                units,
-                fields={n: v[where] for n, v in units.fields.items()},
-                client_fields={n: v[where] for n, v in units.client_fields.items()},
-                masks=None if units.masks is None else units.masks[where],
-                counts=units.counts[where],
-                client=place[self.client[where]],
-                clients=len(who),
-            ),
+            self.score, replace(units, client=place[units.client], clients=len(who))
         )
 
     def blocks(self) -> tuple[Tensor, ...]:
@@ -88,7 +78,10 @@ class PackedRows:
         return torch.stack(each)
 
     def by_client(self, of_units: Tensor) -> Tensor:
-        """Sum (n, ...) over each client's units, (C, ...)."""
+        """Sum (n, ...) over each client's rows, (C, ...)."""
+        times = self.units.times
+        if times is not None:
+            of_units = of_units * times.view(-1, *[1] * (of_units.dim() - 1))
         zeros = of_units.new_zeros(self.clients, *of_units.shape[1:])
         return zeros.index_add_(0, self.client, of_units)
 
@@ -252,9 +245,10 @@ def _gradients(total: Tensor, inputs: tuple[Tensor, ...], *, create: bool = Fals
     return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
 
 
-def packed(score: UnitScore, batch: ClientBatch) -> PackedRows:
-    """Return the rows of a batch of C clients."""
-    return PackedRows(score, Units.of(batch, by_row=score.by_row))
+def packed(score: UnitScore, batch: ClientBatch, *, distinct: bool = False) -> PackedRows:
+    """Return the rows of a batch of C clients; if `distinct`, a client's equal rows once."""
+    units = Units.of(batch, by_row=score.by_row)
+    return PackedRows(score, units.distinct() if distinct else units)
 
 
 # ---------------------------------------------------------------------- are the rows what was read?

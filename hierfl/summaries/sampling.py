@@ -22,7 +22,7 @@ from hierfl.summaries.chains import Sampled, Whitening, sampled
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
-from hierfl.summaries.weights import effective_share, smoothed, tempered
+from hierfl.summaries.weights import effective_share, moments, quadratic_in, smoothed, tempered
 
 # importance sampling: points of a turn by the number of scales, turns, and points a kept draw
 PILOT, TURNS, MORE = ((4, 512), (12, 1024), (10**9, 2048)), 16, 3
@@ -31,6 +31,7 @@ MANY_SCALES = 12  # more of them are tempered sooner
 ENOUGH = 0.8  # share of the points that is effective, with which a turn is the last
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 MANY_CLIENTS = 4000  # with which a chain would take minutes
+FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
 NEAR_ZERO = 10.0  # in logs of a scale, from its median in the prior: nearly 0
 # chains by what a gradient costs, N (D + 1)^3: many cheap ones take as long as one
@@ -152,15 +153,37 @@ def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
     best, stuck, low = 0.0, 0, False
     for turn in range(TURNS):
         y, log_q = proposal.at(e)
-        log_w = (density.at(y)[0] - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        log_p = density.at(y)[0].nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        log_w = log_p - log_q
         share = effective_share(log_w)
         stuck = 0 if share > 1.1 * best or low else stuck + 1
         patience = 0 if share > 0.4 else 1 if share > 0.1 else 3
         if turn and (share > ENOUGH or stuck > patience):
             break
         best, low = max(best, share), share < least
-        proposal = fitted(y, tempered(log_w, aim) if low else log_w.softmax(0))
+        weights = tempered(log_w, aim) if low else log_w.softmax(0)
+        many = low and len(density.factors.shift) > MANY_CLIENTS
+        proposal = (_about_peak(y, log_p, weights, e) if many else None) or fitted(y, weights)
     return proposal, share
+
+
+def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> Proposal | None:
+    """Fit a proposal to the quadratic through log densities at y (S, K); None if it has no peak.
+
+    The posterior of many clients is so narrow that tempered turns would creep toward it.
+    """
+    size, (loc, scale) = y.shape[1], moments(y, weights.log())
+    x, some = (y - loc) / (scale + 1e-300), weights > 0.0
+    root, powers = weights[some].sqrt()[:, None], quadratic_in(x[some])
+    found = torch.linalg.lstsq(root * powers, root * log_p[some, None]).solution[:, 0]
+    i, j = torch.triu_indices(size, size)
+    curvature = torch.zeros(size, size).index_put((i, j), -found[1 + size :])
+    tril, info = torch.linalg.cholesky_ex(curvature + curvature.mT)
+    if bool(info) or not bool(found.isfinite().all()):
+        return None
+    peak = torch.cholesky_solve(found[1 : 1 + size, None], tril)[:, 0].clamp(-FARTHEST, FARTHEST)
+    away = torch.linalg.solve_triangular(tril.mT, e[:, :size].mT, upper=True).mT
+    return fitted(loc + scale * (peak + away), torch.full((len(e),), 1.0 / len(e)))
 
 
 class Density:

@@ -23,6 +23,8 @@ from hierfl.summaries.reading import start_of
 
 AWAY = 0.3  # sd of the random points at which a graph is compared with its program
 COMPARED = 8  # units on which it is
+# scalars of a row beyond which equal rows are not looked for, and the share of distinct rows at most
+MOST_COLUMNS, FEW_EQUAL = 64, 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class Units:
     counts: Tensor  # (n, 1) numbers of rows
     client: Tensor  # (n,) int64, the position of each unit's client, ascending
     clients: int  # C
+    times: Tensor | None = None  # (n,) how many rows each unit stands for; None: one each
 
     @classmethod
     def of(cls, batch: ClientBatch, *, by_row: bool) -> Units:
@@ -53,6 +56,37 @@ class Units:
         fields = {n: v[mask][:, None, None] for n, v in batch.fields.items()}
         own = {n: v[client][:, None] for n, v in batch.client_fields.items()}
         return cls(like, fields, own, None, torch.ones(len(client), 1), client, count)
+
+    def distinct(self) -> Units:
+        """Return a client's equal rows once, with `times`; units as they are if few rows are equal."""
+        count = len(self.client)
+        rows = [v.reshape(count, -1) for v in self.fields.values()]
+        if self.masks is not None or sum(v.shape[1] for v in rows) > MOST_COLUMNS:
+            return self
+        key = self.client
+        for column in (v[:, i] for v in rows for i in range(v.shape[1])):
+            values, place = column.unique(return_inverse=True)
+            found, key, times = (key * len(values) + place).unique(
+                return_inverse=True, return_counts=True
+            )
+            if len(found) > FEW_EQUAL * count:
+                return self
+        some = torch.full((len(found),), count).scatter_reduce(
+            0, key, torch.arange(count), "amin"
+        )
+        return replace(self.some(some), times=times.to(self.counts.dtype))
+
+    def some(self, at: Tensor) -> Units:
+        """Return the units at some positions."""
+        return replace(
+            self,
+            fields={n: v[at] for n, v in self.fields.items()},
+            client_fields={n: v[at] for n, v in self.client_fields.items()},
+            masks=None if self.masks is None else self.masks[at],
+            counts=self.counts[at],
+            client=self.client[at],
+            times=None if self.times is None else self.times[at],
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -113,6 +113,12 @@ def asked_of(size: int, most: int) -> int:
     return min(most, max(LEAST_ASKED, TIMES * (size + 1) * (size + 2) // 2))
 
 
+def quadratic_in(x: Tensor) -> Tensor:
+    """Return the terms of a quadratic of x (S, K): 1, x, and the products of two, row by row."""
+    i, j = torch.triu_indices(x.shape[1], x.shape[1])
+    return torch.cat([torch.ones(len(x), 1), x, x[:, i] * x[:, j]], 1)
+
+
 def everywhere(
     log_ratios: Tensor, at: Tensor, draws: Tensor, log_base: Tensor
 ) -> tuple[Tensor, float]:
@@ -125,8 +131,7 @@ def everywhere(
     if len(at) == len(draws):
         return log_ratios, 0.0
     x = (draws - draws.mean(0)) / (draws.std(0) + 1e-300)
-    i, j = torch.triu_indices(x.shape[1], x.shape[1])
-    powers = torch.cat([torch.ones(len(x), 1), x, x[:, i] * x[:, j]], 1)
+    powers = quadratic_in(x)
     known, share = powers[at], torch.full((len(at),), 1.0 / len(at))
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
