@@ -47,13 +47,12 @@ class Quadratic(NamedTuple):
         if not size:
             return self.constant, self.precision
         covariance, log_det = inverse(self.precision)
-        square = (self.shift * (covariance @ self.shift[..., None])[..., 0]).sum(-1)
+        square = dot(self.shift, times(covariance, self.shift))
         return self.constant + 0.5 * (square - log_det + size * LOG_2_PI), covariance
 
     def log(self, x: Tensor) -> Tensor:
         """Return the log of the function at x (..., D), (...)."""
-        turned = (self.precision @ x[..., None])[..., 0]
-        return self.constant + ((self.shift - 0.5 * turned) * x).sum(-1)
+        return self.constant + dot(self.shift - 0.5 * times(self.precision, x), x)
 
     def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
         """Return the batch's product at x = start + slopes m, as a function of m (M,)."""
@@ -64,12 +63,28 @@ class Quadratic(NamedTuple):
         return Quadratic(precision.sum(0), shift.sum(0), constant.sum(0))
 
 
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """Return the product of batches of matrices; where they share one dimension, entry by entry."""
+    return one * other if one.shape[-1] == 1 else one @ other
+
+
+def times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return the products of batches of matrices (..., A, B) and vectors (..., B)."""
+    return product(matrix, vector[..., None])[..., 0]
+
+
+def dot(one: Tensor, other: Tensor) -> Tensor:
+    """Return the inner products of batches of vectors (..., D)."""
+    each = one * other
+    return each[..., 0] if each.shape[-1] == 1 else each.sum(-1)
+
+
 def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
     """Return Normal distributions of w (D,) times factors of v = (w, u (U,) or (C, U)), of w."""
     size = normal.mean.shape[-1]
-    pull = (normal.precision @ normal.mean[..., None])[..., 0]
-    constant = 0.5 * (normal.log_det - (normal.mean * pull).sum(-1) - size * LOG_2_PI)
-    turned = (precision[:, :, size:] @ u[..., None])[..., 0]
+    pull = times(normal.precision, normal.mean)
+    constant = 0.5 * (normal.log_det - dot(normal.mean, pull) - size * LOG_2_PI)
+    turned = times(precision[:, :, size:], u)
     of_u = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
     return Quadratic(
         normal.precision + precision[:, :size, :size],
@@ -90,21 +105,19 @@ def without_own(
     own, cross = precision[:, :size, :size], precision[:, :size, size:]
     low = precision[:, size:, size:]
     covariance, whole = inverse(prior + own)
-    pull, to_u = shift[:, :size, None], covariance @ cross
-    mean = covariance @ pull
-    parts: tuple[Tensor, ...] = (
-        covariance,
-        to_u,
-        mean,
-        low - cross.mT @ to_u,
-        shift[:, size:] - (to_u.mT @ pull)[..., 0],
-        0.5 * (log_det - whole + (mean * pull).sum((-2, -1))),
-    )
-    count = 1
-    if summed:  # what follows is linear in the parts
-        count, parts = len(shift), tuple(part.sum(0, keepdim=True) for part in parts)
-    covariance, to_u, mean, lower, shift_u, constant = parts
-    corner, shift_w = prior @ to_u, (prior @ mean)[..., 0]
+    pull, to_u = shift[:, :size], product(covariance, cross)
+    mean, rest, count = times(covariance, pull), shift[:, size:], 1
+    if summed:  # what follows is linear in sums over clients
+        count, flat = len(shift), to_u.flatten(0, 1).mT
+        lower = low.sum(0, keepdim=True) - flat @ cross.flatten(0, 1)
+        shift_u = rest.sum(0, keepdim=True) - flat @ pull.flatten()
+        constant = 0.5 * (count * log_det - whole.sum() + mean.flatten() @ pull.flatten())
+        covariance, to_u, mean = (v.sum(0, keepdim=True) for v in (covariance, to_u, mean))
+    else:
+        lower = low - product(cross.mT, to_u)
+        shift_u = rest - times(to_u.mT, pull)
+        constant = 0.5 * (log_det - whole + dot(mean, pull))
+    corner, shift_w = prior @ to_u, times(prior, mean)
     top = count * prior - prior @ covariance @ prior
     rows = [torch.cat([top, corner], -1), torch.cat([corner.mT, lower], -1)]
     return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
@@ -114,11 +127,11 @@ def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inverse (..., D, D) and the log determinant, NaN if not positive definite."""
     if matrix.shape[-1] in (1, 2):  # LAPACK takes several times as long
         first = matrix[..., :1, :1]
-        good = (first > 0.0) & first.isfinite()
+        good = first > 0.0
         first = torch.where(good, first, 1.0)
         log_det = torch.where(good, first.log(), torch.nan)[..., 0, 0]
         if matrix.shape[-1] == 1:
-            return 1.0 / first, log_det
+            return first.reciprocal(), log_det
         slope = matrix[..., 1:, :1] / first
         low, log_rest = inverse(matrix[..., 1:, 1:] - first * slope.square())
         cross = -slope * low

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.summaries.expectations import Nodes
+from hierfl.summaries.gaussians import product
 from hierfl.summaries.reading import Reading
 from hierfl.summaries.units import Units, UnitScore
 
@@ -52,9 +53,7 @@ class PackedRows:
         """Return the rows of the clients at some positions (C',)."""
         place = torch.full((self.clients,), -1).index_copy(0, who, torch.arange(len(who)))
         units = self.units.some((place[self.client] >= 0).nonzero()[:, 0])
-        return PackedRows(
-            self.score, replace(units, client=place[units.client], clients=len(who))
-        )
+        return PackedRows(self.score, replace(units, client=place[units.client], clients=len(who)))
 
     def blocks(self) -> tuple[Tensor, ...]:
         """Return positions of clients whose rows are few enough for many points at once."""
@@ -228,11 +227,6 @@ class PackedRows:
         for k, (first, last) in enumerate(pairwise(ends)):
             torch.mm(flat[first:last], line[k].mT, out=found[first:last])
         return found.view(len(x), x.shape[1], count).mT
-
-
-def product(one: Tensor, other: Tensor) -> Tensor:
-    """Return the product of batches of matrices; where they share one dimension, entry by entry."""
-    return one * other if one.shape[-1] == 1 else one @ other
 
 
 def _gradients(total: Tensor, inputs: tuple[Tensor, ...], *, create: bool = False) -> list[Tensor]:

@@ -71,9 +71,7 @@ class Units:
             )
             if len(found) > FEW_EQUAL * count:
                 return self
-        some = torch.full((len(found),), count).scatter_reduce(
-            0, key, torch.arange(count), "amin"
-        )
+        some = torch.full((len(found),), count).scatter_reduce(0, key, torch.arange(count), "amin")
         return replace(self.some(some), times=times.to(self.counts.dtype))
 
     def some(self, at: Tensor) -> Units:

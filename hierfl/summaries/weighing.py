@@ -24,7 +24,8 @@ from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
 from hierfl.summaries.expectations import gauss_hermite
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.packed_rows import PackedRows, product
+from hierfl.summaries.gaussians import product
+from hierfl.summaries.packed_rows import PackedRows
 
 NODES = {1: 10, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more
