@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hierfl.summaries.expectations import Nodes, node_at_mean
+from hierfl.summaries.gaussians import inverse, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
 
 # Newton steps to the mode; variational steps of the first and of later rounds
@@ -66,13 +67,13 @@ def factor_of(
     """
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     precision = prior + before.precision
-    mean = torch.linalg.solve(precision, (prior @ loc + before.shift)[..., None])[..., 0]
+    mean = times(inverse(precision)[0], prior @ loc + before.shift)
     if bool(known.all()):
         return _settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
     mode, curvature, raised, slope = _climbed(rows, loc, prior)
     # points of a wide belief are too far out: the mode's curvature, this once
     if not len(rows.line.inside):
-        first = Factor(curvature, slope + _times(curvature, mode), raised)
+        first = Factor(curvature, slope + times(curvature, mode), raised)
     else:
         start = prior + curvature
         first = _settled(rows, (loc, prior), nodes, mode, start, torch.zeros_like(known), FIRST)
@@ -117,7 +118,7 @@ def _settled(
             break
         mean = _where(done, now.mean, now.mean + rate[:, None] * step)
         precision = _where(done, now.precision, next_precision)
-    return Factor(now.curvature, now.slope + _times(now.curvature, now.mean), now.raised)
+    return Factor(now.curvature, now.slope + times(now.curvature, now.mean), now.raised)
 
 
 def _evaluated(
@@ -138,10 +139,9 @@ def _evaluated(
     curvature = _where(usable, found.curvature, prior.expand_as(found.curvature))
     curvature, raised = positive(curvature)
     away = mean - loc
-    tril = torch.linalg.cholesky_ex(precision).L
-    distance = (away * (away @ prior)).sum(1) + (prior * torch.cholesky_inverse(tril)).sum((1, 2))
-    log_det = tril.diagonal(dim1=1, dim2=2).log().sum(1)
-    elbo = torch.where(usable, found.value - 0.5 * distance - log_det, torch.nan)
+    covariance, log_det = inverse(precision)
+    distance = (away * (away @ prior)).sum(1) + (prior * covariance).sum((1, 2))
+    elbo = torch.where(usable, found.value - 0.5 * (distance + log_det), torch.nan)
     return _Found(mean, precision, slope, curvature, raised, elbo), wide
 
 
@@ -216,7 +216,7 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
 
 def _step(pull: Tensor, precision: Tensor) -> Tensor:
     """Return Newton steps (C, V), shortened to at most `CAP`."""
-    step = torch.cholesky_solve(pull[..., None], torch.linalg.cholesky_ex(precision).L)[..., 0]
+    step = times(inverse(precision)[0], pull)
     return step * (CAP / (step.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)
 
 
@@ -230,10 +230,6 @@ def _size(matrix: Tensor) -> Tensor:
 
 def _largest(matrix: Tensor) -> Tensor:
     return matrix.abs().amax((1, 2))
-
-
-def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector[..., None])[..., 0]
 
 
 def _where(flag: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.summaries.expectations import Nodes
-from hierfl.summaries.gaussians import product
+from hierfl.summaries.gaussians import inverse, product
 from hierfl.summaries.reading import Reading
 from hierfl.summaries.units import Units, UnitScore
 
@@ -116,9 +116,9 @@ class PackedRows:
         inside, rest, x, k = self.line.inside, self.line.rest, self.design, self.client
         points = mean[:, None, rest].expand(-1, len(nodes.rest), -1)
         if len(rest):
-            within = torch.linalg.inv_ex(precision).inverse[:, rest][:, :, rest]
+            within = inverse(precision)[0][:, rest][:, :, rest]
             points = points + nodes.rest @ torch.linalg.cholesky_ex(within).L.mT
-        covariance = torch.linalg.inv_ex(precision[:, inside][:, :, inside]).inverse
+        covariance = inverse(precision[:, inside][:, :, inside])[0]
         moved = (points - mean[:, None, rest]) @ precision[:, rest][:, :, inside] @ covariance
         at = mean[:, None, inside] - moved  # (C, J, L)
         shift = at[k] @ x.mT
