@@ -23,8 +23,8 @@ from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
 from hierfl.summaries.expectations import gauss_hermite
 from hierfl.summaries.factor import Factor
-from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.gaussians import product
+from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 
 NODES = {1: 10, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
