@@ -55,14 +55,21 @@ class FromFactor:
 
     def __call__(self, batch: ClientBatch) -> None:
         """Draw all sites of the clients of a batch."""
-        drawn, block = self._shared(batch), self.latents.local_block
+        block, none = self.latents.local_block, torch.zeros(0)
+        # a program without global sites is refused once it has been read
+        shared = self.latents.global_block.size
+        drawn = self.posterior(batch) if shared else Drawn(none, none, {})
         if not block.size:
             return
-        with batch.clients():
-            own = self._own_params(batch)
-        hierarchy, width = self.hierarchy, block.size
+        hierarchy, width, shapes = self.hierarchy, block.size, own_shapes(block.size, 0)
         if hierarchy is not None:
             width = hierarchy.mixing_size + hierarchy.normal_size
+            shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
+        own = {}
+        with batch.clients():
+            for name, shape in shapes.items():  # one of each client in dimension 0
+                start = torch.zeros(batch.num_clients, 1, *shape)
+                own[name] = pyro.param(f"{OWN_PARAM}.{name}", start)[:, 0]
         zero = torch.zeros(batch.num_clients, 1, width, dtype=own["shift"].dtype)
         normal = dist.Normal(zero, torch.ones_like(zero)).to_event(1)
         with batch.clients():
@@ -75,23 +82,6 @@ class FromFactor:
         with batch.clients():
             pyro.sample("_local.chosen", moved, infer=AUXILIARY)
         emit(block, vector, batch)
-
-    def _own_params(self, batch: ClientBatch) -> dict[str, Tensor]:
-        """Return the local params, one of each client in dimension 0."""
-        size, mixing = self.latents.local_block.size, 0
-        if self.hierarchy is not None:
-            size, mixing = self.hierarchy.reading.size, self.hierarchy.mixing_size
-        return {
-            name: pyro.param(f"{OWN_PARAM}.{name}", torch.zeros(batch.num_clients, 1, *shape))[:, 0]
-            for name, shape in own_shapes(size, mixing).items()
-        }
-
-    def _shared(self, batch: ClientBatch) -> Drawn:
-        """Draw the global sites; a program without any is refused once it has been read."""
-        if self.latents.global_block.size:
-            return self.posterior(batch)
-        none = torch.zeros(0)
-        return Drawn(none, none, {})
 
     def _chosen(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +120,7 @@ def _rounded(value: Tensor, bits: int) -> Tensor | Rounded:
 
 def restored(tree: Tree) -> Tree:
     """Return a tree with plain tensors in the places of `Rounded` ones."""
-    return _over(_restored, tree)
+    return tree_map(_restored, tree, is_leaf=_is_rounded)
 
 
 def _restored(value: Tensor | Rounded) -> Tensor:
@@ -133,16 +133,16 @@ def _restored(value: Tensor | Rounded) -> Tensor:
 
 def times(tree: Tree, by: Tensor) -> Tree:
     """Return the tree with every tensor multiplied by `by`, (); of a `Rounded` one the scale is."""
-    return _over(lambda v: v * by if isinstance(v, Tensor) else Rounded(v[0], v[1] * by), tree)
+
+    def multiplied(v: Tensor | Rounded) -> Tensor | Rounded:
+        return v * by if isinstance(v, Tensor) else Rounded(v[0], v[1] * by)
+
+    return tree_map(multiplied, tree, is_leaf=_is_rounded)
 
 
 def has_rounded(tree: Tree) -> bool:
     """Return whether any tensor of a tree is `Rounded`."""
     return any(isinstance(v, Rounded) for v in tree_leaves(tree, is_leaf=_is_rounded))
-
-
-def _over(function: Callable[[Tensor | Rounded], Tree], tree: Tree) -> Tree:
-    return tree_map(function, tree, is_leaf=_is_rounded)
 
 
 def _is_rounded(value: object) -> bool:

@@ -92,19 +92,16 @@ class ClientBatch:
         known: int | None = getattr(self.fields, "num_rows", None)
         return next(iter(self.fields.values())).shape[1] if known is None else known
 
-    @cached_property
-    def _plates(self) -> dict[str, pyro.plate]:
-        return {}
-
     def plate(self, name: str, size: int, dim: int) -> pyro.plate:
         """Return the plate of a name, made at the first call.
 
         Pyro allows a plate to be made only once per trace; a program may open it any number of
         times.
         """
-        if name not in self._plates:
-            self._plates[name] = pyro.plate(name, size, dim=dim)
-        return self._plates[name]
+        plates: dict[str, pyro.plate] = self.__dict__.setdefault("_plates", {})
+        if name not in plates:
+            plates[name] = pyro.plate(name, size, dim=dim)
+        return plates[name]
 
     def clients(self) -> pyro.plate:
         """Return the clients plate, dim -2: sites sampled inside it stay with their client."""

@@ -118,7 +118,7 @@ def check_client_names(names: Sequence[str]) -> None:
             f"clients {alike[0]!r} and {alike[1]!r} differ only in spaces or in Unicode form: make "
             "them one client, or rename one"
         )
-    if any(not n.strip() for n in names):
+    if not all(map(str.strip, names)):
         raise ValueError("a client has an empty name: name it, or leave its rows out")
 
 

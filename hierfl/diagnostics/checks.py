@@ -12,6 +12,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics.check import FEW_ROWS, LITTLE, Check, answered, listed, number
 from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
+from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
 
@@ -67,7 +68,7 @@ def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
 
 def _posterior(found: Evidence) -> Iterator[Check]:
     if found.not_finite:
-        fix = "Lower the step size" if found.fit.federation.rates else "Scale the rows"
+        fix = "Lower the step size" if step_sizes(found.fit.method) else "Scale the rows"
         yield Check(
             "Are all draws finite?",
             "warning",

@@ -15,7 +15,7 @@ from hierfl.core.trees import Tree, named_leaves, nbytes, restored, times, tree_
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.aggregate import Sums, not_finite, summed, update_norms
 from hierfl.engine.compiled import Loop
-from hierfl.engine.federation import Federation
+from hierfl.engine.federation import Federation, step_sizes
 from hierfl.engine.minibatches import Active, batch_of, steps
 from hierfl.method import Each, LogShare, Phase, Reports, Share, Up
 from hierfl.program.failures import why_it_fails
@@ -139,7 +139,7 @@ def counted(
     sums: Sums = {}
     norms: dict[str, Tensor] = {}
     for name, up in ups.items():
-        if isinstance(up, Each) and federation.discloses == "sums":
+        if isinstance(up, Each) and federation.method.discloses == "sums":
             raise TypeError(
                 "a client sends a value of its own, Each, but its method discloses sums alone: "
                 'send a Share, or declare Method(..., discloses="summaries")'
@@ -221,7 +221,7 @@ def client_round(
 
     def finish(work: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up, own = client.finish(work, message, own, rows)
-        return {name: _weighted(share) for name, share in up.items()}, own
+        return _weighted(up), own
 
     rows = federation.rows.counts[ids].to(torch.get_default_dtype())
     with unchecked():
@@ -269,15 +269,18 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
     return step
 
 
-def _weighted(share: Share | LogShare | Each) -> Share | LogShare | Each:
-    """Return a share with its value times its weight; log weights are applied in the sum."""
+def _weighted(up: Up) -> dict[str, Share | LogShare | Each]:
+    """Return shares with their values times their weights; log weights are applied in the sum."""
     as_float = partial(torch.as_tensor, dtype=torch.get_default_dtype())
-    if isinstance(share, Each):
-        return share
-    if isinstance(share, LogShare):
-        return LogShare(share.value, as_float(share.log_weight))
-    weight = as_float(share.weight)
-    return Share(times(share.value, weight), weight)
+    found: dict[str, Share | LogShare | Each] = {}
+    for name, share in up.items():
+        if isinstance(share, Share):
+            weight = as_float(share.weight)
+            share = Share(times(share.value, weight), weight)
+        elif isinstance(share, LogShare):
+            share = LogShare(share.value, as_float(share.log_weight))
+        found[name] = share
+    return found
 
 
 def _failing(
@@ -322,8 +325,7 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
         if bool(bad.any()):
             name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
             fix = "scale its rows (hierfl.standardize), or tighten the prior"
-            if federation.rates:
-                rates = ", ".join(federation.rates)
+            if rates := ", ".join(step_sizes(federation.method)):
                 fix = f"lower the learning rate ({rates}), or tighten the prior"
             raise ClientError(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "

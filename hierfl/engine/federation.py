@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,8 +38,9 @@ COUNT, TOGETHER = attrgetter("count"), attrgetter("together")
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What stays the same from round to round; `rates` are the options that set the step sizes."""
+    """What stays the same from round to round."""
 
+    method: Method
     program: Program
     client: Client
     server: Server
@@ -49,8 +49,6 @@ class Federation:
     cohort: int = 1
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
     graphs: Graphs | None = None
-    rates: tuple[str, ...] = ()
-    discloses: Literal["sums", "summaries"] = "sums"
 
     def __repr__(self) -> str:
         """The clients, the cohort and the engine."""
@@ -73,12 +71,10 @@ class Federation:
         return self.settings.engine != "sequential" and self.program.in_vmap
 
     @cached_property
-    def _row_bytes(self) -> int:
-        return sum(v[:1].nbytes for v in self.data.fields.values())
-
-    @cached_property
-    def _state_bytes(self) -> int:
-        return sum(spec.start.nbytes for spec in self.program.params)
+    def _bytes(self) -> tuple[int, int]:
+        """Size of a row, and of a client's params."""
+        rows = sum(v[:1].nbytes for v in self.data.fields.values())
+        return rows, sum(spec.start.nbytes for spec in self.program.params)
 
     @property
     def slots(self) -> int:
@@ -89,11 +85,12 @@ class Federation:
             return self.settings.chunk
         phases = list(filter(COUNT, self.client.phases))
         most, rows = int(self.data.counts.max()), 0
+        row_bytes, state_bytes = self._bytes
         if phases and all(map(TOGETHER, phases)):  # each operation is one for all clients
-            return max(1, TOGETHER_BYTES // (self._row_bytes * most + 1))
+            return max(1, TOGETHER_BYTES // (row_bytes * most + 1))
         for phase in phases:
             rows = max(rows, phase.batch_size or most)
-        one = self._row_bytes * max(rows, 1) + self._state_bytes + 1
+        one = row_bytes * max(rows, 1) + state_bytes + 1
         if self.device.type != "cpu":
             return max(1, ACCELERATOR_BYTES // one)
         # an eager step starts its operations one by one, which pays only for several clients at once
@@ -130,13 +127,14 @@ class Federation:
                 break
         else:
             return tuple(parts)
-        most = CHUNK_BYTES // (self._row_bytes + self._state_bytes)
+        row_bytes, state_bytes = self._bytes
+        most = CHUNK_BYTES // (row_bytes + state_bytes)
         return cut_ragged(
             parts,
             self.data.counts,
             most=self.settings.chunk or max(1, min(4096, most)),
-            few=CHUNK_BYTES // max(1, self._row_bytes),
-            padding=PADDING_BYTES // max(1, self._row_bytes),
+            few=CHUNK_BYTES // max(1, row_bytes),
+            padding=PADDING_BYTES // max(1, row_bytes),
         )
 
     def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
@@ -146,7 +144,7 @@ class Federation:
         slots = max(map(len, parts))
         by_rows = any(phase.batch_size is None and phase.count for phase in self.client.phases)
         added = max((slots - len(p)) * int(self.data.counts[p].max()) for p in parts)
-        return 0 if by_rows and added * self._row_bytes > PADDING_BYTES else slots
+        return 0 if by_rows and added * self._bytes[0] > PADDING_BYTES else slots
 
 
 def federate(
@@ -170,6 +168,7 @@ def federate(
     if server.mail is not None:
         _check_mail(method, client)
     return Federation(
+        method=method,
         program=program,
         client=client,
         server=server,
@@ -177,8 +176,6 @@ def federate(
         seed=seed,
         cohort=size,
         settings=settings,
-        rates=step_sizes(method),
-        discloses=method.discloses,
     )
 
 
@@ -260,10 +257,11 @@ def step_sizes(method: Method) -> tuple[str, ...]:
     """Return the options of a method that set step sizes, a wrapper's own first."""
     recipe = recipe_of(method)
     options = {} if recipe is None else recipe.options
-    own = [
-        name
-        for name, value in options.items()
-        if name.endswith(("optimizer", "step_size")) and value is not None
-    ]
-    inner = [step_sizes(value) for value in options.values() if isinstance(value, Method)]
-    return tuple(dict.fromkeys([*own, *(name for names in inner for name in names)]))
+    own: list[str] = []
+    inner: list[str] = []
+    for name, value in options.items():
+        if name.endswith(("optimizer", "step_size")) and value is not None:
+            own.append(name)
+        if isinstance(value, Method):
+            inner += step_sizes(value)
+    return tuple(dict.fromkeys([*own, *inner]))

@@ -188,24 +188,24 @@ LINKS: Mapping[type, Link] = {
 }
 
 
-def has_link(site: Site) -> bool:
-    """Return whether a site's distribution may have a predictor; derived densities may differ."""
-    return any(kind in LINKS for kind in type(site["fn"]).__mro__)
-
-
-def link_of(site: Site) -> Link:
-    """Return how the distribution of a site depends on its predictor."""
-    return next(LINKS[kind] for kind in type(site["fn"]).__mro__ if kind in LINKS)
+def link_of(site: Site) -> Link | None:
+    """Return how a distribution depends on its predictor, or None; derived densities may differ."""
+    return next((LINKS[kind] for kind in type(site["fn"]).__mro__ if kind in LINKS), None)
 
 
 def all_linked(terms: Mapping[str, Site]) -> bool:
     """Return whether every site is in the clients plate and may have a predictor."""
-    return all(in_clients(site) and has_link(site) for site in terms.values())
+    return all(in_clients(site) and link_of(site) for site in terms.values())
 
 
 def predictors(terms: Mapping[str, Site]) -> Tensor:
     """Return the predictors of all rows, site after site, (n,)."""
-    return torch.cat([link_of(site).predictor(site["fn"]).flatten() for site in terms.values()])
+    found = []
+    for site in terms.values():
+        link = link_of(site)
+        assert link is not None
+        found.append(link.predictor(site["fn"]).flatten())
+    return torch.cat(found)
 
 
 def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
@@ -217,10 +217,10 @@ def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
 def scores(terms: Mapping[str, Site], eta: Tensor) -> Tensor:
     """Return the log likelihood of each row at other predictors eta (n,), (n,)."""
     sizes = [site["fn"].batch_shape.numel() for site in terms.values()]
-    parts = zip(terms.values(), eta.split(sizes), strict=True)
-    return torch.cat([_score(site, part) for site, part in parts])
-
-
-def _score(site: Site, eta: Tensor) -> Tensor:
-    fn = site["fn"]
-    return scored(site, link_of(site).score(fn, site["value"], eta.view(fn.batch_shape))).flatten()
+    found = []
+    for site, part in zip(terms.values(), eta.split(sizes), strict=True):
+        fn, link = site["fn"], link_of(site)
+        assert link is not None
+        term = link.score(fn, site["value"], part.view(fn.batch_shape))
+        found.append(scored(site, term).flatten())
+    return torch.cat(found)

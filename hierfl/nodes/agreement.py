@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -17,10 +17,9 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.nodes.messages import NAMES, Refused
 from hierfl.program.program import Program
-from hierfl.program.read import ModelRead, codes_of
+from hierfl.program.read import codes_of
 
 Ranges = dict[str, tuple[int, int]]
-Read = TypeVar("Read", Program, ModelRead)
 FEW = 5  # rows of a client that stand in for its own
 LONGEST = 1000  # characters of a client's name
 # of a client, of a code, and of a row's field: what a server and its programs can hold
@@ -230,8 +229,8 @@ class Agreement:
         short = replace(self, rows=tuple(min(FEW, count) for count in self.rows))
         return stand_in(short.absent_rows(fills), 0)
 
-    def agreed(self, program: Read) -> Read:
-        """Return a program, or a model, that was read from some clients, as it is read from all of them.
+    def agreed(self, program: Program) -> Program:
+        """Return a program that was read from some clients, as it is read from all of them.
 
         Where a method starts from some client's prior, that client's fields are the same made-up
         ones everywhere.

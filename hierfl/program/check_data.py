@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributions.constraints as constraints
 from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import apply_stack
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
@@ -175,20 +173,7 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
     ]
 
 
-def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
-    """Return the fields that a model or guide reads, by recording each access."""
-    read: set[str] = set()
-    recorded = replace(
-        batch,
-        fields=_Recorded(batch.fields, read, batch.num_rows),
-        client_fields=_Recorded(batch.client_fields, read),
-    )
-    with handler:
-        poutine.trace(program).get_trace(recorded)
-    return frozenset(read)
-
-
-class _Recorded(Mapping[str, Any]):
+class Recorded(Mapping[str, Any]):
     """Fields that record each access in `read`; the number of their rows is known without one."""
 
     def __init__(

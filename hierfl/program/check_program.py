@@ -68,10 +68,10 @@ def _at_once(loss: Loss, params: Params, batch: ClientBatch) -> None:
     def of_one(params: Params, fields: Tree) -> Tensor:
         return loss(params, replace(batch, **fields))
 
-    fields = {name: getattr(batch, name) for name in ("counts", "own_keys", "rows")}
-    fields |= {"fields": dict(batch.fields), "client_fields": dict(batch.client_fields)}
-    if batch.rows is None:
-        del fields["rows"]
+    fields: Tree = {"fields": dict(batch.fields), "client_fields": dict(batch.client_fields)}
+    fields |= {"counts": batch.counts, "own_keys": batch.own_keys}
+    if batch.rows is not None:
+        fields["rows"] = batch.rows
     params, fields = tree_map(_twice, (params, fields))
     with torch.enable_grad():
         for leaf in params.values():

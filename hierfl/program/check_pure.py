@@ -111,14 +111,6 @@ class _Marked(Messenger):
         self.marks.add(copy)
         return copy
 
-    def is_marked(self, site: Site) -> bool:
-        """Return whether the value of a site, or its log density, depends on a marked value."""
-        value = site["value"]
-        for found in (value, site["fn"].log_prob(value)):
-            if isinstance(found, Tensor) and not self.marks.isdisjoint(leaves(found)):
-                return True
-        return False
-
     def _pyro_post_sample(self, msg: Site) -> None:
         if in_clients(msg) and not msg["is_observed"]:
             msg["value"] = self.marked(msg["value"])
@@ -141,8 +133,9 @@ def check_boundary(
             trace: Any = poutine.trace(program).get_trace(marked)
         except RuntimeError:
             return  # the program takes values out of autograd (`.numpy()`), and cannot be checked
-        for name, site in trace.nodes.items():
-            if site["type"] == "sample" and not in_clients(site) and handler.is_marked(site):
+        for name, site in samples(trace):
+            depends = chain.from_iterable(map(leaves, _tensors(site)))
+            if not in_clients(site) and not handler.marks.isdisjoint(depends):
                 raise ProgramError(
                     f"site '{name}' is outside the clients plate in the {what}, but depends on "
                     "something inside it (a client's rows, local sites or local params): move it "

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -141,11 +142,9 @@ def double_precision() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def in_double(batch: ClientBatch) -> ClientBatch:
-    """Return a batch with its floating fields in double precision."""
-    return in_dtype(batch, torch.float64)
-
-
 def in_dtype(batch: ClientBatch, dtype: torch.dtype) -> ClientBatch:
     """Return a batch with its floating fields in a dtype."""
     return mapped(batch, lambda v: v.to(dtype) if v.is_floating_point() else v)
+
+
+in_double = partial(in_dtype, dtype=torch.float64)

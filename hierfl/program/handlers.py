@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,23 +70,14 @@ class Noise:
     def __init__(self, key: Tensor, axis: int) -> None:
         self.key, self.axis, self.calls = key, axis, 0
 
-    def _drawn(
-        self, source: Callable[..., Tensor], shape: torch.Size, dtype: torch.dtype
-    ) -> Tensor:
+    def drawn(self, source: Callable[..., Tensor], like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return `noise.normals` or `noise.uniforms` of a shape, in the dtype of `like`."""
         key = noise.fold(self.key, self.calls) if self.calls else self.key
         self.calls += 1
         if key.dim() == 1:
-            return source(key, tuple(shape), dtype)
+            return source(key, tuple(shape), like.dtype)
         rest = (*shape[: self.axis], *shape[self.axis + 1 :])
-        return source(key, rest, dtype).movedim(0, self.axis)
-
-    def normal(self, like: Tensor, shape: torch.Size) -> Tensor:
-        """Return standard normals of a shape, in the dtype of `like`."""
-        return self._drawn(noise.normals, shape, like.dtype)
-
-    def uniform(self, like: Tensor, shape: torch.Size) -> Tensor:
-        """Return uniforms in the open interval (0, 1) of a shape, in the dtype of `like`."""
-        return self._drawn(noise.uniforms, shape, like.dtype)
+        return source(key, rest, like.dtype).movedim(0, self.axis)
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
@@ -103,21 +94,21 @@ def draw(fn: Any, source: Noise) -> Tensor:
             value = transform(value)
         return value
     if isinstance(fn, torch_dist.Normal):
-        return fn.loc + fn.scale * source.normal(fn.loc, shape)
+        return fn.loc + fn.scale * source.drawn(noise.normals, fn.loc, shape)
     if isinstance(fn, torch_dist.MultivariateNormal):
-        eps = source.normal(fn.loc, shape)
+        eps = source.drawn(noise.normals, fn.loc, shape)
         return fn.loc + (fn._unbroadcasted_scale_tril @ eps[..., None])[..., 0]
     if isinstance(fn, torch_dist.LowRankMultivariateNormal):
         factor = fn._unbroadcasted_cov_factor
-        low = source.normal(fn.loc, fn.batch_shape + factor.shape[-1:])
-        own = source.normal(fn.loc, shape)
+        low = source.drawn(noise.normals, fn.loc, fn.batch_shape + factor.shape[-1:])
+        own = source.drawn(noise.normals, fn.loc, shape)
         return fn.loc + (factor @ low[..., None])[..., 0] + fn._unbroadcasted_cov_diag.sqrt() * own
     if isinstance(fn, torch_dist.Uniform):
-        return fn.low + (fn.high - fn.low) * source.uniform(fn.low, shape)
+        return fn.low + (fn.high - fn.low) * source.drawn(noise.uniforms, fn.low, shape)
     if isinstance(fn, torch_dist.Cauchy | torch_dist.Laplace | torch_dist.Exponential):
         like = fn.rate if isinstance(fn, torch_dist.Exponential) else fn.loc
         inverse: Any = fn.icdf
-        return inverse(source.uniform(like, shape))
+        return inverse(source.drawn(noise.uniforms, like, shape))
     raise NoKeyedDraw(
         type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__
     )
@@ -189,15 +180,11 @@ class Answer(Messenger):
         try:
             msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
         except NoKeyedDraw:
-            msg["value"] = self._seeded(msg, key)
+            try:
+                msg["value"] = seeded(msg["fn"], key, reparameterized=self.reparameterized)
+            except NoSampler as error:
+                raise NoSampler(f"site '{msg['name']}' ({error})") from error
         msg["done"] = True
-
-    def _seeded(self, msg: Site, key: Tensor) -> Tensor:
-        """Return a draw by torch's own sampler; where there is none, the error names the site."""
-        try:
-            return seeded(msg["fn"], key, reparameterized=self.reparameterized)
-        except NoSampler as error:
-            raise NoSampler(f"site '{msg['name']}' ({error})") from error
 
 
 @contextmanager

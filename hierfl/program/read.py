@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import pyro
@@ -11,8 +11,6 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
-from torch import Tensor
-from torch.distributions.constraints import Constraint
 
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
@@ -22,11 +20,11 @@ from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
+    Recorded,
     check_density,
     check_names,
     check_support,
     checked_labels,
-    fields_read,
     label_fields,
     refuse_in_sample,
 )
@@ -42,7 +40,7 @@ from hierfl.program.check_pure import check_boundary, check_pure, no_global_draw
 from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
-from hierfl.program.program import ParamSpec, Program, ProgramError, Reads
+from hierfl.program.program import Program, ProgramError, Reads
 from hierfl.program.read_traces import (
     closed_of,
     derived_of,
@@ -53,7 +51,7 @@ from hierfl.program.read_traces import (
     sites_to_float,
     with_float_labels,
 )
-from hierfl.program.sites import Family, Guide, Latents, Model
+from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
@@ -114,25 +112,12 @@ def _explain(
 
 @dataclass(frozen=True, eq=False)
 class ModelRead:
-    """A model, read and checked, without its guide; `traces` are of one client and of two."""
+    """A model, read and checked: its program lacks a guide; `traces` are of one client and of two."""
 
-    model: Model
+    program: Program
     data: ClientData
     missing: bool
     traces: tuple[Any, Any]
-    latents: Latents
-    params: tuple[ParamSpec, ...]
-    labels: Mapping[str, str]
-    supports: Mapping[str, tuple[str, Constraint]]
-    factors: Mapping[str, bool]
-    joint: Mapping[str, bool]
-    reads: frozenset[str]
-    num_clients: int
-    client_keys: Tensor
-    ranks: Tensor
-    prototype: ClientBatch
-    codes: Mapping[str, tuple[int, int]]
-    seed: int
 
     @one_at_a_time
     def under(self, guide: Guide | Family, *, learn: bool = True) -> Program:
@@ -145,48 +130,37 @@ class ModelRead:
             _explain(
                 error,
                 self.data,
-                lambda other: _read_model(self.model, other, self.seed, False)._under(guide, learn),
+                lambda other: _read_model(
+                    self.program.model, other, self.program.seed, missing=False
+                )._under(guide, learn),
             )
         if self.missing:
             check_missing(program, self.data)
         return program
 
     def _under(self, guide: Guide | Family, learn: bool) -> Program:
-        (single, pair), one = self.traces, self.prototype
+        (single, pair), known = self.traces, self.program
+        model, one, seed = known.model, known.prototype, known.seed
         whole = getattr(getattr(guide, "build", None), "reads_all_rows", False)
         # Newton steps are in the units of the priors, gradient steps in the sites' own
-        latents = self.latents if whole else self.latents.in_own_units()
+        latents = known.latents if whole else known.latents.in_own_units()
         with pyro.validation_enabled(True):
-            built = guide.on(self.model, latents) if isinstance(guide, Family) else guide
+            built = guide.on(model, latents) if isinstance(guide, Family) else guide
             two = _prototype(self.data, [0, self.data.num_clients - 1])
-            guided = _trace(built, one, "guide", self.seed, Answer({}, one))
-            guided_pair = _trace(built, two, "guide", self.seed, Answer({}, two))
+            guided, reads = _trace(built, one, "guide", seed, Answer({}, one))
+            guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))
             check_cover(latents, guided)
             check_boundary(built, one, "guide", Answer({}, one))
-            # before the guide runs again: it refuses one that cannot be drawn
-            keyed = is_keyed(guided)
-            with untouched_store():
-                reads = Reads(self.reads, fields_read(built, one, Answer({}, one)))
-            program = Program(
-                model=self.model,
+            program = replace(
+                known,
                 guide=built,
                 latents=latents,
+                # before the guide runs again: it refuses one that cannot be drawn
+                keyed=is_keyed(guided),
                 params=params_of([single, guided], [pair, guided_pair]),
                 closed=closed_of(single, guided),
-                derived=derived_of(single),
-                labels=self.labels,
-                factors=self.factors,
-                supports=self.supports,
-                reads=reads,
-                num_clients=self.num_clients,
-                client_keys=self.client_keys,
-                ranks=self.ranks,
-                prototype=one,
-                seed=self.seed,
-                keyed=keyed,
+                reads=Reads(known.reads.model, reads),
                 reads_all_rows=whole,
-                joint=self.joint,
-                codes=self.codes,
             )
             check_start(program, one)
             check_pure(program, one)  # first: its own noise would look as if padding mattered
@@ -198,50 +172,41 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
-        pair = _trace(model, two, "model", seed, _Start())
-        single = _trace(model, one, "model", seed, _Start())
+        pair, _ = _trace(model, two, "model", seed, _Start())
+        single, reads = _trace(model, one, "model", seed, _Start())
         with untouched_store():
             labels = label_fields(model, pair, two)
         if floats := sites_to_float(pair):
             model = with_float_labels(model, floats)
-            pair = _trace(model, two, "model", seed, _Start())
-            single = _trace(model, one, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, _Start())
+            single, reads = _trace(model, one, "model", seed, _Start())
         check_sizes(model, single, one)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data)
         joint = joint_sites(model, single, one, labels)
         with untouched_store():
-            factors = likelihood_factors(model, pair, two)
-            reads = fields_read(model, one, _Start())
-        _check_observed(labels, factors)
+            factors = likelihood_factors(model, pair, two, labels)
         check_boundary(model, one, "model", _Start())
-    return ModelRead(
+    program = Program(
         model=model,
-        data=data,
-        missing=missing,
-        traces=(single, pair),
+        guide=model,  # until it has one
         latents=latents,
         params=params_of([single], [pair]),
+        closed=frozenset(),
+        derived=derived_of(single),
         labels=labels,
         supports=supports,
-        factors=factors,
-        joint=joint,
-        reads=reads,
+        reads=Reads(reads, frozenset()),
         num_clients=data.num_clients,
         client_keys=data.keys,
         ranks=data.by_name.argsort(),
         prototype=one,
-        codes=codes_of(data),
         seed=seed,
+        joint=joint,
+        factors=factors,
+        codes=codes_of(data),
     )
-
-
-def _check_observed(labels: Mapping[str, str], factors: Mapping[str, bool]) -> None:
-    if not labels and not factors:
-        raise ProgramError(
-            "the model observes no field inside the clients plate: give a likelihood, "
-            "pyro.sample(..., obs=batch.y)"
-        )
+    return ModelRead(program, data, missing, (single, pair))
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
@@ -288,17 +253,24 @@ def _trace(
     what: str,
     seed: int,
     handler: Messenger,
-) -> Any:
+) -> tuple[Any, frozenset[str]]:
+    """Return the trace of a model or guide, checked, and the fields that it reads."""
+    read: set[str] = set()
+    recorded = replace(
+        batch,
+        fields=Recorded(batch.fields, read, batch.num_rows),
+        client_fields=Recorded(batch.client_fields, read),
+    )
     try:
         with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
             noise.seed_torch(seed & 0x7FFFFFFF)
             try:
                 with handler, _Plates(batch):
-                    trace = poutine.trace(program).get_trace(batch)
+                    trace = poutine.trace(program).get_trace(recorded)
             except NoKeyedDraw:
                 # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
-                trace = poutine.trace(program).get_trace(batch)
+                trace = poutine.trace(program).get_trace(recorded)
     except Exception as error:
         cause = root_of(error)
         if isinstance(cause, ProgramError):
@@ -309,4 +281,4 @@ def _trace(
         if not is_deterministic(site):
             check_plates(name, site, batch)
             check_density(name, site)
-    return trace
+    return trace, frozenset(read)

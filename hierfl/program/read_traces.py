@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -89,7 +89,9 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
     return floated
 
 
-def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str, bool]:
+def likelihood_factors(
+    model: Model, trace: Any, batch: ClientBatch, labels: Collection[str]
+) -> dict[str, bool]:
     """Return the likelihood's factors -> whether by row; those outside the data plate must read fields."""
     found, of_clients = {}, {}
     for name, site in samples(trace):
@@ -102,7 +104,13 @@ def likelihood_factors(model: Model, trace: Any, batch: ClientBatch) -> dict[str
         for name, density in of_clients.items():
             if not torch.equal(_density(nodes[name]), density):
                 reading.add(name)
-    return {name: rows for name, rows in found.items() if rows or name in reading}
+    found = {name: rows for name, rows in found.items() if rows or name in reading}
+    if not found and not labels:
+        raise ProgramError(
+            "the model observes no field inside the clients plate: give a likelihood, "
+            "pyro.sample(..., obs=batch.y)"
+        )
+    return found
 
 
 def _density(site: Site) -> Tensor:

@@ -58,25 +58,36 @@ def choose(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     cohort: int | float | None = None,
     seed: int = 0,
-    agreed: Callable[[ModelRead], ModelRead] | None = None,
+    agreed: Callable[[Program], Program] | None = None,
 ) -> Choice:
     """Choose a model's method by the rule of docs/methods.md, with what nodes `agreed` on, if they did."""
     whole = cohort_size(cohort, data.num_clients) == data.num_clients
     everyone = whole and settings.on_client_error != "skip"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = read_model(model, data, seed=seed)
-        given = _Given(model, found if agreed is None else agreed(found), said)
+        read = read_model(model, data, seed=seed)
+        if agreed is not None:
+            read = replace(read, program=agreed(read.program))
+        latents, recipe = read.program.latents, recipe_of(model)
+        ours = recipe is not None and recipe.factory.__module__.startswith("hierfl.models")
+        given = _Given(
+            model=model,
+            read=read,
+            said=said,
+            shared=latents.global_block.size,
+            own=latents.local_block.size,
+            made_by=recipe.factory.__name__ if recipe is not None and ours else "",
+        )
         choice = _chosen(given, settings.disclose, everyone=everyone)
     return replace(choice, said=tuple(said))
 
 
 def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
     model = given.model
-    if given.read.params:
+    if given.read.program.params:
         return _of_params(given)
-    if given.is_large:
-        why = f"{given.shared + given.own:,} unknowns are too many for covariances"
+    if (unknowns := given.shared + given.own) > MANY:
+        why = f"{unknowns:,} unknowns are too many for covariances"
         return given.chosen(methods.fedsvi(model, mean_field), why)
     if given.made_by in NETWORKS:
         return given.chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
@@ -99,31 +110,18 @@ def too_much(method: Method, data: ClientData) -> ValueError:
 # ------------------------------------------------------------------ what the model declares
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """A model, what was read of it, and the warnings that were said."""
+    """A model, what was read of it, and the warnings that were said.
+
+    `shared` and `own` count its unknowns of the global level and of a client; `made_by` is its
+    builder in `hierfl.models`, "" for any other model.
+    """
 
     model: Model
     read: ModelRead
     said: list[warnings.WarningMessage]
-
-    @property
-    def shared(self) -> int:
-        return self.read.latents.global_block.size
-
-    @property
-    def own(self) -> int:
-        return self.read.latents.local_block.size
-
-    @property
-    def is_large(self) -> bool:
-        return self.shared + self.own > MANY
-
-    @property
-    def made_by(self) -> str:
-        """The builder in `hierfl.models` that made the model; "" for any other."""
-        recipe = recipe_of(self.model)
-        if recipe is None or not recipe.factory.__module__.startswith("hierfl.models"):
-            return ""
-        return recipe.factory.__name__
+    shared: int
+    own: int
+    made_by: str
 
     def chosen(self, method: Method, why: str, program: Program | None = None) -> Choice:
         if program is None and method.model is self.model:
@@ -136,7 +134,7 @@ class _Given:
 
 # ------------------------------------------------------------------ rows of the table
 def _of_params(given: _Given) -> Choice:
-    model, params, made = given.model, given.read.params, given.made_by
+    model, params, made = given.model, given.read.program.params, given.made_by
     what = f"param '{min(p.name for p in params)}' is learned, without a prior"
     if isinstance(model, PersonalHeads):
         why = "the model is PersonalHeads, whose params are learned"
@@ -144,12 +142,12 @@ def _of_params(given: _Given) -> Choice:
     if made in ("learned_prior_network", "bregman_network"):
         method = methods.fedmap if made == "learned_prior_network" else methods.pfedbred
         return given.chosen(method(model), f"the model is {made}, whose prior is learned")
-    if not given.read.latents.sites:
+    if not given.read.program.latents.sites:
         if any(spec.is_local for spec in params):
             why = f"{what}, some at each client, and no site is latent"
             return given.chosen(methods.fedbn(model), why)
         return given.chosen(methods.fedavg(model), f"{what}, and no site is latent")
-    if given.is_large or made in NETWORKS:
+    if given.shared + given.own > MANY or made in NETWORKS:
         why = f"{what}, and the model is a network"
         return given.chosen(methods.fedsvi(model, mean_field), why)
     return given.structured(what)
