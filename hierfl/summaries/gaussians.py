@@ -55,12 +55,14 @@ class Quadratic(NamedTuple):
         return self.constant + dot(self.shift - 0.5 * times(self.precision, x), x)
 
     def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
-        """Return the batch's product at x = start + slopes m, as a function of m (M,)."""
+        """Return the batch's product at x = start + slopes m, as a function of m (M,), (C or 1, D, M)."""
         turned = (self.precision @ start[..., None])[..., 0]
         constant = self.constant + ((self.shift - 0.5 * turned) * start).sum(-1)
-        shift = ((self.shift - turned)[:, None] @ slopes)[:, 0]
-        precision = slopes.mT @ (self.precision @ slopes)
-        return Quadratic(precision.sum(0), shift.sum(0), constant.sum(0))
+        precision, pull = self.precision, self.shift - turned
+        if len(slopes) == 1:  # the same for the whole batch
+            precision, pull = precision.sum(0, keepdim=True), pull.sum(0, keepdim=True)
+        flat, turned = slopes.flatten(0, 1), (precision @ slopes).flatten(0, 1)
+        return Quadratic(flat.mT @ turned, pull.flatten() @ flat, constant.sum(0))
 
 
 def product(one: Tensor, other: Tensor) -> Tensor:
@@ -83,13 +85,12 @@ def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) ->
     """Return Normal distributions of w (D,) times factors of v = (w, u (U,) or (C, U)), of w."""
     size = normal.mean.shape[-1]
     pull = times(normal.precision, normal.mean)
-    constant = 0.5 * (normal.log_det - dot(normal.mean, pull) - size * LOG_2_PI)
     turned = times(precision[:, :, size:], u)
     of_u = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
     return Quadratic(
         normal.precision + precision[:, :size, :size],
         pull + shift[:, :size] - turned[:, :size],
-        constant + of_u,
+        normal.log_prob(torch.zeros(size, dtype=u.dtype)) + of_u,
     )
 
 

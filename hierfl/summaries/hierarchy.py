@@ -27,7 +27,7 @@ from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, per_client, scored
 from hierfl.summaries.exact import Spread
-from hierfl.summaries.gaussians import LOG_2_PI, Normal, Quadratic, times_factor, without_own
+from hierfl.summaries.gaussians import Normal, Quadratic, times_factor, without_own
 from hierfl.summaries.mixing import Mixing, means_of, precision_of
 from hierfl.summaries.reading import Reading
 
@@ -51,8 +51,7 @@ class Hierarchy:
     linear: tuple[str, ...] = ()  # names of the global sites in m
     # whether the mean of a local site, and of one in m, depends on another one of its kind
     chained: tuple[bool, bool] = (False, False)
-    # (V, Km), how far (mean of w, u) move with m, if the same at any s and for all clients
-    slopes: Tensor | None = None
+    steady: bool = False  # whether (mean of w, u) move with m as far at any s and t
     mixing: Mixing | None = None  # what the local sites are Normal given
     spread: Spread | None = None  # the noise scale of a Gaussian likelihood
 
@@ -240,12 +239,10 @@ class Hierarchy:
         return normal.unchained(lambda m: means_of(sites, found(m))) if self.chained[1] else normal
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
-        """Return how far (mean of w, u) move with m: (V, Km), or (C, V, Km) if clients differ."""
-        if self.slopes is not None:
-            return self.slopes.to(z.dtype)
+        """Return how far (mean of w, u) move with m: (C, V, Km), or (1, V, Km) for all clients."""
         count = len(self.inside)
         if not count:
-            return torch.zeros(self.reading.size, 0, dtype=z.dtype)
+            return torch.zeros(1, self.reading.size, 0, dtype=z.dtype)
         axes = torch.eye(count, dtype=z.dtype)
         at_zero = z.index_fill(0, self.inside, 0.0)
         s = z[self.outside]
@@ -287,11 +284,16 @@ def given(
 
 
 def of_means(
-    hierarchy: Hierarchy, scales: Tensor, factors: Factors, t: Tensor | None = None
+    hierarchy: Hierarchy,
+    scales: Tensor,
+    factors: Factors,
+    t: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Quadratic:
     """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
 
-    Its constant contains log p(s) and log p(t | s), s (Ks,) and t (N, M).
+    Its constant contains log p(s) and log p(t | s), s (Ks,) and t (N, M). `slopes` are those of
+    `slopes_at` where they are known.
     """
     count = len(hierarchy.inside)
     batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
@@ -303,7 +305,8 @@ def of_means(
     each = without_own(own.precision, own.log_det, precision, shift, summed=summed)
     clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
     parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
-    whole = each.along(torch.cat(parts, 1), hierarchy.slopes_at(z, batch, t))  # m = 0 there
+    slopes = hierarchy.slopes_at(z, batch, t) if slopes is None else slopes
+    whole = each.along(torch.cat(parts, 1), slopes)  # m = 0 there
     zero = torch.zeros(hierarchy.reading.own_size, dtype=z.dtype)
     sites = hierarchy.sites(z, zero, hierarchy.row)
     log_p = hierarchy.log_global(z, sites, without=hierarchy.linear)
@@ -312,6 +315,5 @@ def of_means(
         return whole._replace(constant=whole.constant + log_p)
     prior = hierarchy.means(scales)
     pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
-    constant = 0.5 * (prior.log_det[0] - prior.mean[0] @ pull - count * LOG_2_PI)
-    constant = log_p + constant + whole.constant
+    constant = log_p + prior.log_prob(torch.zeros_like(pull))[0] + whole.constant
     return Quadratic(prior.precision[0] + whole.precision, pull + whole.shift, constant)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.importance_sampling import chosen, normal_points, resampled
+from hierfl.program.handlers import unchecked
 from hierfl.summaries.chains import Sampled, Whitening, sampled
-from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.hierarchy import Factors, of_means
 from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import effective_share, moments, quadratic_in, smoothed, tempered
@@ -191,17 +192,32 @@ class Density:
 
     def __init__(self, surrogate: Surrogate, factors: Factors, bounds: Tensor) -> None:
         self.surrogate, self.factors = surrogate, factors
+        self.slopes: Tensor | None = None
         wide = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, surrogate.mixed)
         self.low, self.high = torch.cat([bounds, wide], 1)
+        hierarchy = surrogate.hierarchy
+        if hierarchy.steady:
+            batch, mixing = hierarchy.batch(factors.fields), hierarchy.mixing
+            t = None if mixing is None else mixing.center.expand(batch.num_clients, -1)
+            with unchecked():
+                self.slopes = hierarchy.slopes_at(hierarchy.reading.origin.double(), batch, t)
 
     def at(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p (S,), and mean (S, Km) and covariance (S, Km, Km) of m given x (S, Ks + N M)."""
         far = ((x < self.low) | (x > self.high) | ~x.isfinite()).any(1)
         near = x.nan_to_num().clamp(self.low, self.high)
-        value, mean, covariance = self.surrogate.given_scales(near, self.factors)
+        hierarchy = self.surrogate.hierarchy
+
+        def one(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            s, t = self.surrogate.parts(at, len(hierarchy.outside))
+            found = of_means(hierarchy, s, self.factors, t, self.slopes)
+            value, covariance = found.log_integral()
+            return value, covariance @ found.shift, covariance
+
+        value, mean, covariance = self.surrogate.mapped(one, self.factors, near)
         return torch.where(far, -torch.inf, value), mean, covariance
 
-    def slopes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p (S,) and its gradient (S, Ks + N M); clients and points are independent."""
         with torch.enable_grad():
             x = x.detach().clone().requires_grad_()
@@ -226,7 +242,7 @@ def _chains(
     least = 2 * LEAST if final else LEAST
     while True:
         found = sampled(
-            density.slopes,
+            density.gradient,
             first,
             whitening,
             draws=count,

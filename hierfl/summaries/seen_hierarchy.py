@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -51,8 +52,9 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
             if reading.effects is not None:
                 raise _not_centered(plain.mixing)
         found = replace(plain, reading=reading)
-        found = with_linear(found, points, batch)
-        return _with_slopes(found, points, batch)
+        found = _with_linear(found, points, batch)
+        slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
+        return replace(found, steady=all(alike_here(one, slopes[0]) for one in slopes))
 
 
 # ------------------------------------------------------------------------------------ local sites
@@ -199,14 +201,6 @@ def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
     return False
 
 
-def _with_slopes(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
-    """Return the hierarchy with its slopes, if these need not be evaluated at every s."""
-    slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
-    everywhere = not found.fields and all(alike_here(one, slopes[0]) for one in slopes)
-    known = slopes[0] if slopes[0].dim() == 2 else slopes[0][0]
-    return replace(found, slopes=known if everywhere else None)
-
-
 def _not_centered(mixing: Mixing) -> ProgramError:
     site = (*mixing.sampled, *mixing.scattered)[0]
     return ProgramError(
@@ -247,23 +241,29 @@ def alike_here(one: Tensor, other: Tensor) -> bool:
     return nearly_equal(one, other, exact=EXACT)
 
 
-def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Return whether tensors are pairwise equal."""
     return all(alike_here(a, b) for a, b in zip(one, other, strict=True))
 
 
-def with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
+def _with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
     """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
     sites = found.program.latents.global_block.sites
-    names = [site.name for site in sites]
-    kept = [n for n in names if all(_is_normal(found, p.z, n, batch) for p in points)]
-    kept = [n for n in kept if all(_is_linear(found, p, n, kept, batch) for p in points)]
-    if not kept:
-        return found
-    linear = replace(found, linear=tuple(kept))
-    chained = any(_is_chained(linear, p.z) for p in points)
-    linear = replace(linear, chained=(found.chained[0], chained))
-    return linear if all(_is_joint(linear, p, batch) for p in points) else found
+    names = [s.name for s in sites if all(_is_normal(found, p.z, s.name, batch) for p in points)]
+
+    def joint(linear: tuple[str, ...]) -> Hierarchy | None:
+        made = replace(found, linear=linear)
+        chained = any(_is_chained(made, p.z) for p in points)
+        made = replace(made, chained=(found.chained[0], chained))
+        return made if all(_is_joint(made, p, batch) for p in points) else None
+
+    every = joint(tuple(names)) if names else found
+    if every is not None:
+        return every
+    best = found
+    for name in reversed(names):  # a site may be Normal given those that it depends on
+        best = joint((name, *best.linear)) or best
+    return best
 
 
 def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bool:
@@ -275,31 +275,6 @@ def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bo
     return True
 
 
-def _is_linear(found: Hierarchy, p: Point, name: str, kept: list[str], batch: ClientBatch) -> bool:
-    """Return whether a global site moves only means, and those linearly."""
-    one = replace(found, linear=(name,))
-    step = FAR * torch.zeros_like(p.z).index_fill(0, one.inside, 1.0)
-    rest, spreads, means = zip(
-        *(_felt(found, p._replace(z=p.z + by * step), kept, batch) for by in (0.0, 1.0, 2.0)),
-        strict=True,
-    )
-    still = all(alike_here(a, b) for v in (rest, spreads) for a, b in pairwise(v))
-    return still and alike_here(means[2] - means[1], means[1] - means[0])
-
-
-def _felt(
-    found: Hierarchy, p: Point, kept: list[str], batch: ClientBatch
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what must stay when a site moves, all spreads, and all means."""
-    sites, t = found.sites(p.z, torch.zeros(found.reading.own_size), batch), p.mixing(found)
-    rest = found.log_global(p.z, sites, without=tuple(kept))
-    rest = torch.cat([rest[None], found.log_mixing(p.z, batch, t)])
-    others = tuple(s for s in found.program.latents.global_block.sites if s.name in kept)
-    own = found.local(p.z, batch, t)
-    spreads = [own.precision.flatten(), precision_of(others, sites)[0].flatten()]
-    return rest, torch.cat(spreads), torch.cat([own.mean.flatten(), means_of(others, sites)[0]])
-
-
 def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
     sites, w = linear.linear_sites, torch.zeros(linear.reading.own_size)
     other = z.index_fill(0, linear.inside, 0.0)
@@ -307,17 +282,25 @@ def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
     return not alike_here(one, two)
 
 
+def _outside(linear: Hierarchy, z: Tensor, p: Point, batch: ClientBatch) -> list[Tensor]:
+    """Return what may not change with m: the log densities of all other sites, and all spreads."""
+    sites, t = linear.sites(z, torch.zeros(linear.reading.own_size), batch), p.mixing(linear)
+    rest = linear.log_global(z, sites, without=linear.linear)
+    spread, own = precision_of(linear.linear_sites, sites)[0], linear.local(z, batch, t).precision
+    return [rest, linear.log_mixing(z, batch, t), spread, own]
+
+
 def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
-    """Return whether log p(z) and the local means at z match what was read off at m = 0."""
+    """Return whether the prior at m is what was read off at m = 0, and the other densities the same."""
     z, t = p.z, p.mixing(linear)
     m, s = z[linear.inside], z[linear.outside]
+    at_zero = linear.whole(0.0 * m, s)
+    here, there = (_outside(linear, at, p, batch) for at in (z, at_zero))
+    if not same(here, there):
+        return False
     sites = linear.sites(z, torch.zeros(linear.reading.own_size), batch)
-    made = linear.means(s).log_prob(m)[0]
-    known = linear.log_global(z, sites, without=())
-    rest = linear.log_global(z, sites, without=linear.linear)
-    at_zero = linear.local(linear.whole(0.0 * m, s), batch, t).mean
-    along = torch.stack(
-        [linear.local(linear.whole(axis, s), batch, t).mean - at_zero for axis in torch.eye(len(m))]
-    )
-    mean = at_zero + torch.tensordot(m, along, 1)
-    return alike_here(made, known - rest) and alike_here(mean, linear.local(z, batch, t).mean)
+    known = linear.log_global(z, sites, without=()) - here[0]
+    moved = (linear.slopes_at(z, batch, t)[:, : linear.normal_size] @ m[:, None])[..., 0]
+    mean = linear.local(at_zero, batch, t).mean + moved
+    right = alike_here(linear.means(s).log_prob(m)[0], known)
+    return right and alike_here(mean, linear.local(z, batch, t).mean)

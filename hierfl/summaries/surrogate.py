@@ -17,7 +17,7 @@ from hierfl.core import noise
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import Answer, NoKeyedDraw, unchecked, untouched_store
 from hierfl.program.traces import Site
-from hierfl.summaries.hierarchy import Factors, Hierarchy, given, of_means, rest_of
+from hierfl.summaries.hierarchy import Factors, Hierarchy, given, rest_of
 
 AT_ONCE = 1 << 21  # draws x clients x (V + 1)^2 scalars that are carried at once
 DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
@@ -43,7 +43,7 @@ class Surrogate:
         """N M, the number of mixing parameters of all clients."""
         return self.clients * self.hierarchy.mixing_size
 
-    def _parts(self, draw: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    def parts(self, draw: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """Return the first `count` entries of a draw, and t (N, M), if there are any."""
         mixed = self.hierarchy.mixing is not None
         return draw[:count], draw[count:].reshape(self.clients, -1) if mixed else None
@@ -52,18 +52,6 @@ class Surrogate:
         """Return (s, t), (S, Ks + N M), of draws (S, K + N M)."""
         own = draws[:, len(self.hierarchy.reading.origin) :]
         return torch.cat([draws[:, self.hierarchy.outside], own], 1)
-
-    def given_scales(self, scales: Tensor, factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log p(s, t) (S,), and mean (S, Km) and covariance (S, Km, Km) of m given (s, t)."""
-
-        def one(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            s, t = self._parts(at, len(self.hierarchy.outside))
-            found = of_means(self.hierarchy, s, factors, t)
-            value, covariance = found.log_integral()
-            return value, covariance @ found.shift, covariance
-
-        found: tuple[Tensor, Tensor, Tensor] = self._mapped(one, factors, scales)
-        return found
 
     def draws(self, scales: Tensor, mean: Tensor, covariance: Tensor, normal: Tensor) -> Tensor:
         """Return draws (S, K + N M) at (s, t), with m by its moments and standard normals (S, Km)."""
@@ -75,7 +63,7 @@ class Surrogate:
         """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N)."""
 
         def one(draw: Tensor) -> tuple[Tensor, Tensor]:
-            z, t = self._parts(draw, len(self.hierarchy.reading.origin))
+            z, t = self.parts(draw, len(self.hierarchy.reading.origin))
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             normal = self.hierarchy.local(z, batch, t)
             precision, shift, constant = self.hierarchy.at_scale(factors, z)
@@ -86,7 +74,7 @@ class Surrogate:
             each = factored.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t) + constant
             return log_z, each.expand(len(factors.shift))
 
-        found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws)
+        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws)
         return found
 
     def moments(
@@ -108,10 +96,11 @@ class Surrogate:
             return torch.cat([normal.mean, rest], 1)[:, back], covariance
 
         t = torch.zeros(len(draws), 0) if mixing is None else mixing
-        found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws, t)
+        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t)
         return found
 
-    def _mapped(self, one: Any, factors: Factors, *draws: Tensor) -> Any:
+    def mapped(self, one: Any, factors: Factors, *draws: Tensor) -> Any:
+        """Return a function of one draw at all draws (S, ...), some at once."""
         size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
         at_once = max(1, AT_ONCE // (size + (len(self.hierarchy.inside) + 1) ** 2))
         with unchecked():

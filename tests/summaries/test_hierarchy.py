@@ -201,7 +201,7 @@ def test_the_gradient_of_the_scales_is_that_of_differences(name: str) -> None:
         surrogate, made_up(surrogate.hierarchy), torch.tensor([[-9.0], [9.0]]).expand(2, size)
     )
     s = 0.3 * torch.randn(size, generator=torch.Generator().manual_seed(3))
-    value, slope = density.slopes(torch.stack([s, s + 20.0]))
+    value, slope = density.gradient(torch.stack([s, s + 20.0]))
     assert value[0].isfinite() and value[1] == -torch.inf  # beyond the bounds
     up, down = (density.at(s + sign * step * torch.eye(size))[0] for sign in (1.0, -1.0))
     torch.testing.assert_close(slope[0], (up - down) / (2.0 * step), rtol=1e-5, atol=1e-6)
