@@ -6,6 +6,7 @@ of the prior.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.program.few_rows import in_double
-from hierfl.program.handlers import Answer, NoKeyedDraw, unchecked, untouched_store
+from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.traces import Site
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given, rest_of
 
@@ -113,25 +114,36 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
     program, block = hierarchy.program, hierarchy.program.latents.global_block
     batch = in_double(hierarchy.row)
 
-    def one(d: int | Tensor) -> Tensor:
+    def one(d: Tensor) -> Tensor:
         drawn = batch.redrawn(noise.word("prior")).redrawn(d)
         with Answer({}, drawn, reparameterized=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(drawn).nodes
         return block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
 
+    try:
+        alone = _independent(hierarchy, seed)
+        return _central(
+            _drawn(one, torch.arange(DRAWS, dtype=torch.int32)) if alone is None else alone
+        )
+    except NotImplementedError:
+        g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
+        away = torch.randn(DRAWS, block.size, generator=g, dtype=torch.float64)
+        return block.start.double() + WIDE * away
+
+
+def _drawn(one: Callable[..., Tensor], *each: Tensor) -> Tensor:
+    """Return draws by the batch's keys; where torch draws, as from a Gamma, a few one by one."""
     with untouched_store():
         try:
-            found = torch.vmap(one)(torch.arange(DRAWS, dtype=torch.int32))
+            return torch.vmap(one)(*each)
         except (RuntimeError, ValueError, NotImplementedError):
-            try:
-                alone = _independent(hierarchy, seed)
-                found = torch.stack([one(d) for d in range(FEW)]) if alone is None else alone
-            except (NoKeyedDraw, NotImplementedError):
-                g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
-                away = torch.randn(DRAWS, block.size, generator=g, dtype=torch.float64)
-                return block.start.double() + WIDE * away
-    low, high = (found.quantile(q, 0) for q in (0.01, 0.99))
-    return found.nan_to_num().clamp(low, high)
+            few = torch.stack([one(*(v[d] for v in each)) for d in range(min(FEW, len(each[0])))])
+            return few[torch.arange(len(each[0])) % len(few)]
+
+
+def _central(draws: Tensor) -> Tensor:
+    low, high = (draws.quantile(q, 0) for q in (0.01, 0.99))
+    return draws.nan_to_num().clamp(low, high)
 
 
 def _independent(hierarchy: Hierarchy, seed: int) -> Tensor | None:
@@ -159,7 +171,7 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | Non
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
     normal = torch.randn(len(draws), mixing.size - len(mixing.outside), generator=g)
 
-    def one(z: Tensor, e: Tensor, d: int | Tensor) -> Tensor:
+    def one(z: Tensor, e: Tensor, d: Tensor) -> Tensor:
         values = program.latents.global_block.unflatten(z)[0]
         drawn = batch.redrawn(noise.word("mixing")).redrawn(d)
         with Answer({}, drawn, reparameterized=False):
@@ -169,15 +181,7 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | Non
         mean, sd = mixing.guess(nodes, 1)
         return torch.cat([own[0, 0, mixing.outside], mean[0] + sd[0] * e])
 
-    with untouched_store():
-        try:
-            found = torch.vmap(one)(draws, normal, torch.arange(len(draws), dtype=torch.int32))
-        except (RuntimeError, ValueError, NotImplementedError):
-            few = min(FEW, len(draws))
-            each = [one(draws[d], normal[d], d) for d in range(few)]
-            found = torch.stack(each)[torch.arange(len(draws)) % few]
-    low, high = (found.quantile(q, 0) for q in (0.01, 0.99))
-    return found.nan_to_num().clamp(low, high)
+    return _central(_drawn(one, draws, normal, torch.arange(len(draws), dtype=torch.int32)))
 
 
 def any_client(
