@@ -130,9 +130,7 @@ def candidate(
 ) -> Candidate:
     """Return the candidate of normals e (C, M + Dn); `side` () is 1 for the prior alone."""
     row = first_row(batch)
-    proposals = None
-    if hierarchy.mixing is not None:
-        proposals = Proposal(own["loc"].movedim(1, 0), own["tril"].movedim(1, 0))
+    proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
     factor = hierarchy.at_noise(z, own["precision"], own["shift"])
     wider = 1.0 if exact else WIDER

@@ -32,39 +32,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
-from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
 from hierfl.methods.two_stage_checks import finished, logged, refused_message, wrong_update
+from hierfl.methods.two_stage_client import Rows
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_weighting import Weighting
-from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
-from hierfl.program.program import Params, Program, ProgramError, once_a_program
-from hierfl.program.sites import Model, Values
-from hierfl.summaries.conditional import Proposal, own_shapes, points_of, proposals_of
-from hierfl.summaries.exact import seen_spread, sums_of
-from hierfl.summaries.expectations import nodes_of, seen_line
-from hierfl.summaries.factor import Factor, factor_of, rounded
+from hierfl.program.program import Program, ProgramError, once_a_program
+from hierfl.program.sites import Model
+from hierfl.summaries.exact import seen_spread
+from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.packed_rows import misread, packed, points_to_test
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.row_noise import RowNoise, check_line, private_factor
+from hierfl.summaries.row_noise import RowNoise, check_line
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.units import UnitScore
-from hierfl.summaries.weighing import Weigher
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
-FACTOR, SUMS = ("precision", "shift"), ("num_rows", "square")
 MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
 
 
@@ -181,7 +174,23 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     def client(program: Program) -> Client:
         found = seen(program)
         program.guide.hold(found.hierarchy)  # type: ignore[attr-defined]
-        return _client(found, row_noise, draws)
+        work = Rows(found.hierarchy, found.score, row_noise)
+        phases = (Phase(work.step, together=True, nested=True, eager=True),)
+        shared = len(found.hierarchy.reading.origin)
+        weighted = draws if row_noise is None else 0  # a log ratio has no noise
+        return Client(
+            own={**work.nothing, "seen": torch.zeros(())},
+            start=lambda message, own: dict(own),
+            phases=phases,
+            finish=work.finish,
+            params=work.params,
+            adapt=phases,
+            most_adapting=1,
+            seen=lambda own: own["seen"],
+            refuses=lambda message, first: refused_message(message, first, weighted, shared),
+            rests_on=work.rests_on,
+            row_noise=row_noise,
+        )
 
     return Method(
         "two_stage" if row_noise is None else "two_stage with row noise",
@@ -193,121 +202,6 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         discloses="summaries",
         most_rounds=MOST_ROUNDS if row_noise is None else row_noise.rounds,
         traits=frozenset({"by rows"}),
-    )
-
-
-def _client(seen: Seen, row_noise: RowNoise | None, draws: int) -> Client:
-    hierarchy, shared = seen.hierarchy, len(seen.hierarchy.reading.origin)
-    weighted = draws if row_noise is None else 0  # a log ratio has no noise
-    with double_precision(), torch.no_grad(), unchecked():
-        score, line = seen.score, seen.score.line
-        nodes, weigher, tries = nodes_of(line), Weigher(hierarchy), points_of(hierarchy)
-        tested = points_to_test(line.reading)
-
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        # weights are ratios of densities of hundreds of rows: single precision lacks the digits
-        with double_precision(), torch.no_grad():
-            distinct = row_noise is None and hierarchy.spread is None
-            rows = packed(score, batch, distinct=distinct)
-            fields = {name: in_double(batch).client_fields[name][:, 0] for name in hierarchy.fields}
-            before = Factor(work["precision"], work["shift"], torch.zeros(rows.clients))
-            if "draws" in message and row_noise is not None:
-                raise ValueError("rows have a budget, and the server asks for log ratios of them")
-            if "draws" in message:
-                where = proposals(message, fields, before)
-                found = weigher.ratios(
-                    rows, before, message["draws"], fields=fields, keys=batch.key, proposals=where
-                )
-                # an error that is the same at all draws does no harm
-                inner = found.error.var(1)
-                return {**work, **sent_of(where), "log_ratios": found.log, "inner": inner}
-            if row_noise is None:
-                wrong = misread(rows, in_double(batch), tested)
-                if bool(wrong.any()) and score.recorded:
-                    # rows may take other branches than the first one
-                    score.recorded = False
-                    rows = packed(score, batch, distinct=distinct)
-                    wrong = misread(rows, in_double(batch), tested)
-            if hierarchy.spread is not None:
-                sums = sums_of(rows, hierarchy.spread)
-                own = rounded(Factor(sums.precision, sums.shift, torch.zeros(rows.clients)))
-                sent = {"num_rows": sums.num_rows, "square": sums.square}
-                wrong = wrong.maximum(sums.wrong)
-                return {**work, **own._asdict(), **sent, "fields": fields, "misread": wrong}
-            belief = message["loc"], message["covariance"]
-            if row_noise is None:
-                own = factor_of(rows, belief, nodes, before, work["seen"] > 0.0)
-            else:  # a test of the rows would disclose them
-                own = private_factor(rows, belief, before, nodes, row_noise, batch.key)
-                wrong = torch.zeros(rows.clients)
-            own = rounded(own)
-            where = proposals(message, fields, own)
-        return {**work, **own._asdict(), **sent_of(where), "fields": fields, "misread": wrong}
-
-    def proposals(message: Tree, fields: Values, own: Factor) -> Proposal | None:
-        if hierarchy.mixing is None:
-            return None
-
-        def of_client(precision: Tensor, shift: Tensor, own: Values) -> Any:
-            row = hierarchy.batch({name: v[None] for name, v in own.items()})
-            factor = precision[None], shift[None]
-            return proposals_of(hierarchy, message["few"], row, factor, tries)
-
-        found = torch.vmap(of_client)(own.precision, own.shift, fields)
-        return Proposal(*(v.movedim(1, 0) for v in found))
-
-    def sent_of(where: Proposal | None) -> Tree:
-        return {} if where is None else {n: v.movedim(1, 0) for n, v in where._asdict().items()}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        factor = {name: work[name] for name in FACTOR}
-        own = {**{name: work[name] for name in kept}, "seen": torch.ones(())}
-        if "draws" not in message:
-            sums = {name: work[name] for name in SUMS if hierarchy.spread is not None}
-            return {
-                "factor": Each({**factor, **sums, "fields": work["fields"]}),
-                "raised": Share(work["raised"]),
-                "misread": Share(work["misread"]),
-            }, own
-        up: Up = {"log_ratios": Each(work["log_ratios"])}
-        return {**up, "inner_variance": Share(work["inner"])} if weigher.sampled else up, own
-
-    def params(message: Tree, own: Tree) -> Params:
-        if not hierarchy.reading.own_size:
-            return dict(message["params"])
-        dtype = torch.get_default_dtype()
-        local = {f"{OWN_PARAM}.{name}": own[name][None, None].to(dtype) for name in kept}
-        return {**message["params"], **local}
-
-    def rests_on(message: Tree, own: Tree, batch: ClientBatch) -> Tensor:
-        """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
-        with double_precision(), torch.no_grad():
-            rows = packed(score, batch)
-            if not len(rows.line.inside) or "covariance" not in message or "draws" in message:
-                return batch.counts.double()
-            precision = torch.linalg.inv_ex(message["covariance"]).inverse + own["precision"]
-            pull = torch.linalg.solve(message["covariance"], message["loc"]) + own["shift"]
-            mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
-            curvature = rows.by_predictor(mean, precision, nodes)[1].abs().sum(1)
-            whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
-            return whole.square() / squares.clamp(min=1e-300)
-
-    phases = (Phase(step, together=True, nested=True, eager=True),)
-    shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
-    none = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    kept = tuple(none)
-    return Client(
-        own={**none, "seen": torch.zeros(())},
-        start=lambda message, own: dict(own),
-        phases=phases,
-        finish=finish,
-        params=params,
-        adapt=phases,
-        most_adapting=1,
-        seen=lambda own: own["seen"],
-        refuses=lambda message, first: refused_message(message, first, weighted, shared),
-        rests_on=rests_on,
-        row_noise=row_noise,
     )
 
 

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.mode import CAP, newton_step
+from hierfl.laplace.mode import climb, curvature
 from hierfl.program.sites import Values
 from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
 from hierfl.summaries.hierarchy import Hierarchy, given
@@ -25,7 +24,6 @@ BEND = 0.5
 CLIMB = 8  # Newton steps to the mode
 LEAST = 0.04  # curvature at the mode, at least: most t are logs, for which 5 is a wide sd
 PASSES, POINTS = 3, 64  # of adaptive importance sampling after it
-SHARES = (1.0, 0.5, 0.25, 0.0625)  # of a Newton step
 
 
 class Proposal(NamedTuple):
@@ -74,7 +72,7 @@ def point(
 ) -> Point:
     """Return each client's point for standard normal e (C, M + Dn).
 
-    `row` is one row of each client, `proposals` (2, C, ...) those with the factor and of the prior
+    `row` is one row of each client, `proposals` (C, 2, ...) those with the factor and of the prior
     alone. `side` () is 1 for a point of the prior alone; `wider` multiplies the scale of w.
     """
     if hierarchy.mixing is None or proposals is None:
@@ -83,7 +81,7 @@ def point(
         # the Normal density at w, over that of the point
         over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
         return Point(mean + (tril @ e[..., None])[..., 0], integral + over)
-    size = hierarchy.mixing_size
+    size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
     normal = hierarchy.local(z, row, t)
@@ -128,27 +126,31 @@ def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
     return torch.arange(count) % 2 * (hierarchy.mixing is not None)
 
 
-def points_of(hierarchy: Hierarchy) -> Tensor:
-    """Return the standard normal points (P, M) of adaptive importance sampling."""
-    return normal_points(POINTS, hierarchy.mixing_size) if hierarchy.mixing else torch.zeros(1, 0)
-
-
 def proposals_of(
-    hierarchy: Hierarchy,
-    few: Tensor,
-    row: ClientBatch,
-    factor: tuple[Tensor, Tensor],
-    points: Tensor,
-) -> Proposal | None:
-    """Return a client's proposals (2, M) and (2, M, M), with its factor and of the prior."""
-    if hierarchy.mixing is None:
-        return None
-    alone = (factor[0] * 0.0, factor[1] * 0.0)
-    each = [proposal_of(hierarchy, few, row, of, points) for of in (factor, alone)]
-    return Proposal(*(torch.stack(parts) for parts in zip(*each, strict=True)))
+    hierarchy: Hierarchy, few: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
+) -> Proposal:
+    """Return clients' proposals (C, 2, M) and (C, 2, M, M), with the factor and of the prior alone.
+
+    They are made by a few draws of z, `few` (F, K).
+    """
+    points, sides = normal_points(POINTS, hierarchy.mixing_size), torch.tensor([1.0, 0.0])
+
+    def of_client(precision: Tensor, shift: Tensor, own: Values) -> Proposal:
+        row = hierarchy.batch({name: v[None] for name, v in own.items()})
+
+        def of_side(by: Tensor) -> Proposal:
+            return _proposal_of(
+                hierarchy, few, row, (by * precision[None], by * shift[None]), points
+            )
+
+        found: Proposal = torch.vmap(of_side)(sides)
+        return found
+
+    found: Proposal = torch.vmap(of_client)(*factor, fields)
+    return found
 
 
-def proposal_of(
+def _proposal_of(
     hierarchy: Hierarchy,
     few: Tensor,
     row: ClientBatch,
@@ -166,30 +168,21 @@ def proposal_of(
         of_w = given(hierarchy, hierarchy.local(z, row, t[None]), z, *factor, t[None])
         return (hierarchy.log_mixing(z, row, t[None]) + of_w.log_integral()[0])[0]
 
-    def curved(t: Tensor, z: Tensor) -> Tensor:
-        values, vectors = torch.linalg.eigh(-jacrev(grad(density))(t, z))
-        return (vectors * values.nan_to_num(nan=LEAST).clamp(min=LEAST)) @ vectors.mT
+    def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
+        return torch.vmap(density)(t[:, 0], few)
 
-    shares = torch.tensor(SHARES)
-
-    def mode(z: Tensor) -> Tensor:
-        t = mixing.center.to(z.dtype)
-        for _ in range(CLIMB):
-            step = newton_step(grad(density)(t, z), curved(t, z), cap=CAP)
-            tried = torch.vmap(lambda by, t=t, step=step: density(t + by * step, z))(shares)
-            t = t + shares[tried.nan_to_num(nan=-torch.inf).argmax(0)] * step
-        return t
-
-    modes = torch.vmap(mode)(few)
-    within = torch.vmap(lambda t, z: torch.linalg.inv_ex(curved(t, z)).inverse)(modes, few)
+    modes = climb(each, mixing.center.to(few.dtype).expand(len(few), 1, -1), steps=CLIMB)
+    values, vectors = torch.linalg.eigh(curvature(each, modes)[1][:, 0])
+    values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
+    modes, within = modes[:, 0], (vectors / values[:, None]) @ vectors.mT
     mean = modes.mean(0)
     covariance = within.mean(0) + (modes - mean).mT @ (modes - mean) / len(modes)
     for _ in range(PASSES):
         found = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
         t = found.at(points)
         log_q = found.log_prob(t)
-        each = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(few)
-        share = (each - log_q).nan_to_num(nan=-torch.inf).softmax(1).mean(0)
+        at = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(few)
+        share = (at - log_q).nan_to_num(nan=-torch.inf).softmax(1).mean(0)
         mean = share @ t
         away = t - mean
         eye = torch.eye(len(mean), dtype=mean.dtype)

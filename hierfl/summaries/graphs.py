@@ -104,7 +104,8 @@ def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., 
     end = recorder.numbers.get(id(result))
     if end is None:
         return None
-    operations, wanted = [], {end}
+    operations = list[Operation]()
+    wanted = {end}
     for of in reversed(recorder.operations):
         if wanted.intersection(of.found):
             operations.insert(0, of)
@@ -118,7 +119,7 @@ def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., 
             found = of.function(*args, **kwargs)
             found = (found,) if isinstance(found, Tensor) else found
             values.update(zip(of.found, found, strict=True))
-        return values[end]  # type: ignore[no-any-return]
+        return values[end]
 
     return run
 

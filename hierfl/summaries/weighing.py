@@ -73,7 +73,7 @@ class Weigher:
         """Return the ratios of C clients at draws of z, (S, K).
 
         `keys` (C, 2) int32 are the clients' at this step, `proposals` those of their mixing
-        variables, (2, C, M) and (2, C, M, M).
+        variables, (C, 2, M) and (C, 2, M, M).
         """
         whole = _At(self.hierarchy, rows, factor, fields, proposals)
         each = [self._of_block(whole.some(who), draws, keys[who]) for who in rows.blocks()]
@@ -145,7 +145,7 @@ class _At:
         fields = {name: v[who] for name, v in self.fields.items()}
         proposals = self.proposals
         if proposals is not None:
-            proposals = Proposal(*(v[:, who] for v in proposals))
+            proposals = Proposal(*(v[who] for v in proposals))
         return _At(self.hierarchy, self.rows.some(who), factor, fields, proposals)
 
     def ratios(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:

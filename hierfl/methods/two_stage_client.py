@@ -1,0 +1,137 @@
+"""The client of two_stage: a factor of its rows, and log ratios to it at the server's draws."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.from_factor import OWN_PARAM
+from hierfl.method import Each, Share, Up
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked
+from hierfl.program.program import Params
+from hierfl.program.sites import Values
+from hierfl.summaries.conditional import Proposal, own_shapes, proposals_of
+from hierfl.summaries.exact import sums_of
+from hierfl.summaries.expectations import nodes_of
+from hierfl.summaries.factor import Factor, factor_of, rounded
+from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
+from hierfl.summaries.row_noise import RowNoise, private_factor
+from hierfl.summaries.units import UnitScore
+from hierfl.summaries.weighing import Weigher
+
+FACTOR, SUMS = ("precision", "shift"), ("num_rows", "square")
+
+
+class Rows:
+    """What clients do with their rows."""
+
+    def __init__(self, hierarchy: Hierarchy, score: UnitScore, row_noise: RowNoise | None) -> None:
+        self.hierarchy, self.score, self.row_noise = hierarchy, score, row_noise
+        self.distinct = row_noise is None and hierarchy.spread is None
+        with double_precision(), torch.no_grad(), unchecked():
+            self.nodes, self.weigher = nodes_of(score.line), Weigher(hierarchy)
+            self.tested = points_to_test(score.reading)
+        shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
+        self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
+
+    def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Return the working state with factors or, of a message with draws, with log ratios."""
+        # weights are ratios of densities of hundreds of rows: single precision lacks the digits
+        with double_precision(), torch.no_grad():
+            rows = packed(self.score, batch, distinct=self.distinct)
+            doubled = in_double(batch)
+            fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
+            before = Factor(work["precision"], work["shift"], torch.zeros(rows.clients))
+            if "draws" not in message:
+                known = work["seen"] > 0.0
+                found = self._factors(rows, doubled, message, before, known)
+                return {
+                    **work,
+                    **found,
+                    **self._proposals(message, fields, found),
+                    "fields": fields,
+                }
+            if self.row_noise is not None:
+                raise ValueError("rows have a budget, and the server asks for log ratios of them")
+            where = self._proposals(message, fields, work)
+            ratios = self.weigher.ratios(
+                rows,
+                before,
+                message["draws"],
+                fields=fields,
+                keys=batch.key,
+                proposals=Proposal(**where) if where else None,
+            )
+            # an error that is the same at all draws does no harm
+            return {**work, **where, "log_ratios": ratios.log, "inner": ratios.error.var(1)}
+
+    def _factors(
+        self, rows: PackedRows, batch: ClientBatch, message: Tree, before: Factor, known: Tensor
+    ) -> Tree:
+        """Return clients' factors, and whether their rows were misread, as no noise would allow."""
+        noise, spread = self.row_noise, self.hierarchy.spread
+        if noise is not None:
+            belief = message["loc"], message["covariance"]
+            own = private_factor(rows, belief, before, self.nodes, noise, batch.key)
+            return {**rounded(own)._asdict(), "misread": torch.zeros(rows.clients)}
+        wrong = misread(rows, batch, self.tested)
+        if bool(wrong.any()) and self.score.recorded:
+            # rows may take other branches than the first one
+            self.score.recorded = False
+            rows = packed(self.score, batch, distinct=self.distinct)
+            wrong = misread(rows, batch, self.tested)
+        if spread is None:
+            belief = message["loc"], message["covariance"]
+            own = factor_of(rows, belief, self.nodes, before, known)
+            return {**rounded(own)._asdict(), "misread": wrong}
+        sums = sums_of(rows, spread)
+        own = rounded(Factor(sums.precision, sums.shift, torch.zeros(rows.clients)))
+        sent = {"num_rows": sums.num_rows, "square": sums.square}
+        return {**own._asdict(), **sent, "misread": wrong.maximum(sums.wrong)}
+
+    def _proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
+        """Return where clients' mixing variables lie, if they have any."""
+        if self.hierarchy.mixing is None:
+            return {}
+        own = factor["precision"], factor["shift"]
+        return proposals_of(self.hierarchy, message["few"], fields, own)._asdict()
+
+    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        """Return what a client sends, and what it keeps."""
+        own = {**{name: work[name] for name in self.nothing}, "seen": torch.ones(())}
+        if "draws" not in message:
+            names = FACTOR if self.hierarchy.spread is None else (*FACTOR, *SUMS)
+            return {
+                "factor": Each({**{name: work[name] for name in names}, "fields": work["fields"]}),
+                "raised": Share(work["raised"]),
+                "misread": Share(work["misread"]),
+            }, own
+        up: Up = {"log_ratios": Each(work["log_ratios"])}
+        sampled = self.weigher.sampled
+        return {**up, "inner_variance": Share(work["inner"])} if sampled else up, own
+
+    def params(self, message: Tree, own: Tree) -> Params:
+        """Return the guide's params of a client."""
+        if not self.hierarchy.reading.own_size:
+            return dict(message["params"])
+        dtype = torch.get_default_dtype()
+        names = {name: f"{OWN_PARAM}.{name}" for name in self.nothing}
+        local = {of: own[name][None, None].to(dtype) for name, of in names.items()}
+        return {**message["params"], **local}
+
+    def rests_on(self, message: Tree, own: Tree, batch: ClientBatch) -> Tensor:
+        """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
+        with double_precision(), torch.no_grad():
+            rows = packed(self.score, batch)
+            if not len(rows.line.inside) or "covariance" not in message or "draws" in message:
+                return batch.counts.double()
+            precision = torch.linalg.inv_ex(message["covariance"]).inverse + own["precision"]
+            pull = torch.linalg.solve(message["covariance"], message["loc"]) + own["shift"]
+            mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
+            curvature = rows.by_predictor(mean, precision, self.nodes)[1].abs().sum(1)
+            whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
+            return whole.square() / squares.clamp(min=1e-300)
