@@ -21,9 +21,9 @@ from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 
-CLIENTS_AT_ONCE = 64
+CLIENTS_AT_ONCE, DRAWS_A_CLIENT = 64, 128  # clients at least, and more while each has so many draws
 # clients x draws carried at once: few, and more where neither rows nor sites are many
-CLIENT_DRAWS_AT_ONCE, MOST_CLIENT_DRAWS = 512, 8192
+CLIENT_DRAWS_AT_ONCE, MOST_CLIENT_DRAWS = 512, 1 << 17
 MOST_NUMBERS, CACHED = 1 << 23, 1 << 20  # clients x draws x rows, where each has one scalar
 CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of a draw is wide
 
@@ -57,7 +57,7 @@ def each_client(
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)
-    most = min(federation.slots, CLIENTS_AT_ONCE)
+    most = clients_at_once(fit, data)
     parts, read = torch.arange(data.num_clients).split(most), [data.counts]
     if not new and rows is not None:
         read.append(federation.data.counts)
@@ -117,7 +117,6 @@ def each_draw(
         def at_draw(d: Tensor) -> Tree:
             return one(params, own.redrawn(d), asked.redrawn(d))
 
-        clients = min(fit.federation.slots, CLIENTS_AT_ONCE, total)
         most = (
             draws_at_once(asked.num_rows, program)
             if width == 1
@@ -125,8 +124,14 @@ def each_draw(
         )
         return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients), first=first)
 
-    total = (fit.federation.data if rows is None else rows).num_clients
+    clients = clients_at_once(fit, fit.federation.data if rows is None else rows)
     yield from each_client(fit, all_draws, rows=rows, new=new, seed=seed, salt=salt)
+
+
+def clients_at_once(fit: Snapshot, data: ClientData) -> int:
+    """Return how many of the clients of `data` are carried at once."""
+    many = draws_at_once(max(1, int(data.counts.max())), fit.program) // DRAWS_A_CLIENT
+    return min(fit.federation.slots, max(CLIENTS_AT_ONCE, many), data.num_clients)
 
 
 def draws_at_once(rows: int, program: Program) -> int:

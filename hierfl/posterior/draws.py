@@ -16,8 +16,8 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import (
-    CLIENTS_AT_ONCE,
     Chunk,
+    clients_at_once,
     draws_at_once,
     each_client,
     each_draw,
@@ -150,7 +150,7 @@ def at_draws(
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
-        clients = min(snapshot.federation.slots, CLIENTS_AT_ONCE, len(snapshot.clients))
+        clients = clients_at_once(snapshot, snapshot.federation.data if rows is None else rows)
 
         def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
             values = {**given, **shared}
