@@ -18,7 +18,7 @@ from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predic
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.terms import stateful_calls
+from hierfl.formulas.terms import calls
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -164,8 +164,9 @@ def along(formula: Formula, name: str, column: Column) -> list[Any]:
         return list(column.levels)
     low, high = column.mean - REACH * column.sd, column.mean + REACH * column.sd
     for found in formula.declared.described:
-        for text, call in stateful_calls(found).items():
-            knots = formula.agreed.transforms[text].knots
+        for call in calls(found):
+            constants = formula.agreed.transforms.get(str(call))
+            knots = constants.knots if constants else ()
             if knots and getattr(call.args[0], "name", None) == name:
                 low, high = max(low, knots[0]), min(high, knots[-1])
     grid: list[Any] = np.linspace(low, high, POINTS).tolist()

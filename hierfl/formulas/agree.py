@@ -14,7 +14,7 @@ from hierfl.formulas.design import designs_of
 from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
-from hierfl.formulas.terms import options_of, stateful_calls
+from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
 
 Rare = Literal["refuse", "merge"]
@@ -183,8 +183,9 @@ def agree_on_formula(
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
     for found in declared.described:
-        for text in stateful_calls(found):
-            if text not in schema.transforms:
+        for call in calls(found):
+            text = str(call)
+            if call.callee in STATEFUL and text not in schema.transforms:
                 constants = _constants(declared, schema, ask, text)
                 schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]

@@ -21,6 +21,7 @@ from hierfl.formulas.columns import (
     check_column,
     complete,
     incomplete,
+    index_in,
     numbers,
     prepared,
 )
@@ -51,9 +52,9 @@ def client_data(
     if labeled and asked and declared.missing == "drop":
         parts, known = _with_labels(declared, parts)
         labeled = any(of.any() for of in known.values())
-    of_response = (declared.parts.response, *_of_response(declared))
-    kinds = {n: kind for n, kind in declared.rows_of.items() if labeled or n not in of_response}
-    read = {n: schema.columns[n] for n in declared.columns if labeled or n not in of_response}
+    of_response = () if labeled else (declared.parts.response, *_of_response(declared))
+    kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
+    read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
     rows: list[Fields] = []
     above: list[Fields] = []
     kept: list[NDArray[np.int64]] = []
@@ -213,15 +214,14 @@ def _inside(
                 f"have agreed on at most {term.size}: agree on a new schema"
             )
         inside[client, term.group.name] = known
-    place = {name: i for i, name in enumerate(known)}
-    odd = [name for name in names.tolist() if name not in place]
-    if odd:
+    codes = index_in(known, names)
+    if (codes < 0).any():
+        row = int((codes < 0).argmax())
         raise ValueError(
-            f"client '{client}' has the group '{odd[0]}' of '{term.group.name}' in row "
-            f"{names.tolist().index(odd[0])}, which it did not have when it was fitted: leave the "
-            "row out"
+            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
+            "which it did not have when it was fitted: leave the row out"
         )
-    return np.array([place[name] for name in names.tolist()], dtype=np.int64)
+    return codes
 
 
 def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.int64]:
@@ -233,8 +233,7 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
             f"of '{term.group.name}'; clients have agreed that each lies in one: agree on a "
             "schema anew"
         )
-    place = {level: i for i, level in enumerate(term.levels)}
-    codes = np.array([place.get(name, -1) for name in names.tolist()], dtype=np.int64)
+    codes = index_in(term.levels, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         raise ValueError(
@@ -255,7 +254,8 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
         elif addition == "event":
             fields["cens"] = _of_events(ready[name], name, client)
         elif addition == "upper":
-            fields["upper"] = _ends(frame, name, client)
+            check_column(frame, name, client)
+            fields["upper"] = numbers(frame[name])  # NaN where there is none
         else:
             fields[addition] = ready[name].to_numpy(dtype=np.float64)
     if "upper" in fields:  # it is read of intervals alone, and may be missing elsewhere
@@ -267,20 +267,15 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
             f"the weight in row {row} of client '{client}' is {fields['weights'][row]:g}: it must "
             "be above 0; leave out rows that do not count"
         )
-    read = {name: v for name, v in fields.items() if name in declared.family.additions}
+    read = dict(fields)
+    read.pop("weights", None)  # which count in the likelihood alone
     try:
-        declared.family.check(fields["y"], read)
+        declared.family.check(read.pop("y"), read)
     except ValueError as error:
         raise ValueError(
             f"column '{declared.parts.response}' of client '{client}': {error}"
         ) from error
     return fields
-
-
-def _ends(frame: pd.DataFrame, name: str, client: str) -> NDArray[np.float64]:
-    """Return the ends of intervals, NaN where there is none."""
-    check_column(frame, name, client)
-    return numbers(frame[name])
 
 
 def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers as numbers_of
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,10 +70,12 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         raise ValueError("frames is empty: give the frame of at least one client")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
+    parts = {}
     for name, frame in frames.items():
         if not len(frame):
             raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
-    return {level_name(name): frame for name, frame in frames.items()}
+        parts[level_name(name)] = frame
+    return parts
 
 
 def _place(series: Any) -> Any:
@@ -231,13 +233,17 @@ def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
         )
 
 
+def index_in(levels: Sequence[str], names: Any) -> NDArray[np.int64]:
+    """Return the index of each name among levels, (n,), -1 where it is none of them."""
+    found: NDArray[np.int64] = pd.Index(levels, dtype=object).get_indexer(names)
+    return found
+
+
 def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int64]:
     """Return the index of each value among a category's levels, (n,); refuse other values."""
     names = named(series, name, client)
-    place = {level: i for i, level in enumerate(column.levels)}
-    codes = np.array(
-        [place.get(v, place.get(column.rare, -1)) for v in names.tolist()], dtype=np.int64
-    )
+    codes = index_in(column.levels, names)
+    codes[codes < 0] = index_in(column.levels, [column.rare])[0]
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         raise ValueError(

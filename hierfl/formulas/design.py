@@ -34,17 +34,18 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The terms of a text without intercept and offsets, ready to be evaluated; `matrix` is None if there are none."""
+    """The terms of a text without intercept and offsets, ready to be evaluated.
 
-    terms: tuple[Term, ...]
+    `columns` are the names of all columns, in the order of `evaluate`, `places` and `offsets` where
+    columns and offsets stand in formulae's `matrix`, which is None if there are none.
+    """
+
     has_intercept: bool
-    matrix: Any
-    offsets: tuple[str, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of all columns, in the order of `evaluate`."""
-        return tuple(name for term in self.terms for name in term.columns)
+    matrix: Any = None
+    terms: tuple[Term, ...] = ()
+    columns: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
 
     @property
     def coded(self) -> frozenset[str]:
@@ -66,10 +67,8 @@ class Design:
                     f"the term '{name}' is not finite in row {int(bad.argmax())} of client "
                     f"'{client}': correct the row, or take another function"
                 )
-        wanted = [found.design_matrix[:, found.slices[term.name]] for term in self.terms]
-        offset = sum(found.design_matrix[:, found.slices[name]].sum(1) for name in self.offsets)
-        columns = np.concatenate(wanted, 1) if wanted else np.zeros((len(frame), 0))
-        return columns.astype(np.float64), np.zeros(len(frame)) + offset
+        values = found.design_matrix.astype(np.float64)
+        return values[:, list(self.places)], values[:, list(self.offsets)].sum(1)
 
 
 def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
@@ -85,7 +84,7 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
     frame = _typical({name: columns[name] for name in columns_of(found) if name in columns})
     has_intercept = any(type(term).__name__ == "Intercept" for term in found.common_terms)
     if not any(hasattr(term, "components") for term in found.common_terms):
-        return Design((), has_intercept, None, ())
+        return Design(has_intercept)
     found = with_codings(found, columns)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,16 +95,25 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
                 f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated "
                 f"({error}): check the kinds of their columns"
             ) from error
-    terms, offsets = [], []
+    terms: list[Term] = []
+    columns_in_order: list[str] = []
+    places: dict[bool, list[int]] = {False: [], True: []}  # of columns, and of offsets
     for name, term in matrix.terms.items():
         if name == "Intercept":
             continue
-        if term.kind == "offset":
-            offsets.append(name)
-            continue
-        width = matrix.slices[name].stop - matrix.slices[name].start
-        terms.append(_named(name, term, width))
-    return Design(tuple(terms), has_intercept, matrix, tuple(offsets))
+        at = range(matrix.slices[name].start, matrix.slices[name].stop)
+        places[term.kind == "offset"] += at
+        if term.kind != "offset":
+            terms.append(_named(name, term, len(at)))
+            columns_in_order += terms[-1].columns
+    return Design(
+        has_intercept,
+        matrix,
+        tuple(terms),
+        tuple(columns_in_order),
+        tuple(places[False]),
+        tuple(places[True]),
+    )
 
 
 def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:

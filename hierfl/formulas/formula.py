@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from hierfl.core.arguments import spelled
@@ -17,7 +17,7 @@ from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.dims import Dims, dims
 from hierfl.formulas.layout import Layout, layout
 from hierfl.formulas.priors import all_priors
-from hierfl.formulas.questions import Kinds, of_rows
+from hierfl.formulas.questions import Kinds, ask_here
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import additions_of, source
 from hierfl.models import families
@@ -295,7 +295,7 @@ def schema(
     rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
     read = kinds if declared is None else declared.columns
     return agreed(
-        of_rows(rows, by, read, declared),
+        partial(ask_here, frames=rows, clients=by, kinds=read, declared=declared),
         by,
         read,
         declared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -161,5 +162,6 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
         reserved[name] = "the response" if name == names[0] else "another term"
     for columns in (found.common.columns, *(term.columns for term in found.groups)):
-        if twice := [name for name in columns if columns.count(name) > 1]:
-            raise ValueError(f"two terms have a column '{twice[0]}': rename one of their columns")
+        for name, times in Counter(columns).most_common(1):
+            if times > 1:
+                raise ValueError(f"two terms have a column '{name}': rename one of their columns")

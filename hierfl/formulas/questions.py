@@ -36,8 +36,8 @@ from hierfl.formulas.columns import complete
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import designs_of
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import stateful_calls, with_constants
-from hierfl.formulas.transforms import Sums
+from hierfl.formulas.terms import calls, with_constants
+from hierfl.formulas.transforms import STATEFUL, Sums
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
 Kinds = Mapping[str, KindOfColumn | None]
@@ -118,22 +118,23 @@ def answering(
 def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
     """Return a transform of the formula, with the constants of the transforms inside it."""
     for found in declared.described:
-        calls = stateful_calls(with_constants(found, schema.transforms))
-        if text in calls:
-            return calls[text]
+        for call in calls(with_constants(found, schema.transforms)):
+            if call.callee in STATEFUL and str(call) == text:
+                return call
     raise ValueError(f"the formula has no transform '{text}'")
 
 
-def of_rows(
-    frames: Mapping[str, pd.DataFrame], clients: str, kinds: Kinds, declared: Declaration | None
-) -> Ask:
-    """Return a function that asks clients whose complete rows are here."""
-
-    def ask(question: Question) -> dict[str, Any]:
-        answer = answering(question, clients, kinds, declared)
-        return {client: answer(frame, client) for client, frame in frames.items()}
-
-    return ask
+def ask_here(
+    question: Question,
+    *,
+    frames: Mapping[str, pd.DataFrame],
+    clients: str,
+    kinds: Kinds,
+    declared: Declaration | None,
+) -> dict[str, Any]:
+    """Return the answers of clients whose complete rows are here."""
+    answer = answering(question, clients, kinds, declared)
+    return {client: answer(frame, client) for client, frame in frames.items()}
 
 
 # ------------------------------------------------------------ clients elsewhere

@@ -73,16 +73,18 @@ def additions_of(declared: Declaration) -> tuple[str, ...]:
 # ------------------------------------------------------------ means of own sites
 def _column(out: Writer, found: Layout, name: str) -> str:
     """Return the coefficient of one common column as an expression."""
-    term = next(term for term in found.common.terms if name in term.columns)
-    at = f"[{term.columns.index(name)}]" if term.coords else ""
-    return out.named(term.name) + at
+    for term in found.common.terms:
+        if name in term.columns:
+            at = f"[{term.columns.index(name)}]" if term.coords else ""
+            return out.named(term.name) + at
+    raise KeyError(name)
 
 
 def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, (P,) or (P, outputs)."""
-    whole = next((t for t in found.common.terms if t.coords and tuple(names) == t.columns), None)
-    if whole:
-        return out.named(whole.name)
+    for term in found.common.terms:
+        if term.coords and tuple(names) == term.columns:
+            return out.named(term.name)
     return f"torch.stack([{', '.join([_column(out, found, name) for name in names])}])"
 
 

@@ -32,11 +32,7 @@ def global_sites(
         out.sample(INTERCEPT, as_source(priors[INTERCEPT]) + wide, note=at)
     for term in found.common.terms:
         shape = ([len(term.columns)] if term.coords else []) + ([outputs] if outputs > 1 else [])
-        out.sample(
-            term.name,
-            _joined([priors[c] for c in term.columns], shape),
-            note=", ".join(term.coords),
-        )
+        out.sample(term.name, _joined(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
         _group_sites(out, group, priors, outputs)
     for name in of_family:
@@ -58,23 +54,24 @@ def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], out
     size = len(group.columns) * outputs
     names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.columns]
     shape = [] if size == 1 and group.is_single else [size]
-    each = [priors[name] for name in names for _ in range(outputs)]
+    each = [name for name in names for _ in range(outputs)]
     note = "" if group.is_single else ", ".join(group.columns)
-    out.sample(group.sd, _joined(each, shape), note=note)
+    out.sample(group.sd, _joined(priors, each, shape), note=note)
     if group.cor:
         out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
         lower = out.named(group.cholesky)
         out.add(f"pyro.deterministic({group.cor!r}, {lower} @ {lower}.mT)")
 
 
-def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
-    """Return independent priors as one event of a shape whose first dimension runs over them."""
-    texts = [as_source(prior) for prior in priors]
+def _joined(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
+    """Return some independent priors as one event, whose first dimension runs over them."""
+    texts = [as_source(priors[name]) for name in names]
     if not shape:
         return texts[0]
     if len(set(texts)) == 1:
         return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
-    return as_source(_of_kind(priors, shape).to_event(len(shape)))
+    each = [priors[name] for name in names]
+    return as_source(_of_kind(each, shape).to_event(len(shape)))
 
 
 def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:

@@ -137,11 +137,6 @@ def _bare(part: Any) -> Iterator[str]:
             yield from _bare(argument)
 
 
-def stateful_calls(found: Any) -> dict[str, LazyCall]:
-    """Return the calls whose constants clients agree on, by their text, inner ones first."""
-    return {str(call): call for call in calls(found) if call.callee in STATEFUL}
-
-
 def options_of(call: LazyCall) -> dict[str, Any]:
     """Return the options of a call by name; refuse those that are no numbers and no texts."""
     given = dict(zip(OPTIONS.get(str(call.callee), ()), call.args[1:], strict=False)) | dict(

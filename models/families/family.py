@@ -61,9 +61,9 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
 
 def check_additions(family: str, values: ArrayLike, additions: Mapping[str, ArrayLike]) -> None:
     """Refuse row fields ("trials", "cens", "upper", "entry") that do not fit the responses (N,)."""
-    rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
-    if not rows:
+    if not additions:
         return
+    rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
     y = _numbers(family, np.asarray(values))
     for name, column in rows.items():
         if column.shape != y.shape:

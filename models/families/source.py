@@ -41,13 +41,21 @@ def as_source(prior: Prior) -> str:
     if isinstance(fn, dist.FoldedDistribution):
         return f"dist.FoldedDistribution({as_source(fn.base_dist)})"
     if isinstance(fn, Ordered):
-        return f"families.Ordered({as_source(fn.base)}, {fn.size}){_expanded(fn.batch_shape)}"
+        text = f"families.Ordered({as_source(fn.base)}, {fn.size})"
+        return f"{text}.expand({list(fn.batch_shape)})" if len(fn.batch_shape) else text
     name = type(fn).__name__
     if getattr(dist, name, None) is not type(fn) or isinstance(fn, dist.MaskedDistribution):
         raise TypeError(
             f"a {name} cannot be written as an expression: use a distribution of pyro.distributions"
         )
-    return f"dist.{name}({_arguments(fn)}){_expanded(_expansion(fn))}"
+    given = _given(fn)
+    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    wide = len(fn.batch_shape) and not fn.event_shape
+    if wide and all(bool((v == v.flatten()[0]).all()) for v in tensors):
+        for argument, value in given.items():
+            given[argument] = value.flatten()[0] if isinstance(value, Tensor) else value
+        return f"dist.{name}({_arguments(fn, given)}).expand({list(fn.batch_shape)})"
+    return f"dist.{name}({_arguments(fn, given)})"
 
 
 def _given(fn: Any) -> dict[str, Any]:
@@ -70,20 +78,7 @@ def _given(fn: Any) -> dict[str, Any]:
     return found
 
 
-def _expansion(fn: Any) -> torch.Size:
-    """Return the batch shape that a distribution of equal entries is to be expanded to; else ()."""
-    return fn.batch_shape if _is_constant(fn) else torch.Size()
-
-
-def _is_constant(fn: Any) -> bool:
-    if not len(fn.batch_shape):
-        return False
-    tensors = [value for value in _given(fn).values() if isinstance(value, Tensor)]
-    return all(bool((v == v.flatten()[0]).all()) for v in tensors) and not fn.event_shape
-
-
-def _arguments(fn: Any) -> str:
-    given, constant = _given(fn), _is_constant(fn)
+def _arguments(fn: Any, given: dict[str, Any]) -> str:
     parts, positional = [], True
     for name in inspect.signature(type(fn).__init__).parameters:
         if name in ("self", "validate_args"):
@@ -92,15 +87,9 @@ def _arguments(fn: Any) -> str:
             positional = False
             continue
         value = given[name]
-        if isinstance(value, Tensor) and constant:
-            value = value.flatten()[0]
         text = _value(value) if isinstance(value, Tensor) else repr(value)
         parts.append(text if positional else f"{name}={text}")
     return ", ".join(parts)
-
-
-def _expanded(shape: torch.Size) -> str:
-    return f".expand({list(shape)})" if len(shape) else ""
 
 
 def _value(value: Tensor) -> str:
@@ -110,19 +99,11 @@ def _value(value: Tensor) -> str:
             f"the prior has {value.numel()} numbers, of which {LONGEST} can be written out: "
             f"give fewer, or the prior of one number"
         )
-    numbers = value.detach().cpu().numpy()
-    if not value.dim():
-        return _number(numbers[()])
-    return f"torch.tensor({_nested(numbers)})"
+    text = _nested(value.detach().cpu().numpy())
+    return f"torch.tensor({text})" if value.dim() else text
 
 
 def _nested(numbers: Any) -> str:
     if numbers.ndim:
         return f"[{', '.join(_nested(row) for row in numbers)}]"
-    return _number(numbers[()])
-
-
-def _number(value: Any) -> str:
-    if not np.isfinite(value):
-        return f"float('{value}')"
-    return str(value)
+    return str(numbers) if np.isfinite(numbers) else f"float('{numbers}')"
