@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from hierfl.core.arguments import spelled
+from hierfl.core.process import unpickled
 from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
@@ -270,6 +271,7 @@ class Server:
 Trait = Literal["gradients", "by rows", "leaves out", "rounded", "own statistics"]
 
 
+@unpickled("call its builder where it is needed, hierfl.methods.NAME(model)")
 @spelled
 @dataclass(frozen=True, eq=False)
 class Method:

@@ -56,6 +56,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_turn)
 
 
+def unpickled(instead: str) -> Callable[[type[R]], type[R]]:
+    """Decorate a class of functions, which pickle cannot store: say what to do; a copy is the value."""
+
+    def decorated(kind: type[R]) -> type[R]:
+        def refuse(self: R, protocol: object = None) -> Any:
+            raise TypeError(f"a {kind.__name__} cannot be pickled: {instead}")
+
+        def same(self: R, memo: object = None) -> R:
+            return self
+
+        for name, method in (("__reduce_ex__", refuse), ("__copy__", same), ("__deepcopy__", same)):
+            setattr(kind, name, method)
+        return kind
+
+    return decorated
+
+
 class TooLarge(ValueError):
     """An operation asks for more memory than allowed, or there are more operations than allowed."""
 

@@ -130,11 +130,11 @@ def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
 
 
 def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -> NDArray[np.bool_]:
-    """Return whether each label lies in the central interval of its replicates, (n,).
+    """Return whether each label lies in the central interval of its replicates, (n,) or (n, ...).
 
     Args:
-        replicates: (S, n), from `Fit.replicate`.
-        label: (n,).
+        replicates: (S, n) or, of vectors, (S, n, ...), from `Fit.replicate`.
+        label: (n,) or (n, ...).
         prob: of the interval; for discrete labels it holds at least this much.
     """
     draws, y = replicates.double().numpy(), label.double().numpy()

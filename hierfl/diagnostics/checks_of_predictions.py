@@ -51,7 +51,7 @@ class Scored:
     @cached_property
     def rates(self) -> pd.DataFrame | None:
         """Mean label and 90 % predictive interval of each client; None without replicates."""
-        if self.prediction is None or self.replicates is None:
+        if self.prediction is None or self.replicates is None or self.prediction.kind == "other":
             return None
         return client_rates(self.prediction, self.replicates, prob=0.9)
 
@@ -79,7 +79,7 @@ def _scores(found: Scored) -> Iterator[Check]:
         else "No: they are scored on the training rows, so the scores are too good. Pass unseen "
         "rows as held_out=.",
     )
-    if prediction.kind == "numeric":
+    if prediction.kind in ("numeric", "other"):
         if found.replicates is not None:
             yield _numeric_coverage(found)
     else:
@@ -113,20 +113,23 @@ def _too(p: Floats, came_true: Floats) -> str:
 
 
 def _numeric_coverage(found: Scored) -> Check:
-    """Warn if the coverage of rows' 90 % intervals is off by more than `COVERAGE` and chance."""
+    """Warn if the coverage of 90 % intervals is off by more than `COVERAGE` and chance of so many rows."""
     assert found.prediction is not None and found.replicates is not None
-    covered = interval_coverage(found.replicates, found.prediction.known()[0], prob=0.9)
+    label = found.prediction.known()[0]
+    covered = interval_coverage(found.replicates, label, prob=0.9)
     rate = float(covered.mean())
     off = (
         abs(rate - 0.9) > COVERAGE
-        and binomtest(int(covered.sum()), len(covered), 0.9).pvalue <= SURE
+        and binomtest(round(rate * len(covered)), len(covered), 0.9).pvalue <= SURE
+        # intervals of integers hold more than they must
+        and (rate < 0.9 or not bool((label == label.round()).all()))
     )
     side = "too narrow" if rate < 0.9 else "wider than necessary"
     return answered(
         "Do predictive intervals of single rows have the right coverage?",
         bool(off),
-        f"{share(rate)} of {len(covered)} rows lie in their 90 % predictive interval"
-        + (f": the intervals are {side}." if off else "."),
+        f"{share(rate)} of {len(covered)} rows{' (by entry)' * (covered.ndim > 1)} lie in their "
+        "90 % predictive interval" + (f": the intervals are {side}." if off else "."),
     )
 
 

@@ -34,11 +34,12 @@ def client_scores(
     Binary and categorical sites get `ece` and `ece_by_chance` (see `calibration_error`; for
     classes, of the predicted class), and `sharpness`, the Brier score that these predictions would
     have if they were calibrated, the mean of sum_c p_c (1 - p_c) / 2. Numeric sites get
-    `sharpness`, the mean predictive standard deviation, and with replicates `crps` and `coverage`.
+    `sharpness`, the mean predictive standard deviation, and with replicates `crps` and `coverage`;
+    of rows of vectors these are means over entries.
 
     Args:
         prediction: of labeled rows.
-        replicates: (S, n) of the same rows, from `Fit.replicate`; used for numeric sites.
+        replicates: (S, n, ...) of the same rows, from `Fit.replicate`; used for numeric sites.
         bins: of the calibration error.
         prob: of the intervals that `coverage` is the share of labels in.
 
@@ -53,8 +54,9 @@ def client_scores(
     if prediction.kind in ("numeric", "other"):
         assert prediction.sd is not None
         table["sharpness"] = _means(prediction, prediction.sd)
-        if replicates is not None and label.dim() == 1:
-            table["crps"] = _means(prediction, crps(replicates, label))
+        if replicates is not None:
+            each = crps(replicates.flatten(1), label.flatten()).view(label.shape)
+            table["crps"] = _means(prediction, each)
             table["coverage"] = _means(
                 prediction, torch.from_numpy(interval_coverage(replicates, label, prob=prob))
             )

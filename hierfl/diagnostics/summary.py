@@ -14,7 +14,7 @@ from hierfl.core.trees import nbytes
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
-from hierfl.engine.rounds import chosen_of, is_corrected, left_out_of
+from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected, left_out_of
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm
 from hierfl.posterior.site_table import SiteTable, site_table
@@ -124,7 +124,8 @@ def brief(fit: Snapshot) -> Shown:
     known, chosen = of_history(fit), chosen_of(fit.progress.history)
     hint = "fit.summary() shows every site by client, and whether to trust it."
     lines = [f"Chosen: {chosen}."] if chosen else []
-    lines += [] if known is None else [known.words]
+    judged = fit.progress.history[-1].get(JUDGED) if fit.progress.history else None
+    lines += [str(judged)] if known is None and judged else [] if known is None else [known.words]
     return Shown(title, note="\n".join((*lines, hint)))
 
 

@@ -219,7 +219,9 @@ def _inside(
         row = int((codes < 0).argmax())
         raise ValueError(
             f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
-            "which it did not have when it was fitted: leave the row out"
+            "which it did not have when it was fitted: correct it, leave the row out, or give these "
+            "rows a client of their own, which is then inferred (fit.personalize) or predicted from "
+            "the levels above (hierfl.predict_from_prior)"
         )
     return codes
 
@@ -230,15 +232,16 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
     if term.place == "above" and len(set(names.tolist())) > 1:
         raise ValueError(
             f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} "
-            f"of '{term.group.name}'; clients have agreed that each lies in one: agree on a "
-            "schema anew"
+            f"of '{term.group.name}'; clients have agreed that each lies in one: correct the "
+            "rows, or give those of another group a client of their own"
         )
     codes = index_in(term.levels, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         raise ValueError(
             f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
-            f"which is none of {', '.join(term.levels)}: agree on a schema that has it"
+            f"which is none of {', '.join(term.levels)}: correct it, leave the row out, or fit with "
+            f"it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
         )
     return codes
 

@@ -70,11 +70,11 @@ def rows(context: Any) -> hierfl.ClientData:
 
     A SuperNode is started with --node-config 'client="north" folder="FOLDER"', and FOLDER holds
     rows.csv: a column y of labels, and a column for each feature. In simulation, node k has the
-    k-th hospital of hierfl's heart disease data.
+    k-th hospital of hierfl's heart disease data, or a part of one where nodes are more than four.
     """
     config = context.node_config
     if "partition-id" in config:
-        return in_simulation(int(config["partition-id"]))
+        return in_simulation(int(config["partition-id"]), int(config["num-partitions"]))
     return from_folder(str(config["client"]), Path(str(config["folder"])))
 
 
@@ -86,10 +86,17 @@ def from_folder(client: str, folder: Path) -> hierfl.ClientData:
     return hierfl.ClientData.from_frame(frame, "client", x=features, y="y")
 
 
-def in_simulation(number: int) -> hierfl.ClientData:
-    """Return the example's client with a number."""
+def in_simulation(number: int, nodes: int) -> hierfl.ClientData:
+    """Return the example's client with a number: a hospital, or every so many of its patients."""
     data = hierfl.datasets.heart_disease()
-    return data.select([data.names[number % data.num_clients]])
+    part, place = divmod(number, data.num_clients)
+    own = data.select([data.names[place]])
+    parts = len(range(place, nodes, data.num_clients))
+    if parts < 2:
+        return own
+    fields = {name: values[part::parts] for name, values in own.fields.items()}
+    client = f"{data.names[place]}-{part + 1}"
+    return hierfl.ClientData.from_arrays([client] * len(fields["y"]), **fields)
 '''
 
 APP = '''\
@@ -144,7 +151,8 @@ A hierarchical Bayesian model over clients whose rows stay where they are: hierf
     pip install 'hierfl[flower]' 'flwr[simulation]'
     flwr run . --stream --federation-config 'num-supernodes=NODES'
 
-The number is that of `nodes=` in `NAME/app.py`; the example's data have four clients.
+The number is that of `nodes=` in `NAME/app.py`; the example's data have four hospitals, which
+more nodes share.
 `flwr federation simulation-config` sets it for good.
 
 ## On SuperNodes, unchanged

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from unicodedata import normalize
 
 from hierfl.core.arguments import spelled
 from hierfl.data.clients import ClientData
@@ -141,8 +142,9 @@ def in_process(
     Args:
         data: the rows of all clients, each node has those of its own; or for a `hierfl.formula`
             client -> its frame.
-        folder: each node has a private folder in it, named after its client, where it keeps the
-            client state, its log and its answers, and reads `policy.toml`.
+        folder: each node has a private folder in it, named after its client (signs that file
+            systems forbid as %2F, letters composed or not), where it keeps the client state, its
+            log and its answers, and reads `policy.toml`.
         fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
             warning, while so many remain.
 
@@ -156,11 +158,15 @@ def in_process(
         parts = dict(sorted(data.items()))
     if not 1 <= fewest <= len(parts):
         raise ValueError(f"fewest is {fewest}: it must be 1 to {len(parts)}")
-    folders = {name: Path(folder) / _folder(name) for name in parts}
+    folders = {name: _folder(Path(folder), name) for name in parts}
     return InProcess(parts, folders, fewest)
 
 
-def _folder(client: str) -> str:
-    """Return the name of a client's folder, in which there is no separator of paths and which is no `..`."""
-    name = quote(client, safe="")
-    return f"%2E{name[1:]}" if name.startswith(".") else name
+def _folder(home: Path, client: str) -> Path:
+    """Return a client's folder: of its name, whose letters are composed (NFC) or as they are there."""
+    name = _FORBIDDEN.sub(lambda c: f"%{ord(c[0]):02X}", normalize("NFC", client))
+    there = home.iterdir() if home.is_dir() else ()
+    return next((path for path in there if normalize("NFC", path.name) == name), home / name)
+
+
+_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|%]|^\.|[. ]$')  # in names of files, of any system

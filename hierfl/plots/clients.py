@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
+from hierfl.core.arguments import shown
 from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, POINTS, mark_areas, plain
 
 if TYPE_CHECKING:
@@ -286,12 +287,16 @@ def forest(
     Args:
         ax: axes to draw on.
         local: posterior draws with the dimensions of the draws, `client`, and one dimension of
-            named coefficients.
+            named coefficients; or without that, of a scalar.
         prior: draws of a new client's coefficients: the same dimensions without `client`.
         prob: probability of the central intervals and of the band.
         labels: coefficient -> text on the y axis; default: its name.
+
+    Raises:
+        TypeError: `local` or `prior` is no xarray array.
+        ValueError: `local` has no dimension `client`, or several of coefficients.
     """
-    (dim,) = [str(d) for d in prior.dims if d not in ("chain", "draw")]
+    local, prior, dim = _with_coefficients(local, prior)
     names = [str(name) for name in local.coords[dim].values]
     clients = [str(name) for name in local.coords["client"].values]
     at = np.arange(len(names), dtype=float)
@@ -310,6 +315,27 @@ def forest(
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
     return ax
+
+
+def _with_coefficients(local: DataArray, prior: DataArray) -> tuple[DataArray, DataArray, str]:
+    """Return draws and prior with one dimension of coefficients, and its name."""
+    for name, value in (("local", local), ("prior", prior)):
+        if not hasattr(value, "dims"):
+            raise TypeError(
+                f"{name} is {shown(value)}: give an array of fit.posterior().posterior or, for "
+                "prior, of fit.prior().prior"
+            )
+    dims = [str(d) for d in local.dims if d not in ("chain", "draw", "client")]
+    if "client" not in local.dims or len(dims) > 1:
+        raise ValueError(
+            f"local has the dimensions {', '.join(map(str, local.dims))}: it must have 'client' "
+            "(a global site is drawn by arviz.plot_forest) and one of coefficients at most "
+            "(choose by local.sel)"
+        )
+    if not dims:
+        of_scalar = {"coefficient": [str(local.name)]}
+        return local.expand_dims(of_scalar), prior.expand_dims(of_scalar), "coefficient"
+    return local, prior, dims[0]
 
 
 _POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth": 1.0, "capsize": 0}

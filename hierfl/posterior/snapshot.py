@@ -99,10 +99,11 @@ def restricted(
     expect_client_data(rows, "the rows to predict")
     unknown = [name for name in rows.names if name not in set(fit.clients)]
     if unknown:
+        known = ", ".join(fit.clients[:4]) + ", ..." * (len(fit.clients) > 4)
         raise KeyError(
-            f"client '{unknown[0]}' was not fitted: infer it first, "
-            "fit.personalize(its data).predict(...), or predict it from the level above the "
-            "clients, hierfl.predict_from_prior(fit, rows)"
+            f"client '{unknown[0]}' was not fitted, but {known}: correct the name, leave its rows "
+            "out, infer it first, fit.personalize(its data).predict(...), or predict it from the "
+            "level above the clients, hierfl.predict_from_prior(fit, rows)"
         )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)

@@ -138,6 +138,18 @@ def _at_fault(
     return f"site '{wrong}' ({kind_of(nodes[wrong]['fn'])}) of the model"
 
 
+def check_own_plates(site: Site, batch: ClientBatch) -> None:
+    """Refuse a plate named as those of the batch, of another size."""
+    for frame in site["cond_indep_stack"]:
+        ours = {CLIENTS: batch.num_clients, DATA: batch.num_rows}.get(frame.name, frame.size)
+        if ours != frame.size:
+            raise ProgramError(
+                f"the plate '{frame.name}' has {frame.size} entries, and this batch {ours}: open "
+                f"`with batch.{frame.name}():` in place of pyro.plate, since a model is run on some "
+                "of the clients, and on some of their rows"
+            )
+
+
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates."""
     plates: list[str] = []

@@ -31,7 +31,8 @@ _KNOWN = (
     (
         r"Shape mismatch inside plate\('(\w+)'\) at site (\S+) dim -\d+, (\d+) vs (\d+)",
         "site '{1}' has {3} values where the plate '{0}' has {2}: declare its own dimensions with "
-        ".to_event(1), sum over them, or read rows from the batch",
+        ".to_event(1), sum over them, or read rows from the batch, whose plates of clients and rows "
+        "are batch.clients() and batch.data()",
     ),
     (
         r"scalar type|same dtype|dtype|expected .* to have type|result type",

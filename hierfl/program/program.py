@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from hierfl.core.arguments import shown
+from hierfl.core.process import unpickled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
@@ -70,6 +71,7 @@ class Reads(NamedTuple):
     guide: frozenset[str]
 
 
+@unpickled("read it where it is needed, hierfl.read(model, guide, data)")
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Program:

@@ -32,6 +32,7 @@ from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import (
     check_callable,
     check_cover,
+    check_own_plates,
     check_plates,
     check_start,
     check_steps,
@@ -242,6 +243,7 @@ class _Plates(Messenger):
         self.batch = batch
 
     def _pyro_post_sample(self, msg: Site) -> None:
+        check_own_plates(msg, self.batch)
         latent = not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
         if latent and not is_deterministic(msg):
             check_plates(msg["name"], msg, self.batch)

@@ -136,7 +136,8 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     if any(dim >= -2 for _, _, dim in plates) and in_clients(site):
         raise ProgramError(
             f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 "
-            f"and below"
+            f"and below, pyro.plate(name, size, dim=-3), or are an event of the site, "
+            f"fn.expand([size]).to_event(1): docs/recipes.md, 'A plate within a client'"
         )
     if in_clients(site) != in_clients(pair):
         raise ProgramError(

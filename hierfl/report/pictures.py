@@ -163,13 +163,15 @@ def clients(found: Measured) -> Picture | None:
 def calibration(found: Measured) -> Picture | None:
     """Draw the calibration of probabilities or intervals; None without predictions."""
     prediction = found.scored.prediction
-    if prediction is None or (prediction.kind == "numeric" and found.scored.replicates is None):
+    numeric = prediction is not None and prediction.kind in ("numeric", "other")
+    if prediction is None or (numeric and found.scored.replicates is None):
         return None
     with style():
         figure, ax = _figure(NARROW, 4.3)
-        if prediction.kind == "numeric":
+        if numeric:
             assert found.scored.replicates is not None
-            plots.coverage(ax, found.scored.replicates, prediction.known()[0])
+            label = prediction.known()[0].flatten()
+            plots.coverage(ax, found.scored.replicates.flatten(1), label)
             alt = (
                 "Line chart: share of rows inside central predictive intervals, by the "
                 "probability of the interval."

@@ -25,6 +25,7 @@ from hierfl.engine.rounds import CHOSEN, CORRECTED, JUDGED, Progress, begin, lef
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
+from hierfl.posterior.snapshot import learned_params
 from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
@@ -225,7 +226,21 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
         if call.checkpoint is not None:
             _clear(call.checkpoint, fitted)
     _note(fitted, found)
+    _warn(fitted, found)
     return fitted
+
+
+def _warn(fitted: Fit, found: Convergence) -> None:
+    """Say what makes the posterior of a chosen method one not to trust."""
+    why = [] if found.converged else [found.verdict]
+    learned = [spec.name for spec in learned_params(fitted)]
+    if learned and fitted.program.latents.sites:
+        why.append(
+            f"Param '{learned[0]}' is learned as a point, whose uncertainty no interval includes: "
+            f"give it a prior, pyro.sample('{learned[0]}', ...)."
+        )
+    if why:
+        warnings.warn(f"the posterior is not one to trust. {' '.join(why)}", stacklevel=5)
 
 
 def _judged(fitted: Fit, draws: int, seed: int) -> Convergence:

@@ -11,6 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from hierfl.core.arguments import expect_path
+from hierfl.core.process import unpickled
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from hierfl.report import Report
 
 
+@unpickled("write it by fit.save(folder), and read it by hierfl.load(folder)")
 @shown_as(brief)
 @dataclass(frozen=True, eq=False)
 class Fit:

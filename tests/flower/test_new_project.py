@@ -76,6 +76,22 @@ def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert "num-supernodes=3" in (tmp_path / NAME / "README.md").read_text()
 
 
+@pytest.mark.parametrize("nodes", [3, 4, 8, 11])
+def test_every_node_of_the_example_has_rows_of_its_own(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hierfl.nodes.project import write_project
+
+    write_project(NAME, tmp_path, nodes=nodes)
+    space: dict[str, Any] = {}
+    exec((tmp_path / NAME / NAME / "data.py").read_text(), space)
+    parts = [space["in_simulation"](k, nodes) for k in range(nodes)]
+    assert len({part.names for part in parts}) == nodes
+    whole = hierfl.datasets.heart_disease()
+    assert sum(part.num_rows for part in parts) == whole.counts[: min(nodes, 4)].sum()
+    assert all(part.fields["x"].shape[1] == whole.fields["x"].shape[1] for part in parts)
+
+
 def edited(project: Path, name: str, old: str, new: str) -> None:
     path = project / NAME / name
     text = path.read_text()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -151,3 +152,20 @@ def test_no_client_has_its_folder_outside(tmp_path: Path) -> None:
     made: InProcess = in_process(data, tmp_path)
     found = [folder.resolve() for folder in made.folders.values()]
     assert len(set(found)) == 5 and all(folder.parent == tmp_path.resolve() for folder in found)
+
+
+@pytest.mark.parametrize("made", ["NFC", "NFD"])
+def test_a_folder_is_found_by_its_name_however_its_letters_are_composed(
+    made: Literal["NFC", "NFD"], tmp_path: Path
+) -> None:
+    """Also one whose name has a space, which is not encoded."""
+    home = tmp_path / unicodedata.normalize(made, "H\u00f4pital Charit\u00e9")
+    home.mkdir()
+    (home / "policy.toml").write_text('methods = ["fedavg"]')
+    for form in ("NFC", "NFD"):
+        name = unicodedata.normalize(form, "H\u00f4pital Charit\u00e9")
+        data = ClientData.from_arrays([name] * 3, x=torch.zeros(3, 1), y=torch.zeros(3))
+        assert in_process(data, tmp_path).folders == {name: home}
+        with pytest.raises(ValueError, match=r"does not allow the method|policy"):
+            method = methods.fedsvi(hierfl.models.regression("bernoulli"))
+            hierfl.nodes.fit(method, in_process(data, tmp_path), rounds=1)

@@ -112,3 +112,13 @@ def test_colors_differ_in_lightness_or_hue_for_the_color_blind() -> None:
         gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[i + 1 :]]
         assert min(gaps) > 0.3
     assert len(set(plots.MARKERS[:6])) == 6
+
+
+def test_a_forest_of_a_scalar_has_one_row_and_others_are_refused() -> None:
+    local, prior = (v.isel(x=0, drop=True).rename("level") for v in draws(50))
+    ax = plots.forest(axes(), local, prior)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["level"]
+    with pytest.raises(ValueError, match=r"must have 'client' \(a global site is drawn by arviz"):
+        plots.forest(axes(), prior, prior)
+    with pytest.raises(TypeError, match=r"local is .*ndarray.*: give an array of fit.posterior"):
+        plots.forest(axes(), local.values, prior)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -165,3 +167,81 @@ def test_ordered_levels_and_counts_are_fitted_as_other_rows_are(model: Any) -> N
         found = hierfl.fit(model, data, seed=0)
     assert found.method.name == "two_stage" and found.program.mapped
     assert len(found.predict(data).scores()) == 6
+
+
+# ------------------------------------------------------------------ plates
+def own_plates(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with pyro.plate("clients", 6, dim=-2):
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with pyro.plate("data", 12, dim=-1):
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+
+def flat_plates(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with pyro.plate("hospitals", 6):
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+    with pyro.plate("rows", 72):
+        pyro.sample("y", dist.Normal(a[batch.k], 1.0), obs=batch.y)
+
+
+def beside(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        with pyro.plate("arms", 3):
+            a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a[..., :1], 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (own_plates, r"plate 'clients' has 6 entries.*open `with batch.clients\(\):` in place of"),
+        (flat_plates, r"'rows' has \d+.*whose plates .* are batch.clients\(\) and batch.data"),
+        (beside, r"'a': plates beside clients .*dim=-3\), .*to_event\(1\): docs/recipes.md"),
+    ],
+)
+def test_plates_of_ones_own_are_refused_with_the_ones_to_open(model: Any, words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        hierfl.fit(model, ClientData.from_arrays(CLIENT, k=CLIENT, y=Y))
+
+
+# ------------------------------------------------------------------ what is not pickled
+def test_what_holds_functions_is_not_pickled_and_says_what_to_do() -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    found = hierfl.fit(model_of(whole), data, seed=0)
+    for value, way in (
+        (found, r"a Fit cannot be pickled: write it by fit.save\(folder\).*hierfl.load"),
+        (found.method, "a Method cannot be pickled: call its builder"),
+        (found.program, "a Program cannot be pickled: read it where it is needed"),
+    ):
+        with pytest.raises(TypeError, match=way):
+            pickle.dumps(value)
+        assert copy.deepcopy(value) is value and copy.copy(value) is value
+    assert pickle.loads(pickle.dumps(data)).num_rows == 72
+
+
+@pytest.mark.parametrize("word", ["family", "clients", "missing"])
+def test_arguments_of_a_formula_are_named_as_such(word: str) -> None:
+    call: Any = hierfl.fit
+    with pytest.raises(TypeError, match=r"hierfl.formula\(text, family, clients=...\)"):
+        call("y ~ x", None, **{word: "x"})
+
+
+def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.param("mu", torch.tensor(0.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+    data = ClientData.from_arrays(CLIENT, y=Y)
+    quick = hierfl.Settings(compile=False)
+    with pytest.warns(
+        UserWarning, match=r"not one to trust.*'mu' is learned as a point.*give it a prior"
+    ):
+        found = hierfl.fit(model, data, seed=0, settings=quick)
+    assert "given the learned 'mu'" in repr(found)
