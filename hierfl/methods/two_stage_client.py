@@ -21,7 +21,7 @@ from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
 from hierfl.summaries.row_noise import RowNoise, private_factor
 from hierfl.summaries.units import UnitScore
-from hierfl.summaries.weighing import Weigher
+from hierfl.summaries.weighing import is_sampled, ratios_of
 
 FACTOR, SUMS = ("precision", "shift"), ("num_rows", "square")
 
@@ -33,8 +33,7 @@ class Rows:
         self.hierarchy, self.score, self.row_noise = hierarchy, score, row_noise
         self.distinct = row_noise is None and hierarchy.spread is None
         with double_precision(), torch.no_grad(), unchecked():
-            self.nodes, self.weigher = nodes_of(score.line), Weigher(hierarchy)
-            self.tested = points_to_test(score.reading)
+            self.nodes, self.tested = nodes_of(score.line), points_to_test(score.reading)
         shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
         self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
 
@@ -45,22 +44,16 @@ class Rows:
             rows = packed(self.score, batch, distinct=self.distinct)
             doubled = in_double(batch)
             fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
-            before = Factor(work["precision"], work["shift"], torch.zeros(rows.clients))
             if "draws" not in message:
-                known = work["seen"] > 0.0
-                found = self._factors(rows, doubled, message, before, known)
-                return {
-                    **work,
-                    **found,
-                    **self._proposals(message, fields, found),
-                    "fields": fields,
-                }
+                found = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
+                return {**found, **self._proposals(message, fields, found)}
             if self.row_noise is not None:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
             where = self._proposals(message, fields, work)
-            ratios = self.weigher.ratios(
+            ratios = ratios_of(
+                self.hierarchy,
                 rows,
-                before,
+                (work["precision"], work["shift"]),
                 message["draws"],
                 fields=fields,
                 keys=batch.key,
@@ -69,15 +62,14 @@ class Rows:
             # an error that is the same at all draws does no harm
             return {**work, **where, "log_ratios": ratios.log, "inner": ratios.error.var(1)}
 
-    def _factors(
-        self, rows: PackedRows, batch: ClientBatch, message: Tree, before: Factor, known: Tensor
-    ) -> Tree:
-        """Return clients' factors, and whether their rows were misread, as no noise would allow."""
-        noise, spread = self.row_noise, self.hierarchy.spread
+    def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
+        """Return clients' factors, and whether their rows were misread, which would disclose them."""
+        noise, spread, none = self.row_noise, self.hierarchy.spread, torch.zeros(rows.clients)
+        before = Factor(work["precision"], work["shift"], none)
         if noise is not None:
             belief = message["loc"], message["covariance"]
             own = private_factor(rows, belief, before, self.nodes, noise, batch.key)
-            return {**rounded(own)._asdict(), "misread": torch.zeros(rows.clients)}
+            return {**rounded(own)._asdict(), "misread": none}
         wrong = misread(rows, batch, self.tested)
         if bool(wrong.any()) and self.score.recorded:
             # rows may take other branches than the first one
@@ -86,10 +78,10 @@ class Rows:
             wrong = misread(rows, batch, self.tested)
         if spread is None:
             belief = message["loc"], message["covariance"]
-            own = factor_of(rows, belief, self.nodes, before, known)
+            own = factor_of(rows, belief, self.nodes, before, work["seen"] > 0.0)
             return {**rounded(own)._asdict(), "misread": wrong}
         sums = sums_of(rows, spread)
-        own = rounded(Factor(sums.precision, sums.shift, torch.zeros(rows.clients)))
+        own = rounded(Factor(sums.precision, sums.shift, none))
         sent = {"num_rows": sums.num_rows, "square": sums.square}
         return {**own._asdict(), **sent, "misread": wrong.maximum(sums.wrong)}
 
@@ -111,8 +103,8 @@ class Rows:
                 "misread": Share(work["misread"]),
             }, own
         up: Up = {"log_ratios": Each(work["log_ratios"])}
-        sampled = self.weigher.sampled
-        return {**up, "inner_variance": Share(work["inner"])} if sampled else up, own
+        more: Up = {"inner_variance": Share(work["inner"])} if is_sampled(self.hierarchy) else {}
+        return {**up, **more}, own
 
     def params(self, message: Tree, own: Tree) -> Params:
         """Return the guide's params of a client."""

@@ -14,6 +14,7 @@ z0: w = e at z = z0.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -93,12 +94,21 @@ def _tried(
     origin = block.start.double()
     points = [origin + 0.5 * torch.randn(block.size, generator=g) for _ in range(TRIES)]
     draws = [torch.randn(size, generator=g) for _ in points]
-    if not all(_is_linear(program, z, e, batch) for z, e in zip(points, draws, strict=True)):
+    if not all(
+        is_linear(partial(_terms, program, z, batch=batch), e)
+        for z, e in zip(points, draws, strict=True)
+    ):
         return None
     base, design = predicted(program, origin, batch)
     inverse = torch.linalg.pinv(design)
     across = torch.eye(len(base)) - design @ inverse  # 0 along the columns of the design
-    scales = {j for j in read if any(_moves_design(program, z, j, batch) for z in points)}
+    scales = {
+        j
+        for j in read
+        if any(
+            _scales(program, z, j, e, 0.0 * e, batch) for z, e in zip(points, draws, strict=True)
+        )
+    }
     inside = [j for j in read if all(_is_absorbed(program, z, j, batch, across) for z in points)]
     if not inside and not scales:
         return None
@@ -130,27 +140,20 @@ def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[s
     return terms_at(program, values, in_dtype(batch, z.dtype))
 
 
-def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bool:
-    """Return whether the likelihood depends on e through linear predictors alone."""
-
-    def terms(e: Tensor) -> dict[str, Site]:
-        return _terms(program, z, e, batch)
-
-    if not is_linear(terms, e):
-        return False
-    base, design = predicted(program, z, batch)
-    return nearly_equal(base + design @ e, predictors(terms(e)))
-
-
 def _stepped(z: Tensor, j: int) -> Tensor:
     other = z.clone()
     other[j] += FAR
     return other
 
 
-def _moves_design(program: Program, z: Tensor, j: int, batch: ClientBatch) -> bool:
-    """Return whether entry j of z changes the design."""
-    one, other = (predicted(program, at, batch)[1] for at in (z, _stepped(z, j)))
+def _scales(
+    program: Program, z: Tensor, j: int, e: Tensor, away: Tensor, batch: ClientBatch
+) -> bool:
+    """Return whether entry j of z changes how far predictors are apart at two e."""
+    one, other = (
+        torch.stack([predictors(_terms(program, at, e, batch)) for e in (e, away)]).diff(dim=0)
+        for at in (z, _stepped(z, j))
+    )
     return not nearly_equal(one, other)
 
 
@@ -160,13 +163,7 @@ def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across
     (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
     # what moves nothing is not absorbed: no made-up row has its code
-    if nearly_equal(moved, torch.zeros_like(moved)) or not nearly_equal(
-        across @ moved, 0.0 * moved
-    ):
-        return False
-    e = torch.zeros(design.shape[1])
-    one, two = (scores(_terms(program, at, e, batch), base).sum() for at in (z, other))
-    return nearly_equal(one, two)
+    return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
 
 
 def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
@@ -193,11 +190,7 @@ def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
     if not all_linked(_terms(program, z, e, batch)):
         return
     for j in shared.tolist():
-        one, other = (
-            predictors(_terms(program, at, away, batch)) - predictors(_terms(program, at, e, batch))
-            for at in (z, _stepped(z, j))
-        )
-        if not nearly_equal(one, other):
+        if _scales(program, z, j, e, away, batch):
             raise _not_recognized(program, j)
 
 

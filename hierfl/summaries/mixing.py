@@ -190,16 +190,6 @@ class Mixing:
             total = total + _flat(site, each).sum(1)
         return total
 
-    def guess(self, found: dict[str, Site], count: int) -> tuple[Tensor, Tensor]:
-        """Return rough means and sds of e given the global sites, (count, E) each."""
-        means, sds = [torch.zeros(count, 0)], [torch.zeros(count, 0)]
-        for site, part in self._parts(torch.zeros(count, self.size)):
-            mean, sd = _moments(unwrapped(found[site.name]["fn"]))
-            like = _shaped(site, part)
-            means.append(_flat(site, mean.expand_as(like)))
-            sds.append(_flat(site, sd.expand_as(like)))
-        return torch.cat(means, 1), torch.cat(sds, 1)
-
     def _parts(self, t: Tensor) -> list[tuple[LatentSite, Tensor]]:
         """Return each scattered site with its mixing parameters (C, size)."""
         sites = [site for site in self.block.sites if site.name in self.scattered]
@@ -231,12 +221,3 @@ def _log_density(fn: Any, e: Tensor) -> Tensor:
         return math.log(0.5) - e - 0.5 * (-e).exp()
     half = _half_freedom(fn)  # exp(e) is Gamma(half, half)
     return half * (half.log() + e - e.exp()) - half.lgamma()
-
-
-def _moments(fn: Any) -> tuple[Tensor, Tensor]:
-    """Return mean and sd of a mixing parameter: log of a Gamma, or minus log of an exponential."""
-    if isinstance(fn, torch.distributions.Laplace):
-        one = torch.ones(())
-        return -(math.log(2.0) + one.digamma()), torch.polygamma(1, one).sqrt()
-    half = _half_freedom(fn)
-    return half.digamma() - half.log(), torch.polygamma(1, half).sqrt()

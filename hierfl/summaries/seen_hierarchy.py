@@ -64,8 +64,12 @@ def _with_local(
     """Return the hierarchy with what was seen of its local sites."""
     found = _with_mixing(plain, points, batch)
     if found.normal_size:
-        chained = any(not alike_here(*_means(found, p, batch)) for p in points)
-        found = replace(found, chained=(chained, False))
+        at = found.arrangement[: found.normal_size]
+        ends = [
+            [_locally(found, p, w, batch)[1] for w in (p.w, p.w.index_fill(0, at, 0.0))]
+            for p in points
+        ]
+        found = replace(found, chained=(not all(alike_here(*end) for end in ends), False))
     for p in points:
         _check_normal(found, p, batch)
     _check_reads_no_rows(found, points[0], g)
@@ -120,25 +124,15 @@ def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> 
 def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
     """Return what moving w (D,) may not change, and the means of the Normal sites, at fixed t."""
     t, mixing = p.mixing(found), found.mixing
-    sites = found.sites(p.z, w, batch)
-    if mixing is None or t is None:
-        own = found.program.latents.local_block.sites
-        return precision_of(own, sites)[0].flatten(), means_of(own, sites).flatten()
-    own, given = mixing.normal_sites, mixing.given(sites, t)
+    sites, own = found.sites(p.z, w, batch), found.program.latents.local_block.sites
+    spreads = [torch.zeros(0)]
+    if mixing is not None and t is not None:
+        spreads, own = [mixing.log_p(sites, t)], mixing.normal_sites
+        sites = mixing.given(sites, t)
     if not own:
-        return mixing.log_p(sites, t), torch.zeros(0)
-    spreads = [precision_of(own, given)[0].flatten(), mixing.log_p(sites, t)]
-    return torch.cat(spreads), means_of(own, given).flatten()
-
-
-def _means(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, Tensor]:
-    """Return the means of the Normal local sites at two values of these."""
-    t, own = p.mixing(found), found.program.latents.local_block.sites
-    if found.mixing is not None:
-        own = found.mixing.normal_sites
-    w = p.w if found.mixing is None else p.w[found.mixing.normal]
-    one, other = (means_of(own, found.local_sites(p.z, at, batch, t)) for at in (w, 0.0 * w))
-    return one, other
+        return spreads[0], torch.zeros(0)
+    spreads.append(precision_of(own, sites)[0].flatten())
+    return torch.cat(spreads), means_of(own, sites).flatten()
 
 
 def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,16 +90,13 @@ def surprises(known: Known) -> Surprise:
 def _without(known: Known, client: int) -> Draws | None:
     """Return draws of z given the factors of all clients but one; None where they are not good."""
     one = torch.tensor(client)
-    rest = known.factors
-    precision, shift = (v.index_fill(0, one, 0.0) for v in (rest.precision, rest.shift))
-    rest = rest._replace(precision=precision, shift=shift)
-    if rest.num_rows is not None and rest.square is not None:
-        num_rows, square = (v.index_fill(0, one, 0.0) for v in (rest.num_rows, rest.square))
-        rest = rest._replace(num_rows=num_rows, square=square)
+    rest: list[Any] = [
+        v.index_fill(0, one, 0.0) if isinstance(v, Tensor) else v for v in known.factors
+    ]
     equal = torch.full((len(known.draws),), -math.log(len(known.draws)))
     start, count = Start(known.draws, equal, known.bounds, False), min(DRAWS, len(known.draws))
     seed = noise.word(f"two_stage without {client} {known.seed}") & 0x7FFFFFFF
-    given = known.surrogate, rest, count, start, seed
+    given = known.surrogate, Factors(*rest), count, start, seed
     return by_importance(*given, final=False, least=LEAST_SHARE)
 
 

@@ -25,6 +25,7 @@ DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
 CENTRAL = 0.9
+SCATTER = (-0.5, 1.5)  # about the mean and sd of e, the mixing parameters of scattered sites
 WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
 
 
@@ -178,8 +179,7 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | Non
             model = poutine.condition(program.model, data=values)
             nodes: dict[str, Site] = poutine.trace(model).get_trace(drawn).nodes
         own = block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
-        mean, sd = mixing.guess(nodes, 1)
-        return torch.cat([own[0, 0, mixing.outside], mean[0] + sd[0] * e])
+        return torch.cat([own[0, 0, mixing.outside], SCATTER[0] + SCATTER[1] * e])
 
     return _central(_drawn(one, draws, normal, torch.arange(len(draws), dtype=torch.int32)))
 

@@ -22,7 +22,6 @@ from hierfl.core.importance_sampling import normal_points
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
 from hierfl.summaries.expectations import gauss_hermite
-from hierfl.summaries.factor import Factor
 from hierfl.summaries.gaussians import product
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
@@ -48,59 +47,30 @@ class Ratios(NamedTuple):
     error: Tensor  # (C, S); 0 of a sum's nodes
 
 
-@dataclass(frozen=True, eq=False)
-class Weigher:
-    """Evaluates how clients' marginal likelihoods differ from those of their factors."""
+def is_sampled(hierarchy: Hierarchy) -> bool:
+    """Return whether the points are quasi-random, and not the nodes of a sum."""
+    size = hierarchy.normal_size
+    return bool(hierarchy.mixing_size) or (size > 0 and size not in NODES)
 
-    hierarchy: Hierarchy
 
-    @property
-    def sampled(self) -> bool:
-        """Whether the points are quasi-random, and not the nodes of a sum."""
-        size = self.hierarchy.normal_size
-        return bool(self.hierarchy.mixing_size) or (size > 0 and size not in NODES)
+def ratios_of(
+    hierarchy: Hierarchy,
+    rows: PackedRows,
+    factor: tuple[Tensor, Tensor],
+    draws: Tensor,
+    *,
+    fields: Values,
+    keys: Tensor,
+    proposals: Proposal | None = None,
+) -> Ratios:
+    """Return the ratios of C clients at draws of z, (S, K).
 
-    def ratios(
-        self,
-        rows: PackedRows,
-        factor: Factor,
-        draws: Tensor,
-        *,
-        fields: Values,
-        keys: Tensor,
-        proposals: Proposal | None = None,
-    ) -> Ratios:
-        """Return the ratios of C clients at draws of z, (S, K).
-
-        `keys` (C, 2) int32 are the clients' at this step, `proposals` those of their mixing
-        variables, (C, 2, M) and (C, 2, M, M).
-        """
-        whole = _At(self.hierarchy, rows, factor, fields, proposals)
-        each = [self._of_block(whole.some(who), draws, keys[who]) for who in rows.blocks()]
-        return Ratios(*(torch.cat(parts) for parts in zip(*each, strict=True)))
-
-    def _of_block(self, at: _At, draws: Tensor, keys: Tensor) -> Ratios:
-        points, log_weights = standard_points(self.hierarchy)
-        if not self.sampled:
-            return at.ratios(draws, points.expand(len(keys), *points.shape), log_weights)
-        # without random rotations (C, M + Dn, M + Dn) clients err in the same direction
-        key, size = noise.fold(keys, noise.word("two_stage.weigh")), points.shape[1]
-        turns = torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
-        if at.proposals is not None:
-            return at.ratios(draws, points @ turns, log_weights)
-        some = draws[:: max(1, len(draws) // TRIED)]
-        sets = [standard_points(self.hierarchy, times) for times in TIMES]
-        tried = [at.ratios(some, e @ turns, w).log for e, w in sets]
-        most = ERROR / math.sqrt(self.hierarchy.program.num_clients)
-        rough = torch.stack([(t - tried[-1]).std(1) >= most for t in tried[:-1]])  # (2, C)
-        needed = rough.to(torch.long).cumprod(0).sum(0)  # the first set that is good enough
-        log, error = torch.zeros(2, len(keys), len(draws))
-        for i in needed.unique().tolist():
-            who = (needed == i).nonzero()[:, 0]
-            e, w = sets[i]
-            found = at.some(who).ratios(draws, e @ turns[who], w)
-            log[who], error[who] = found
-        return Ratios(log, error)
+    `keys` (C, 2) int32 are the clients' at this step, `proposals` those of their mixing variables,
+    (C, 2, M) and (C, 2, M, M).
+    """
+    whole = _Clients(hierarchy, rows, factor, fields, keys, proposals)
+    each = [whole.some(who).ratios(draws) for who in rows.blocks()]
+    return Ratios(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
 
 def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tensor]:
@@ -128,54 +98,73 @@ def _standardized(count: int, size: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _At:
+class _Clients:
     """Clients, and where their local scalars lie given z."""
 
     hierarchy: Hierarchy
     rows: PackedRows
-    factor: Factor
+    factor: tuple[Tensor, Tensor]
     fields: Values
+    keys: Tensor
     proposals: Proposal | None
 
-    def some(self, who: Tensor) -> _At:
+    def some(self, who: Tensor) -> _Clients:
         """Return the clients at some positions."""
         if len(who) == self.rows.clients:
             return self
-        factor = Factor(*(v[who] for v in self.factor))
+        proposals = self.proposals and Proposal(*(v[who] for v in self.proposals))
         fields = {name: v[who] for name, v in self.fields.items()}
-        proposals = self.proposals
-        if proposals is not None:
-            proposals = Proposal(*(v[who] for v in proposals))
-        return _At(self.hierarchy, self.rows.some(who), factor, fields, proposals)
+        factor = self.factor[0][who], self.factor[1][who]
+        rows = self.rows.some(who)
+        return _Clients(self.hierarchy, rows, factor, fields, self.keys[who], proposals)
 
-    def ratios(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+    def ratios(self, draws: Tensor) -> Ratios:
+        """Return the ratios at draws (S, K), by as many points as each client needs."""
+        points, log_weights = standard_points(self.hierarchy)
+        if not is_sampled(self.hierarchy):
+            return self._at(draws, points.expand(len(self.keys), *points.shape), log_weights)
+        # without random rotations (C, M + Dn, M + Dn) clients err in the same direction
+        key, size = noise.fold(self.keys, noise.word("two_stage.weigh")), points.shape[1]
+        turns = torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
+        if self.proposals is not None:
+            return self._at(draws, points @ turns, log_weights)
+        some = draws[:: max(1, len(draws) // TRIED)]
+        sets = [standard_points(self.hierarchy, times) for times in TIMES]
+        tried = [self._at(some, e @ turns, w).log for e, w in sets]
+        most = ERROR / math.sqrt(self.hierarchy.program.num_clients)
+        rough = torch.stack([(t - tried[-1]).std(1) >= most for t in tried[:-1]])  # (2, C)
+        needed = rough.to(torch.long).cumprod(0).sum(0)  # the first set that is good enough
+        log, error = torch.zeros(2, len(self.keys), len(draws))
+        for i in needed.unique().tolist():
+            who, (e, w) = (needed == i).nonzero()[:, 0], sets[i]
+            log[who], error[who] = self.some(who)._at(draws, e @ turns[who], w)
+        return Ratios(log, error)
+
+    def _at(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         """Return the ratios at draws (S, K), by standard normal points (C, P, M + Dn)."""
         count, size = points.shape[1:]
         at_once = max(1, CONDITIONALS // (self.rows.clients * (size + 1) ** 2))
+        of = self._normal
         if self.proposals is not None:
-            at_once = max(1, at_once // count)
-        each = [self._ratios(z, points, log_weights) for z in draws.split(at_once)]
+            at_once, of = max(1, at_once // count), self._mixed
+        each = [of(z, points, log_weights) for z in draws.split(at_once)]
         return Ratios(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
 
-    def _ratios(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
-        if self.proposals is not None:
-            return self._mixed(draws, points, log_weights)
-        mean, tril = normals_of(self.hierarchy, self.fields, self.factor[:2], draws)
-        parts = torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1]))
+    def _normal(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+        mean, tril = normals_of(self.hierarchy, self.fields, self.factor, draws)
         each = []
-        for p in parts:
+        for p in torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1])):
             w = mean[:, p, None] + product(points[:, None], tril[:, p].mT)  # (C, s, P, D)
             each.append(_summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights)))
         return Ratios(*(torch.cat(found, 1) for found in zip(*each, strict=True)))
 
     def _mixed(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
-        h, factor = self.hierarchy, self.factor[:2]
-        sides = sides_of(len(log_weights), h)
+        h, sides = self.hierarchy, sides_of(len(log_weights), self.hierarchy)
         e, row = points.movedim(1, 0), h.batch(self.fields, self.rows.clients)  # (P, C, M + Dn)
 
         def at(z: Tensor) -> Any:
-            each = partial(point, h, z, row, factor, self.proposals)
+            each = partial(point, h, z, row, self.factor, self.proposals)
             return torch.vmap(each)(e, sides)
 
         own, weight = torch.vmap(at)(draws)  # (S, P, C, D) and (S, P, C)
@@ -187,10 +176,8 @@ class _At:
         """Return log p(y | v) - log factor(v), (C, S, P), at w (C, S, P, D) and draws (S, K)."""
         u = draws[:, self.hierarchy.reading.shared]
         v = torch.cat([w, u[None, :, None].expand(*w.shape[:3], -1)], -1).flatten(1, 2)
-        turned = product(v, self.factor.precision)
-        log_factor = ((self.factor.shift[:, None] - 0.5 * turned) * v).sum(-1)
-        found = self.rows.values(v) - log_factor
-        return found.view(w.shape[:3])
+        log_factor = ((self.factor[1][:, None] - 0.5 * product(v, self.factor[0])) * v).sum(-1)
+        return (self.rows.values(v) - log_factor).view(w.shape[:3])
 
     def halves(self, log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return two halves of the points, each with all reflections; None of a sum's nodes."""

@@ -18,7 +18,7 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
-from hierfl.summaries.weighing import Ratios, Weigher, standard_points
+from hierfl.summaries.weighing import Ratios, ratios_of, standard_points
 from tests.summaries import programs
 from tests.summaries.programs import (
     binary_rows,
@@ -41,7 +41,7 @@ def marginals(model: Any, client: int, draws: Tensor) -> Ratios:
     with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
         rows = packed_rows(line, batch)
         factor = factor_of_rows(rows, torch.zeros(size), 2.0 * torch.eye(size))
-        found = Weigher(hierarchy).ratios(rows, factor, draws, fields={}, keys=batch.key)
+        found = ratios_of(hierarchy, rows, factor[:2], draws, fields={}, keys=batch.key)
         found = Ratios(found.log[0], found.error[0])
         alone = Factors(factor.precision, factor.shift, {})
         known = Surrogate(hierarchy).log_marginals(draws, alone)[1][:, 0]
@@ -110,8 +110,9 @@ def ratios_of_three_effects(turns: int) -> list[Ratios]:
     with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
         rows = packed_rows(line, batch)
         factor = factor_of_rows(rows, torch.zeros(3), torch.eye(3))
-        weigher, z = Weigher(hierarchy), z.double()
         return [
-            weigher.ratios(rows, factor, z, fields={}, keys=batch.redrawn(turn).key)
+            ratios_of(
+                hierarchy, rows, factor[:2], z.double(), fields={}, keys=batch.redrawn(turn).key
+            )
             for turn in range(turns)
         ]
