@@ -14,7 +14,7 @@ from hierfl.plots.style import COLORS, GRAY, MARKERS, plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BANDS = 6  # most lines that have a band and a color each
+BANDS = 6  # most lines that have a band each; twice as many have a color and a dash each
 
 
 def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
@@ -38,19 +38,23 @@ def conditional_effect(
     if frame[variable].dtype.kind not in "iuf":
         levels = list(dict.fromkeys(frame[variable]))
     for k, (name, part) in enumerate(lines):
+        told_apart = (
+            len(lines) <= 2 * BANDS
+        )  # the others are one color, and one entry of the legend
         style: dict[str, Any] = {
-            "color": COLORS[k % len(COLORS)] if len(lines) <= BANDS else COLORS[0],
-            "label": name or None,
+            "color": COLORS[k % len(COLORS)] if told_apart else COLORS[0],
+            "linestyle": "-." if told_apart and k >= BANDS else "-",
+            "label": (name or None) if told_apart else ("a client" if k == 0 else None),
         }
         if "new client" in name:
-            style |= {"color": "0.45", "linestyle": "--" if levels is None else ""}
+            style |= {"color": GRAY, "linestyle": "--", "label": name}
         if levels is None:
-            filled = len(lines) <= BANDS or "new" in name
+            filled = len(lines) <= BANDS or "new client" in name
             _band(ax, part[variable].to_numpy(), part, style, filled=filled)
         else:
             x = np.array([levels.index(value) for value in part[variable]], dtype=float)
             shift = 0.0 if len(lines) == 1 else 0.5 * (k / (len(lines) - 1) - 0.5)
-            _points(ax, x + shift, part, style, MARKERS[k % len(MARKERS)])
+            _points(ax, x + shift, part, style, MARKERS[(k + k // BANDS) % len(MARKERS)])
     if levels is not None:
         ax.set_xticks(range(len(levels)), levels)
         ax.set_xlim(-0.6, len(levels) - 0.4)
@@ -84,7 +88,8 @@ def _band(
     if filled:
         low, high = part["low"].to_numpy(), part["high"].to_numpy()
         ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0.0, zorder=1)
-    ax.plot(x, part["mean"].to_numpy(), linewidth=1.6 if filled else 0.8, zorder=3, **style)
+    thin = style["label"] is None or style["label"] == "a client"
+    ax.plot(x, part["mean"].to_numpy(), linewidth=0.8 if thin else 1.6, zorder=3, **style)
 
 
 def _points(ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], marker: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -48,7 +50,16 @@ def test_many_clients_are_thin_lines_without_bands() -> None:
     names = [f"c{k}" for k in range(20)]
     ax = conditional_effect(axes(), table([*names, "new"], [0.0, 1.0]), "x")
     assert len(ax.get_lines()) == 21 and len(ax.collections) == 1
-    assert ax.get_legend() is None
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["a client", "new client"]
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], ["f", "m"]])
+def test_up_to_twelve_lines_are_told_apart(values: list[Any]) -> None:
+    ax = conditional_effect(axes(), table([*(f"c{k}" for k in range(11)), "new"], values), "x")
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in ax.get_lines()}
+    assert len(looks) == len(ax.get_lines()) == 12
 
 
 @pytest.mark.parametrize(("count", "named"), [(5, True), (60, False)])
