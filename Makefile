@@ -34,6 +34,10 @@ lint: $(STAMP)
 docs: $(VENV)/.docs
 	$(ONE_THREAD) NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mkdocs build
 
+# What a release must hold, with the wheel and the sdist in fresh environments.
+release-check: $(STAMP)
+	.ci/release-check "$(CURDIR)/$(BIN)/python"
+
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@

@@ -18,6 +18,8 @@ from hierfl.runs import one_run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+GALLERY = DOCS / "gallery"
+QUICK = ("eight_schools", "own_method", "toy_regression")  # of the gallery
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
@@ -61,6 +63,46 @@ def test_a_methods_example_runs(word: str, pages: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(hierfl.datasets, "heart_disease", lambda: few)
     code = re.sub(r"\b(rounds|steps)=\d+", r"\1=1", pages.example(word))
     exec(compile(code, word, "exec"), {"__name__": "page"})
+
+
+def run_script(name: str, monkeypatch: pytest.MonkeyPatch, rounds: str = r"\1") -> None:
+    """Run a script of the gallery, as users run it or for a few rounds."""
+    from matplotlib import pyplot
+
+    torch.set_default_dtype(torch.float32)
+    drawn = []
+    monkeypatch.setattr(pyplot, "show", lambda: drawn.append(pyplot.gcf()))
+    code = re.sub(r"(\brounds\"?[=:] ?)\d+", rounds, (GALLERY / f"{name}.py").read_text())
+    with pyplot.rc_context({"backend": "agg"}):
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    assert drawn and all(figure.axes for figure in drawn)
+    pyplot.close("all")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quick_script_of_the_gallery_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
+    run_script(name, monkeypatch, r"\g<1>2")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", sorted({path.stem for path in GALLERY.glob("*.py")} - set(QUICK)))
+def test_a_script_of_the_gallery_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script(name, monkeypatch)
+
+
+def test_the_gallery_is_whole() -> None:
+    scripts = sorted(GALLERY.glob("*.py"))
+    assert 12 <= len(scripts) <= 16
+    for script in scripts:
+        text = script.read_text()
+        assert f"gallery/{script.name}" in CONFIG
+        assert text.startswith("# %% [markdown]\n# # ") and "plt.show()" in text
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+            target = link.replace("../reference/", "../../reference/")
+            assert link.startswith(("https:", "../reference/")) or (GALLERY / target).exists(), link
 
 
 def test_every_page_is_in_the_navigation() -> None:

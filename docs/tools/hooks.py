@@ -13,11 +13,19 @@ import mkdocs.plugins
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gallery
 import groups
 import pages
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE")
+OUTSIDE = (
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CITATION.cff",
+    "LICENSE",
+    "pyproject.toml",
+)
 FOLDERS = ("benchmarks", "examples", "tests/SLOW.md")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 THUMBNAILS: dict[str, bytes] = {}  # name of a page of the gallery -> its first picture
@@ -77,6 +85,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     outside = source == "index.md" or not (ROOT / "docs" / source).exists()
     if source.startswith("reference/"):
         return markdown
+    markdown = markdown.replace(gallery.MARK, gallery.cards())
     here = ROOT / ("README.md" if source == "index.md" else source if outside else f"docs/{source}")
     base = Path(source).parent
 
@@ -98,12 +107,13 @@ def _relative(target: str, base: Path) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Keep the first picture of a page of the gallery: its thumbnail."""
+    """Keep the first picture of a page of the gallery, its thumbnail, and lead its links to pages."""
     source = page.file.src_uri
     if source.startswith("gallery/") and source.endswith(".py"):
         pictures = IMAGE.findall(html)
         if pictures:
             THUMBNAILS[Path(source).stem] = base64.b64decode(pictures[0])
+        return re.sub(r'(href="(?!https?:)[^"#]+)\.(?:md|py)(["#])', r"\1.html\2", html)
     return html
 
 

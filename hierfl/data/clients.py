@@ -16,7 +16,7 @@ from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import check_consistent, feature_names, levels_without, mapping_of
-from hierfl.data.frames import Columns, FrameRows, Levels, parts_of_frame
+from hierfl.data.frames import Columns, FrameRows, Levels, frame_of, parts_of_frame
 from hierfl.data.grouping import (
     checked_fraction,
     chosen_clients,
@@ -28,6 +28,9 @@ from hierfl.data.grouping import (
     rows_of,
     sort_by_client,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call
 
@@ -186,6 +189,10 @@ class ClientData:
         """
         own = mapping_of("client_fields", client_fields)
         return cls(**parts_of_frame(frame, client, fields, own, levels or {}))
+
+    def frame(self, client: str = "client") -> pd.DataFrame:
+        """Return the rows as a pandas frame, as `from_frame` reads one; the column `client` has their names."""
+        return frame_of(self, client)
 
     @property
     def num_clients(self) -> int:

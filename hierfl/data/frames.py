@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,11 @@ from torch import Tensor
 from hierfl.data.arrays import Array, as_tensor, is_missing
 from hierfl.data.consistency import MISSING, look_alike
 from hierfl.data.grouping import sort_by_client
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hierfl.data.clients import ClientData
 
 Columns = str | Sequence[str]
 Levels = Mapping[str, Sequence[str]]
@@ -243,3 +248,19 @@ def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequen
             "constant within a client; a value per row is a field"
         )
     return first
+
+
+def frame_of(data: ClientData, client: str) -> pd.DataFrame:
+    """Return the rows of clients as a frame, a column for each feature of a field; codes as their levels."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {client: np.array(data.names)[data.row_client.cpu().numpy()]}
+    wide = {name: value[data.row_client] for name, value in data.client_fields.items()}
+    for name, value in {**data.fields, **wide}.items():
+        flat = value.cpu().numpy().reshape(len(value), -1)
+        several = value.ndim > 1
+        named = data.features.get(name, tuple(f"{name}[{j}]" for j in range(flat.shape[1])))
+        for column, numbers in zip(named if several else (name,), flat.T, strict=True):
+            levels = data.levels.get(f"{name}[{column}]" if several else name)
+            columns[column] = np.array(levels)[numbers.astype(int)] if levels else numbers
+    return pd.DataFrame(columns)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -173,7 +174,8 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
         yield lambda where: None
         return
     begin, end = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
-    with Bar(begin, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), end) as bar:
+    columns = (begin, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), end)
+    with Bar(*columns, console=Console(force_jupyter=False)) as bar:  # else it asks for ipywidgets
         task = bar.add_task(name, total=total, completed=done, last="")
 
         def tick(where: Progress) -> None:

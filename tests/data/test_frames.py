@@ -48,6 +48,15 @@ def test_strings_and_categories_are_coded_and_their_levels_kept() -> None:
     assert data.features == {"x": ("y", "sex")}
 
 
+def test_rows_come_back_as_the_frame_that_they_were_read_from() -> None:
+    frame = pd.DataFrame({"who": ["v", "u", "v"], "smokes": ["no", "yes", "no"], "age": [9, 5, 7]})
+    data = ClientData.from_frame(
+        frame.assign(beds=[2, 8, 2]), "who", client_fields={"beds": "beds"}, x=["age"], y="smokes"
+    )
+    expected = frame.assign(beds=[2, 8, 2]).iloc[[1, 0, 2]].reset_index(drop=True)
+    assert data.frame("who").rename(columns={"y": "smokes"})[expected.columns].equals(expected)
+
+
 def test_client_fields_have_one_value_per_client() -> None:
     own = {"beds": "beds", "kind": "kind", "both": ["beds", "kind"]}
     data = read(table(), "who", y="y", client_fields=own)

@@ -1,0 +1,51 @@
+# %% [markdown]
+# # A hospital that leaves
+#
+# Patients of one hospital withdraw their consent. `two_stage` keeps each hospital's factor apart, so that a fit without it takes the rows
+# of the others alone. How much does the answer change, and could one have told before?
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+import pyro.distributions as dist
+
+import hierfl
+from hierfl import diagnostics, models
+
+patients = hierfl.datasets.heart_disease()
+model = models.regression(
+    "bernoulli", slopes="global", prior_scale=dist.HalfNormal(0.5), centered=True
+)
+everyone = hierfl.fit(model, patients, seed=0)
+remaining = [name for name in patients.names if name != "switzerland"]
+without = hierfl.fit(model, patients.select(remaining), seed=0)
+
+# %%
+left_out = diagnostics.loo(everyone, "client")
+print(left_out)
+
+# %% [markdown]
+# `loo` estimates from the first fit alone how well each hospital is predicted by the others. Now the coefficients, before and after.
+
+
+# %%
+def moments(fit):
+    """Return medians and 90 % intervals of the common slopes."""
+    slopes = fit.posterior(draws=2000, seed=0).posterior["slope"]
+    return slopes.quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
+
+
+names = patients.features["x"]
+figure, ax = plt.subplots(figsize=(5.8, 5.6), layout="constrained")
+for k, (label, fit) in enumerate({"all four": everyone, "without Switzerland": without}.items()):
+    low, middle, high = moments(fit)
+    at = np.arange(len(names)) + 0.3 * (k - 0.5)
+    style = {"color": hierfl.plots.COLORS[k]}
+    ax.hlines(at, low, high, linewidth=1.2, **style)
+    ax.plot(middle, at, hierfl.plots.MARKERS[k], markersize=4, label=label, **style)
+ax.axvline(0, color="0.45", linewidth=0.8, linestyle=":")
+ax.set_yticks(range(len(names)), names, fontsize=8)
+ax.set(xlabel="change in log odds of heart disease", ylim=(len(names) - 0.4, -0.6))
+ax.spines[["top", "right", "left"]].set_visible(False)
+ax.legend(frameon=False)
+plt.show()

@@ -1,0 +1,67 @@
+# %% [markdown]
+# # Four hospitals, each on its own node
+#
+# `hierfl.fit` simulates a federation on one machine. `hierfl.nodes.fit` runs the same method over nodes that hold the rows: on
+# [Flower](../nodes.md), over any other transport, or, to try it, in one process with the same messages, policies and folders.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pyro.distributions as dist
+
+import hierfl
+
+patients = hierfl.datasets.heart_disease()
+model = hierfl.models.regression(
+    "bernoulli", slopes="global", prior_scale=dist.HalfNormal(0.5), centered=True
+)
+home = Path(tempfile.mkdtemp())
+nodes = hierfl.nodes.in_process(patients, home)
+over_nodes = hierfl.nodes.fit(model, nodes, seed=0)
+print(over_nodes.history[["round", "clients", "bytes_down", "bytes_up"]])
+
+# %% [markdown]
+# ## What crossed
+#
+# The server has no row. Each bar is a round: bytes to all hospitals below zero, and back above.
+
+# %%
+history = over_nodes.history
+figure, ax = plt.subplots(figsize=(6.0, 3.0), layout="constrained")
+ax.bar(history["round"], history["bytes_up"] / 1e3, color=hierfl.plots.COLORS[0], label="up")
+ax.bar(history["round"], -history["bytes_down"] / 1e3, color=hierfl.plots.COLORS[1], label="down")
+ax.axhline(0, color="black", linewidth=0.8)
+ax.set(xlabel="round", ylabel="kB, all hospitals", xticks=history["round"])
+ax.spines[["top", "right"]].set_visible(False)
+ax.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# ## The same numbers as on one machine
+
+# %%
+here = hierfl.fit(model, patients, seed=0)
+sites = [n for n in here.draws(10).shared]
+there, same = over_nodes.posterior(draws=200).posterior, here.posterior(draws=200).posterior
+print(
+    pd.DataFrame(
+        {
+            "nodes": {name: float(there[name].mean()) for name in sites},
+            "one machine": {name: float(same[name].mean()) for name in sites},
+        }
+    )
+)
+
+# %% [markdown]
+# ## The owner decides what leaves afterwards
+#
+# Summaries of a hospital's own sites stay at its node until its policy releases them. Only Cleveland's does.
+
+# %%
+(home / "cleveland" / "policy.toml").write_text('may_leave = ["summaries"]')
+answers = over_nodes.local_summary(draws=200)
+print(answers.table.head())
+print("withheld:", sorted(answers.withheld))
