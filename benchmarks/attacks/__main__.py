@@ -47,13 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("attacks", nargs="*", metavar="attack", help=", ".join(ATTACKS))
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} times fewer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tries", type=int, help="in place of each attack's own number")
+    parser.add_argument("--first", type=int, help="of the tries of lying_nodes, to run it in parts")
     chosen = parser.parse_args(arguments)
     table, bad = Table("attack", "what", "tries", *COUNTS, "seconds"), 0
     for name in chosen.attacks or ATTACKS:
         attack, tries, what = ATTACKS[name]
-        tries = tries // QUICK if chosen.quick else tries
+        tries = chosen.tries or (tries // QUICK if chosen.quick else tries)
+        part = {} if chosen.first is None else {"first": chosen.first}
         began = time.perf_counter()
-        found = attack(tries, chosen.seed)
+        found = attack(tries, chosen.seed, **part)
         bad += sum(found.get(count, 0) for count in COUNTS[2:])
         seconds = f"{time.perf_counter() - began:.0f}"
         table.add_row(name, what, str(tries), *(str(found.get(k, 0)) for k in COUNTS), seconds)

@@ -118,7 +118,9 @@ def smoothed(log_ratios: Tensor) -> Weights:
     excess = np.exp(x[largest]) - math.exp(cut)
     k_hat = math.inf
     if tail >= 5 and excess[-1] > excess[0]:
-        k_hat, scale = pareto_fit(excess)
+        with np.errstate(all="ignore"):  # one weight may be all
+            k_hat, scale = pareto_fit(excess)
+        k_hat = math.inf if math.isnan(k_hat) else k_hat
         if math.isfinite(k_hat):
             survival = np.log1p(-(np.arange(tail) + 0.5) / tail)
             quantiles = -scale * survival

@@ -17,6 +17,9 @@ Gaussian is taken at its center's own mode, far from the common one where a cent
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -139,22 +142,35 @@ def _client(marginal: Marginal, steps: int) -> Client:
 
 
 def _server(marginal: Marginal, steps: int) -> Server:
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        count, z = marginal.program.num_clients, state["loc"]
+    def product(shift: Tensor, curvature: Tensor, z: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return mode and precision of the prior times a Gaussian, and the precision's smallest eigenvalue."""
         with torch.no_grad(), unchecked():
             for _ in range(steps):
                 prior = marginal.prior(z)
-                precision = count * means["precision"] - prior.hessian
-                slope = count * (means["shift"] - means["precision"] @ z) + prior.gradient
-                z = z + newton_step(slope, precision, cap=LONGEST)
-            precision = count * means["precision"] - marginal.prior(z).hessian
-        smallest = float(torch.linalg.eigvalsh(precision)[0])
+                slope = shift - curvature @ z + prior.gradient
+                z = z + newton_step(slope, curvature - prior.hessian, cap=LONGEST)
+            precision = curvature - marginal.prior(z).hessian
+        return z, precision, float(torch.linalg.eigvalsh(precision)[0])
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        count = marginal.program.num_clients
+        z, precision, smallest = product(
+            count * means["shift"], count * means["precision"], state["loc"]
+        )
         if not smallest > 0.0:
             raise ValueError(
                 "the product of the centers' Gaussians is not a distribution: its precision has an "
                 f"eigenvalue {smallest:.3g}; take fedlaplace, or a prior that curves more"
             )
         return {"loc": z, "precision": precision, "done": torch.ones(())}
+
+    def wrong(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
+        curvature = up["precision"].value[0]
+        if bool(((curvature - curvature.mT).abs() > 1e-4 * curvature.abs().max()).any()):
+            return "the precision of its Gaussian is not symmetric"
+        if not product(up["shift"].value[0], curvature, message["loc"])[2] > 0.0:
+            return "its own posterior is no distribution"
+        return None
 
     def final(state: Tree, clock: Clock) -> Tree:
         return {"params": normal_params(state["loc"], state["precision"])}
@@ -166,5 +182,9 @@ def _server(marginal: Marginal, steps: int) -> Server:
         "done": torch.zeros(()),
     }
     return Server(
-        state=state, update=update, final=final, finished=lambda state: bool(state["done"] > 0.0)
+        state=state,
+        update=update,
+        final=final,
+        finished=lambda state: bool(state["done"] > 0.0),
+        wrong=wrong,
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,6 +145,11 @@ def clustered_fl(
             final=final,
             logged=lambda state: {"clusters": float(len(state["cluster"].unique()))},
             mail=lambda state: state["theta"],
+            wrong=lambda message, up, rows: (
+                "its number of rows is not the one that it began with"
+                if float(up["away"].value["rows"]) != rows
+                else None
+            ),
         )
 
     return Method(
@@ -156,8 +162,10 @@ def halved(updates: Tensor, linkage: str) -> Tensor:
     # imported here: it takes a quarter of a second, and nothing else of hierfl needs it
     from scipy.cluster.hierarchy import fcluster
     from scipy.cluster.hierarchy import linkage as linked
+    from scipy.spatial.distance import pdist
 
-    tree = linked(updates.double().numpy(), method=linkage, metric="cosine")
+    apart = pdist(updates.double().numpy(), "cosine")
+    tree = linked(np.nan_to_num(apart, nan=1.0), method=linkage)  # of updates that are zero
     half = torch.from_numpy(fcluster(tree, 2, criterion="maxclust"))
     return half != half[0]
 

@@ -18,6 +18,7 @@ from hierfl.program.program import ProgramError
 ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
 MOST_VALUES = 1000  # of a row
 SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
+WIDEST, WIDEST_BY_ROW = 1e3, 100.0  # nats between the ratios at two draws
 GATHER, WEIGHT, DONE = range(3)
 STAGES = ("gathering factors", "weighting", "done")
 LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
@@ -61,7 +62,9 @@ def _form(value: Any) -> Any:
 def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     """Return what no honest client sends: no Gaussian factor, or that its program was misread."""
     if "factor" not in up:
-        return None
+        ratios = up["log_ratios"].value.double()
+        far = float(ratios.max() - ratios.median()) > WIDEST + WIDEST_BY_ROW * rows
+        return "its log ratios differ by more than its rows allow" if far else None
     factor = up["factor"].value
     precision, shift = factor["precision"][0].double(), factor["shift"][0].double()
     if not is_positive(precision, strictly=False):

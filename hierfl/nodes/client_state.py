@@ -113,4 +113,8 @@ def _file(node: Node) -> Path:
 
 def with_mail(own: Tree, mail: Tree) -> Tree:
     """Return a client state with what the server has for this client alone."""
-    return {**own, "mail": like(mail, own["mail"])} if isinstance(own, Mapping) and mail else own
+    if isinstance(mail, Mapping) and not mail:
+        return own
+    if not isinstance(own, Mapping) or "mail" not in own:
+        raise Refused("it holds mail, which the method does not send")
+    return {**own, "mail": like(mail, own["mail"])}

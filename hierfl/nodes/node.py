@@ -33,6 +33,7 @@ from hierfl.program.recipes import describe
 from hierfl.runs.saved import start_of
 
 MOST = 1 << 31  # bytes of a message to a node
+MOST_ROUNDS = 1 << 31
 
 
 def run_name(method: Method, agreement: Agreement, seed: int) -> str:
@@ -174,8 +175,10 @@ def _allowed(node: Node) -> Policy:
 
 # ------------------------------------------------------------ a round
 def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
-    round_, counted = asked.about.get("round"), asked.about.get("counted")
-    if not isinstance(round_, int) or not isinstance(counted, int) or not -1 <= counted < round_:
+    round_: Any = asked.about.get("round")
+    counted: Any = asked.about.get("counted")
+    right = type(round_) is int and type(counted) is int and -1 <= counted < round_ < MOST_ROUNDS
+    if not right:
         raise Refused(f"it asks for round {str(round_)[:20]!r} after {str(counted)[:20]!r}")
     if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail"}:
         raise Refused("it does not hold a message and mail, and nothing else")
@@ -223,11 +226,7 @@ def _one_round(
             federation, federation.client.phases, message, at_first, only, round_
         )
         check_numbers(up)
-        rests_on = federation.client.rests_on
-        if policy.min_rows > 1 and rests_on is not None:
-            few = rests_on(message, after, full_batch(federation.rows, only)) < policy.min_rows / 4
-        else:
-            few = torch.zeros(1, dtype=torch.bool)
+        few = _rests_on_few(node, message, after, policy)
     except Exception as error:
         cause = error
         if isinstance(error, FAILURES) and not isinstance(error, Refused):
@@ -236,9 +235,21 @@ def _one_round(
         raise NodeFailed(
             f"round {round_}: client '{node.client}' fails: its log says why"
         ) from cause
-    if not bool((~few).all()):
+    if few:
         raise Forbidden("the answer would rest on fewer rows than the node's policy asks for")
     return up, tree_map(lambda v: v[0], after)
+
+
+def _rests_on_few(node: Node, message: Tree, after: Tree, policy: Policy) -> bool:
+    """Return whether an update rests on fewer rows than the owner wants, or on about one that the server chose."""
+    federation, rests_on = node.federation, node.federation.client.rests_on
+    if rests_on is None:
+        return False
+    batch, server = full_batch(federation.rows, torch.zeros(1, dtype=torch.long)), federation.server
+    none = tree_map(lambda v: v[None], federation.client.own)
+    at_first = float(rests_on(server.down(server.state, Clock(0, 1)), none, batch))
+    least = max(policy.min_rows / 4, min(policy.min_count / 4, at_first / 8))
+    return not float(rests_on(message, after, batch)) >= least
 
 
 # ------------------------------------------------------------ after the rounds
@@ -253,8 +264,12 @@ def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -
     question, found = answered(node, asked)
     about: Mapping[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
     asks = dict(asked.about)
-    if question.kind not in policy.may_leave:
+    paid = policy.budget is not None or node.federation.client.row_noise is not None
+    of_own_rows = question.kind in ("predictions", "scores") and not asked.tree["rows"]
+    if question.kind not in policy.may_leave or (paid and of_own_rows):
         why = f"the node's policy lets no {question.kind} leave"
+        if question.kind in policy.may_leave:
+            why = f"the rows have a budget, and {question.kind} of them have no noise"
         content = to_bytes({}, {**about, "stays": why})
         what = f"no {question.kind}"
         return log.left(node.folder, content, what, run=node.run, tree={}, question=asks)

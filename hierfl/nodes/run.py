@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.nodes.leaving_one_out import WHY, LatestRound, leaving_one_out
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
@@ -64,6 +66,7 @@ class Nodes:
     counted: dict[str, int]
     ask_sum: AskSum | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    latest: LatestRound = field(default_factory=LatestRound)
 
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Run the tasks of a round at the nodes."""
@@ -97,6 +100,9 @@ class Nodes:
                 yield self._counted(task, ups, ())
                 ups = {}
         there -= self._drop_odd(task, ups, reasons)
+        self.latest.ups = ups if len(ups) == len(there) else {}  # the others' are summed
+        self.latest.ids = task.ids
+        self.latest.summed = lambda some: self._counted(task, some, ()).sums
         yield self._counted(task, ups, self._ended(task, wanted, there, reasons))
 
     def _drop_odd(self, task: Task, ups: dict[int, Up], reasons: dict[str, str]) -> set[int]:
@@ -183,6 +189,23 @@ class Nodes:
         up, _ = client_round(self.few, phases, task.message, own, task.ids[:1], task.round)
         return up
 
+    def name_left_out(self, history: Sequence[dict[str, Any]]) -> None:
+        """Write into the last round's record which client was left out of it when all had answered."""
+        if self.latest.left_out is None:
+            return
+        record = history[-1]
+        name = self.federation.data.names[self.latest.left_out]
+        who = f"round {record['round']}: client '{name}' is left out"
+        if self.method.everyone:
+            error = TooFewNodes(f"{who}, and {self.method.name} needs every client: {WHY}")
+            error.missing = (name,)
+            raise error
+        warnings.warn(f"{who}: {WHY}", stacklevel=4)
+        record["clients"] -= 1
+        record["left_out"] = [*record["left_out"], {"client": name, "reason": WHY}]
+        self.counted.clear()
+        self.counted.update(last_counted(self.federation, history))
+
     def _check_enough(self, task: Task, count: int, left_out: tuple[LeftOut, ...]) -> None:
         """Refuse to go on with too few clients."""
         names = self.federation.data.names
@@ -263,8 +286,10 @@ def fit_nodes(
         where = resumed(folder, everyone, who, resume) or begin(everyone)
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
-        with closing(run_rounds(everyone, where, planned, nodes.work)) as left:
+        guarded = replace(everyone, server=leaving_one_out(everyone.server, nodes.latest))
+        with closing(run_rounds(guarded, where, planned, nodes.work)) as left:
             for where in left:
+                nodes.name_left_out(where.history)
                 if chosen is not None and where.round == 1:
                     where.history[0][CHOSEN] = chosen
                 if folder is not None:

@@ -12,7 +12,7 @@ from hierfl.method import Client, Each, LogShare, Phase, Server, Share, Up
 from hierfl.nodes.messages import Refused, check_numbers
 
 FEWEST = 4  # updates that can be compared with each other
-FAR = 1e8  # times the others' median norm
+FAR = 1e6  # times the others' median size, and at least as large as this
 
 
 def check_update(server: Server, client: Client, message: Tree, up: Up, rows: int) -> None:
@@ -31,6 +31,9 @@ def check_update(server: Server, client: Client, message: Tree, up: Up, rows: in
                 f"the weight of {name} is {float(weight.max()):g}, and a client of {rows} rows has "
                 f"{most:g} at most"
             )
+    shares = [share for share in plain.values() if isinstance(share, Share)]
+    if len(shares) == len(plain) and not any(float(_weight_of(one)) > 0.0 for one in shares):
+        raise Refused("its update has no weight")
     if server.wrong is None:
         return
     try:
@@ -64,9 +67,12 @@ def unlike_others(ups: Mapping[int, Up], rows: Mapping[int, int]) -> dict[int, s
                     found.setdefault(places[k], f"{why} as those of others")
                 break
         norms = torch.stack([_norm(share.value) for share in shares]) / weights.clamp(min=1.0)
-        middle = float(norms.median())
-        for k in (norms > FAR * middle).nonzero()[:, 0].tolist() if middle > 0.0 else ():
-            times = float(norms[k]) / middle
+        # of sums over rows, or of means: what is usual in one of the two is not far
+        far = torch.ones(len(places), dtype=torch.bool)
+        for sizes in (norms, norms / count * count.median()):
+            far &= sizes > FAR * sizes.median().clamp(min=1.0)
+        for k in far.nonzero()[:, 0].tolist():
+            times = float(norms[k]) / max(1.0, float(norms.median()))
             found.setdefault(places[k], f"its {name} is {times:.1e} times as large as others'")
     return found
 

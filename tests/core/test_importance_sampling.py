@@ -111,3 +111,11 @@ def test_positive_raises_small_eigenvalues_and_counts_them() -> None:
     )
     close(precision, torch.diag(torch.tensor([1.0, 4.0, 9.0])))
     assert float(raised) == 2.0
+
+
+def test_one_draw_with_all_of_the_weight_has_no_finite_k_hat() -> None:
+    for far in (1e4, 800.0, 1e14):
+        ratios = torch.zeros(400, dtype=torch.float64)
+        ratios[7] = far
+        found = smoothed(ratios)
+        assert found.k_hat == float("inf") and found.effective < 1.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,41 @@ def test_different_messages_count_whatever_round_they_name(tmp_path: Path) -> No
         ask(one, 0, **{name: value + 3 for name, value in theta.items()})
 
 
+def test_two_servers_at_once_spend_one_budget(tmp_path: Path) -> None:
+    one = noisy(tmp_path)
+    loc = one.federation.server.state["loc"]
+
+    def asked(k: int) -> str:
+        try:
+            return "answered" if ask(one, 0, loc=loc + 0.1 * k) else ""
+        except Refused as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as at_once:
+        found = list(at_once.map(asked, range(8)))
+    assert found.count("answered") == 2
+    assert sum("takes at most 2 rounds" in one for one in found) == 6
+
+
+def test_rows_with_a_budget_are_not_scored_for_a_server(tmp_path: Path) -> None:
+    one = noisy(tmp_path)
+    (tmp_path / "policy.toml").write_text('may_leave = ["scores", "predictions", "summaries"]')
+    ask(one, 0)
+    server = one.federation.server
+    message = server.last(server.state, Clock(1, 2))
+    about = {"run": one.run, "draws": 5, "seed": 0, "site": None, "rounds": 1, "counted": 0}
+    rows = {"x": torch.zeros(3, 2, dtype=torch.float64), "y": torch.ones(3, dtype=torch.float64)}
+    for kind, given, stays in (
+        ("scores", {}, True),
+        ("predictions", {}, True),
+        ("predictions", rows, False),
+        ("summaries", {}, False),
+    ):
+        tree = {"message": message, "mail": {}, "rows": given}
+        said = from_bytes(answer(one, to_bytes(tree, {**about, "kind": kind})), most=1 << 20).about
+        assert ("have no noise" in str(said.get("stays"))) == stays, kind
+
+
 # ------------------------------------------------------------ policies
 @pytest.mark.parametrize("text", ['methods = ["two-stage"]', 'methods = ["fedavgg"]'])
 def test_a_method_that_does_not_exist_is_refused_by_name(text: str, tmp_path: Path) -> None:
@@ -126,6 +162,36 @@ def test_a_named_policy_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "own.toml").unlink()  # in the midst of a run
     with pytest.raises(Forbidden, match="policy cannot be read"):
         ask(one, 0)
+
+
+def test_a_factor_of_one_row_is_refused_without_any_policy(tmp_path: Path) -> None:
+    """The server takes all curvature from every row but one: a belief that is narrow and far away."""
+    model: Any = hierfl.models.regression("bernoulli", centered=True)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 2, generator=g, dtype=torch.float64)
+    part = hierfl.ClientData.from_clients({"a": {"x": x, "y": (x[:, 0] > 0).double()}})
+    agreement = Agreement.between([Introduction.of(part)])
+    one = node(methods.two_stage(model, draws=100), part, agreement, tmp_path)
+    size, row = len(one.federation.server.state["loc"]), torch.cat([x[3], torch.ones(1)])
+    away = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    loc = torch.zeros(size, dtype=torch.float64)
+    loc[:3] = 1e4 * (away - row * (away @ row) / (row @ row))
+    with pytest.raises(Forbidden, match="would rest on fewer rows"):
+        ask(one, 0, loc=loc, covariance=1e-8 * torch.eye(size, dtype=torch.float64))
+    ask(one, 1)  # the server's own first message
+
+
+@pytest.mark.parametrize("about", [{"round": True}, {"round": 1 << 40}, {"counted": False}])
+def test_rounds_are_plain_small_integers(about: dict[str, Any], tmp_path: Path) -> None:
+    part = rows().select(["east"])
+    one = node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    message = one.federation.server.down(one.federation.server.state, Clock(0, 2))
+    said = {"run": one.run, "round": 3, "counted": -1, **about}
+    with pytest.raises(Refused, match="it asks for round"):
+        answer(one, to_bytes({"message": message, "mail": {}}, said))
+    with pytest.raises(Refused, match="holds mail, which the method does not send"):
+        tree = {"message": message, "mail": {"a": torch.ones(1)}}
+        answer(one, to_bytes(tree, {"run": one.run, "round": 0, "counted": -1}))
 
 
 def test_small_mini_batches_are_refused(tmp_path: Path) -> None:

@@ -25,31 +25,56 @@ def in_double() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Any]:
-    """Return a place for the nodes, and the run in which the liar is silent."""
+    """Return a place for the nodes of each method, and for their run in which the liar is silent."""
     return {}
 
 
-@pytest.mark.parametrize("lie", [*lying_nodes.LIES, *lying_nodes.BYTES])
+TWELVE = [
+    "a negative definite factor",
+    "a factor that is not symmetric",
+    "single numbers of 1e14",
+    "a weight of 1e12",
+    "a negative weight",
+    "NaN",
+    "values of 1e14",
+    "another dtype",
+    "a name too many",
+    "a list",
+    "deep JSON",
+    "another client",
+]
+ALL = [*lying_nodes.LIES, *lying_nodes.BYTES]
+
+
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [
+        *(("exact", lie) for lie in ALL),
+        *((name, lie) for name in ("two_stage", "fedavg") for lie in TWELVE),
+        *(("fedsvi", lie) for lie in [*TWELVE[2:], "values of -1e14", "infinity"]),
+        *(("pvi", lie) for lie in ("a negative definite factor", "values of -1e14")),
+    ],
+)
 def test_a_run_ends_without_the_liar_and_names_it(
-    lie: str, kept: dict[str, Any], tmp_path: Path
+    name: str, lie: str, kept: dict[str, Any], tmp_path: Path
 ) -> None:
-    if not kept:
-        kept["made"] = lying_nodes.around(lying_nodes.runs()["exact"], tmp_path)
-        kept["silent"] = lying_nodes.lied_to(kept["made"], None)
-    fitted = lying_nodes.lied_to(kept["made"], lie)
-    assert lying_nodes.is_named(fitted), fitted.history["left_out"]
-    assert lying_nodes.same(fitted, kept["silent"])
+    if name not in kept:
+        made = lying_nodes.around(lying_nodes.runs()[name], tmp_path)
+        kept[name] = made, lying_nodes.lied_to(made, None, rounds=1)
+    made, silent = kept[name]
+    ended = lying_nodes.lied_to(made, lie, rounds=1)
+    assert lying_nodes.is_named(ended), ended.fit.history["left_out"]
+    assert lying_nodes.same(ended, silent)
 
 
-@pytest.mark.parametrize("name", ["two_stage", "pvi", "fedavg"])
-def test_a_negative_definite_factor_and_a_large_weight(name: str, tmp_path: Path) -> None:
-    made = lying_nodes.around(lying_nodes.runs()[name], tmp_path)
-    silent = lying_nodes.lied_to(made, None, rounds=1)
-    lies = ["a negative definite factor", "a weight of 1e12", "numbers of 1e14"]
-    for lie in lies[name == "fedavg" :]:  # it has no factor
-        fitted = lying_nodes.lied_to(made, lie, rounds=1)
-        assert lying_nodes.is_named(fitted), (lie, fitted.history["left_out"])
-        assert lying_nodes.same(fitted, silent), lie
+@pytest.mark.parametrize("lie", ["values of 1e14", "values of -1e14", "another shape", "NaN"])
+def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Path) -> None:
+    if lying_nodes.LATE not in kept:
+        made = lying_nodes.around(lying_nodes.runs()["two_stage"], tmp_path)
+        kept[lying_nodes.LATE] = made, lying_nodes.lied_to(made, None, late=True)
+    made, silent = kept[lying_nodes.LATE]
+    ended = lying_nodes.lied_to(made, lie, late=True)
+    assert ended.lied and lying_nodes.is_named(ended) and lying_nodes.same(ended, silent)
 
 
 def test_a_hostile_server_reads_no_row() -> None:
