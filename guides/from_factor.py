@@ -24,7 +24,9 @@ from hierfl.summaries.hierarchy import Hierarchy
 
 AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
-WIDER = 1.1  # scale of the candidates, in those of the prior times the factor
+# Scale of the candidates, in those of the prior times the factor. Up to so many clients they are
+# twice as many and wider, since a likelihood may fall slower than its factor on one side.
+WIDER, FEW_CLIENTS = 1.1, 500
 OWN_PARAM = "_factor"  # first part of the names of the local params
 
 
@@ -33,7 +35,7 @@ class FromFactor:
 
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
-    Of several candidates from q, widened by a tenth, one is kept by importance weight. Its density
+    Of several candidates from a wider q one is kept by importance weight. Its density
     is p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hold` hands the
     hierarchy over once the program is read; before, standard normals show the reader its sites.
     """
@@ -92,7 +94,8 @@ class FromFactor:
         batch: ClientBatch,
     ) -> tuple[Tensor, Tensor]:
         """Return the candidate (C, 1, D) chosen by weight, and its log density; `first` are its normals."""
-        count = self.candidates * (1 if hierarchy.mixing is None else MORE)
+        few = 2 if _has_few(hierarchy) else 1
+        count = self.candidates * (few if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
         key = noise.fold(batch.key, noise.word("_local.candidates"))
         others = noise.normals(key, (count - 1, first.shape[-1]), first.dtype)
@@ -111,6 +114,10 @@ class FromFactor:
         kept = vectors.gather(0, at[..., None].expand(1, *vectors.shape[1:]))[0]
         evidence = log_weights.logsumexp(0) - math.log(count)
         return kept[:, None], (joint.gather(0, at)[0] - evidence)[:, None]
+
+
+def _has_few(hierarchy: Hierarchy) -> bool:
+    return hierarchy.mixing is None and hierarchy.program.num_clients <= FEW_CLIENTS
 
 
 class Candidate(NamedTuple):
@@ -133,7 +140,8 @@ def candidate(
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
     factor = hierarchy.at_noise(z, own["precision"], own["shift"])
-    wider = 1.0 if exact else WIDER
+    wider = 1.0 + 0.3 / math.sqrt(e.shape[-1]) if _has_few(hierarchy) else WIDER
+    wider = 1.0 if exact else wider
     at = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
     v = torch.cat([at.own, z[hierarchy.reading.shared].expand(len(at.own), -1)], 1)
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)

@@ -31,6 +31,8 @@ from hierfl.summaries.weights import (
 # share of the draws that must be effective under new factors for the draws to be kept
 FITTING = 0.3
 PROPOSING = 0.1  # likewise of the draws of a proposal
+# share that need not be drawn again, about the weighted draws, and the most numbers of such a draw
+ENOUGH, MOST_PROPOSED = 0.25, 12
 ROUGH = 0.1  # sd of the error of a quadratic of z, in nats, with which all draws are weighted
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
@@ -138,6 +140,8 @@ class Weighting:
             # a client that failed once would count in a part of the draws
             equal = bool((state["weighted"] == state["narrow"]["weighted"]).all())
             state = self._together(state, factors) if equal else state
+            if equal and left > 0 and self._is_poor(state):
+                return self._proposed(state, state["final"])
             return {**state, "stage": torch.tensor(DONE)}
         far = k_hat >= K_HAT or effective < PROPOSING * len(state["ratios"])
         if error > ROUGH and left > 0:  # a quadratic will not do
@@ -146,9 +150,16 @@ class Weighting:
             return self._proposed({**state, "again": state["again"] + 1}, state["final"])
         if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
             return self._widened(state, factors, clock)
+        if left > 0 and not bool(state["proposed"]) and self._is_poor(state):
+            return self._proposed(state, state["final"])
         if k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
+
+    def _is_poor(self, state: Tree) -> bool:
+        """Return whether few of the draws are effective, which many slightly skewed clients cause too."""
+        few = float(state["effective"]) < ENOUGH * len(state["ratios"])
+        return few and not self.surrogate.mixed and self.shared <= MOST_PROPOSED
 
     def _wider(self, state: Tree, factors: Factors) -> Tensor:
         """Return the surrogate's log density minus that which the draws are from, (S,)."""
@@ -163,7 +174,8 @@ class Weighting:
         proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
         drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
-        proposed = {"proposed": torch.tensor(True), "final": drawn}
+        powers = torch.ones_like(state["powers"])
+        proposed = {"proposed": torch.tensor(True), "final": drawn, "powers": powers}
         return {**state, **self._asking(state), **proposed}
 
     def _asking(self, state: Tree) -> Tree:

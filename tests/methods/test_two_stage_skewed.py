@@ -1,0 +1,45 @@
+"""Many slightly skewed clients, none of whose weights is heavy alone: rats in litters of three."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+
+import hierfl
+
+# Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
+NUTS = {
+    "Intercept": (4.911, 0.101),
+    "rx": (-0.329, 0.087),
+    "sd_litter": (0.468, 0.095),
+    "shape": (3.581, 0.463),
+}
+
+
+def rats() -> pd.DataFrame:
+    """Return 50 litters of three, times censored at 104, of the form of R's `survival::rats`."""
+    rng = np.random.default_rng(0)
+    litter, rx, own = np.repeat(np.arange(50), 3), np.tile([1, 0, 0], 50), rng.normal(0, 0.45, 50)
+    time = np.exp(4.9 - 0.25 * rx + own[litter]) * rng.weibull(3.7, 150)
+    names = [f"l{k:02d}" for k in litter]
+    died = (time < 104).astype(int)
+    return pd.DataFrame({"litter": names, "rx": rx, "time": np.minimum(time, 104.0), "died": died})
+
+
+def test_rats() -> None:
+    """Drawn once, the intercept was off by 0.25 sd and its sd by a fifth at a k-hat of 0.60."""
+    priors = {
+        "rx": dist.Normal(0.0, 2.0),
+        "Intercept": dist.Normal(4.9, 2.0),
+        "sd": dist.HalfNormal(1.0),
+        "shape": dist.Gamma(2.0, 0.5),
+    }
+    text = "time | event(died) ~ rx + (1 | litter)"
+    made = hierfl.formula(text, "weibull", clients="litter", priors=priors)
+    found = hierfl.fit(made, rats(), seed=0)
+    assert found.history["effective"].iloc[-1] > 1000
+    posterior = found.posterior(draws=4000)["posterior"]
+    for site, (mean, sd) in NUTS.items():
+        assert abs(float(posterior[site].mean()) - mean) < 0.1 * sd, site
+        assert abs(float(posterior[site].std()) / sd - 1.0) < 0.1, site
