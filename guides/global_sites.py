@@ -186,7 +186,8 @@ def low_rank_normal(
 
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
-        start = 0.1 * _start_noise("_shared.factor", block.size, rank)
+        key = noise.fold(noise.root_key(0), noise.word("_shared.factor"))
+        start = 0.1 * noise.normals(key, (block.size, rank))
         factor = pyro.param("_shared.factor", start)
         fn = dist.LowRankMultivariateNormal(loc, scale[:, None] * factor, scale**2)
         return _drawn(block, fn, loc, scale, batch)
@@ -248,11 +249,6 @@ def spline_flow(
         return Drawn(vector, bent, emit(block, vector, batch))
 
     return posterior
-
-
-def _start_noise(name: str, *shape: int) -> Tensor:
-    """Return standard normal values that are a function of the name alone."""
-    return noise.normals(noise.fold(noise.root_key(0), noise.word(name)), shape)
 
 
 def normal_params(loc: Tensor, precision: Tensor) -> Params:

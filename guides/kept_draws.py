@@ -20,7 +20,7 @@ def kept_draws(model: Model, latents: Latents, *, size: int = 100) -> Guide:
     """Build a guide whose local sites visit `size` kept draws, `_local.points` (C, 1, size, D), once each."""
     block, above = latents.local_block, Latents(latents.global_block.sites)
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)
-    points_of_globals = delta.on(model, above)
+    points_of_globals = delta.build(model, above)
 
     def guide(batch: ClientBatch) -> None:
         points_of_globals(batch)

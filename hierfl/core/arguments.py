@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, is_typeddict
 
@@ -71,7 +71,7 @@ def names_by_rule(
     elif isinstance(rule, str):
         rules = {f"the pattern '{rule}'": re.compile(rule).search}
     else:
-        rules = {f"the prefix '{prefix}'": partial(_has_prefix, prefix) for prefix in rule}
+        rules = {f"the prefix '{p}'": re.compile(f"^{re.escape(p)}").search for p in rule}
     chosen: set[str] = set()
     for what, matches in rules.items():
         found = {name for name in names if matches(name)}
@@ -79,10 +79,6 @@ def names_by_rule(
             raise ValueError(f"{option}: {what} matches none of {of}: {', '.join(names)}")
         chosen |= found
     return frozenset(chosen)
-
-
-def _has_prefix(prefix: str, name: str) -> bool:
-    return name.startswith(prefix)
 
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
@@ -25,7 +26,8 @@ def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Ite
     except CannotWrite:
         raise
     except (OSError, foreign) as error:
-        number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+        found = re.search(r"\(os error (\d+)\)", str(error))  # in a message of safetensors
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
         why = os.strerror(number) if number else str(error)
         raised = CannotWrite(
             f"'{path}' cannot be written ({f'{size:,} bytes: ' if size else ''}{why}; "
@@ -33,12 +35,6 @@ def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Ite
         )
         raised.errno = number
         raise raised from error
-
-
-def _number_in(text: str) -> int | None:
-    """Return the system's error number in a message of safetensors, "... (os error 28)"."""
-    found = re.search(r"\(os error (\d+)\)", text)
-    return int(found[1]) if found else None
 
 
 def _free(path: Path) -> str:
@@ -58,14 +54,11 @@ def private_folder(path: Path) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, and wait until it is on disk."""
-    with writing(path, len(content)), open(path, "wb", opener=_private) as file:
+    private = partial(os.open, mode=PRIVATE_FILE)
+    with writing(path, len(content)), open(path, "wb", opener=private) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE_FILE)
 
 
 def write_all(file: int, content: bytes, at: int, path: Path) -> None:

@@ -118,15 +118,12 @@ def cell(value: Any) -> str:
     if isinstance(value, numbers.Integral):
         return f"{int(value)}"
     if isinstance(value, numbers.Real):
-        return _number(float(value))
+        number = float(value)
+        if math.isnan(number):
+            return ""
+        return f"{number:.0f}" if 1000.0 <= abs(number) < 1e7 else f"{number:.3g}"
     text = str(value).replace("\n", " ")
     return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - len(GAP)] + GAP
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:.0f}" if 1000.0 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def _is_long(frame: pd.DataFrame) -> bool:

@@ -34,7 +34,12 @@ def as_tensor(values: Array, name: str) -> Tensor:
     check_rows_of_numbers(tensor, name)
     if tensor.is_floating_point():
         return _in_default_dtype(tensor, name)
-    return tensor if tensor.dtype == torch.bool else _as_int64(tensor, name)
+    if tensor.dtype == torch.bool:
+        return tensor
+    found = tensor.long()
+    if tensor.dtype == torch.uint64 and bool((found < 0).any()):
+        raise _too_large(int(found[found < 0][0]) % 2**64, name)
+    return found
 
 
 def check_dense(values: Tensor, name: str) -> None:
@@ -149,14 +154,6 @@ def is_missing(value: object) -> bool:
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating | Decimal) and bool(value != value)
-
-
-def _as_int64(tensor: Tensor, name: str) -> Tensor:
-    """Return integers as int64; refuse those of uint64 that it cannot hold."""
-    found = tensor.long()
-    if tensor.dtype == torch.uint64 and bool((found < 0).any()):
-        raise _too_large(int(found[found < 0][0]) % 2**64, name)
-    return found
 
 
 def _too_large(value: object, name: str) -> ValueError:

@@ -110,8 +110,12 @@ def check_client_names(names: Sequence[str]) -> None:
             f"a client is named '{min(missing)}', the word for a missing value: leave its rows "
             "out, or rename it"
         )
-    if not joined.isprintable():
-        _check_characters(names)
+    for name in () if joined.isprintable() else names:
+        if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
+            raise ValueError(
+                f"client {name!r} has a control character or half a character in its name: rename "
+                f"it"
+            )
     alike = look_alike(names, joined)
     if alike:
         raise ValueError(
@@ -120,15 +124,6 @@ def check_client_names(names: Sequence[str]) -> None:
         )
     if not all(map(str.strip, names)):
         raise ValueError("a client has an empty name: name it, or leave its rows out")
-
-
-def _check_characters(names: Iterable[str]) -> None:
-    for name in names:
-        if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
-            raise ValueError(
-                f"client {name!r} has a control character or half a character in its name: rename "
-                f"it"
-            )
 
 
 def look_alike(names: Sequence[str], joined: str) -> tuple[str, str] | None:

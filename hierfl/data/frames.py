@@ -178,7 +178,13 @@ def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]
             f"{int(missing.argmax())}: drop these rows, or give them a level of their own, "
             f"frame['{column}'].fillna('missing')"
         )
-    _check_different(labels, column)
+    repeated, times = Counter(labels).most_common(1)[0]
+    alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
+    if alike:
+        raise ValueError(
+            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or "
+            "in Unicode form: make them one"
+        )
     return codes, labels
 
 
@@ -190,29 +196,20 @@ def _check_words(present: list[Any], column: Any) -> None:
                 f"strings"
             )
     for value in dict.fromkeys(present):
-        if _is_number(value):
+        if is_number(value):
             raise ValueError(
                 f"column '{column}' holds the number '{value}' as a string: convert it with "
                 "pandas.to_numeric, or make the column a category if its values are names"
             )
 
 
-def _is_number(value: str) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value, such as a text, stands for a number."""
     try:
         float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         return False
     return True
-
-
-def _check_different(labels: tuple[str, ...], column: Any) -> None:
-    repeated, times = Counter(labels).most_common(1)[0]
-    alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
-    if alike:
-        raise ValueError(
-            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or "
-            "in Unicode form: make them one"
-        )
 
 
 def _recoded(

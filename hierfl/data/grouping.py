@@ -41,8 +41,14 @@ def sort_by_client(
     labels = tuple(map(str, ids)) if names is None else _names_of(ids, names)
     order = torch.as_tensor(np.argsort(inverse, kind="stable"))
     tensors = {name: as_tensor(values, name) for name, values in fields.items()}
+    index: Any = getattr(client_id, "index", None)
     for name, values in tensors.items():
-        _check_index(client_id, fields[name], name)
+        other: Any = getattr(fields[name], "index", None)
+        if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
+            raise ValueError(
+                f"field '{name}' and client_id are pandas columns with different indices: take both "
+                "from one frame, or give .to_numpy() of rows in the same order"
+            )
         if len(values) != len(raw):
             raise ValueError(
                 f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} "
@@ -53,17 +59,6 @@ def sort_by_client(
         offsets=torch.as_tensor(np.concatenate([[0], np.cumsum(counts)])),
         names=labels,
     )
-
-
-def _check_index(client_id: Any, values: Any, name: str) -> None:
-    """Refuse a pandas column whose index differs from the ids': its order may differ too."""
-    index: Any = getattr(client_id, "index", None)
-    other: Any = getattr(values, "index", None)
-    if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
-        raise ValueError(
-            f"field '{name}' and client_id are pandas columns with different indices: take both "
-            "from one frame, or give .to_numpy() of rows in the same order"
-        )
 
 
 def _names_of(ids: NDArray[Any], names: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ rows have its own mix of labels. Two partitions come from flwr-datasets (the `da
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from hierfl.data.partition_checks import (
     filled,
     from_flwr_datasets,
     generator_of,
-    numpy_seed,
 )
 
 __all__ = ["class_mixes", "dirichlet", "label_skew", "label_table", "pathological"]
@@ -133,18 +132,9 @@ def pathological(
             f"{len(classes)}, the number of classes"
         )
 
-    def make(partitioner: Any) -> Any:
-        return partitioner.PathologicalPartitioner(
-            num_clients,
-            "label",
-            classes_per_client,
-            assignment,
-            shuffle=False,
-            seed=numpy_seed(seed),
-        )
-
+    options = {"num_classes_per_partition": classes_per_client, "class_assignment_mode": assignment}
     try:
-        return from_flwr_datasets(make, codes, num_clients, seed)
+        return from_flwr_datasets("Pathological", codes, num_clients, seed, **options)
     except ValueError as error:
         raise ValueError(
             f"pathological: a class has fewer rows than it has clients ({error}): "
@@ -182,19 +172,9 @@ def dirichlet(
     _, codes = codes_of(labels)
     check_clients(len(codes), num_clients, min_rows)
     check_alpha(alpha)
-
-    def make(partitioner: Any) -> Any:
-        return partitioner.DirichletPartitioner(
-            num_clients,
-            "label",
-            float(alpha),
-            min_partition_size=min_rows,
-            shuffle=False,
-            seed=numpy_seed(seed),
-        )
-
+    options = {"alpha": float(alpha), "min_partition_size": min_rows}
     try:
-        return from_flwr_datasets(make, codes, num_clients, seed)
+        return from_flwr_datasets("Dirichlet", codes, num_clients, seed, **options)
     except ValueError as error:
         raise ValueError(
             f"dirichlet: after eleven draws a client still has fewer than {min_rows} rows: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ def generator_of(seed: int) -> np.random.Generator:
 
 
 def from_flwr_datasets(
-    make: Callable[[Any], Any], codes: Ids, num_clients: int, seed: int
+    kind: str, codes: Ids, num_clients: int, seed: int, **options: Any
 ) -> Tensor:
     """Partition shuffled rows by flwr-datasets, which cuts each class in the order of its rows."""
     try:
@@ -98,7 +97,9 @@ def from_flwr_datasets(
             "this partition needs flwr-datasets: install it with pip install 'hierfl[data]'"
         ) from error
     order = generator_of(seed).permutation(len(codes))
-    maker = make(partitioner)
+    maker = getattr(partitioner, f"{kind}Partitioner")(
+        num_clients, "label", shuffle=False, seed=numpy_seed(seed), **options
+    )
     maker.dataset = datasets.Dataset.from_dict({"label": codes[order], "row": order}).with_format(
         "numpy"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ def summed(shares: Share | LogShare) -> Share | LogSum:
     """Sum the shares of C clients, C in front; a `Share`'s value is times its weight already."""
     if isinstance(shares, Share):
         return Share(
-            tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0)
+            tree_map(partial(torch.sum, dim=0), shares.value), torch.as_tensor(shares.weight).sum(0)
         )
     log_weight = torch.as_tensor(shares.log_weight)
     parts = log_weight.softmax(0)

@@ -47,11 +47,6 @@ def _tensor(value: object) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
-def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
-    """Return the new working states where `on` (C,) is true, and the old ones elsewhere."""
-    return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
-
-
 def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
     """Split a batch of C clients into slots (C, 1, ...), to be mapped over, and what they share."""
     own = {
@@ -264,7 +259,12 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
 
         batch = batch_of(tensors, phase)
         new = one(work, batch) if phase.together else over_batch(one, at_once, work, batch)
-        return where_working(active[0], new, work) if active else new
+        if not active:
+            return new
+        on = active[0]  # the others keep their working states
+        return tree_map(
+            lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, work
+        )
 
     return step
 

@@ -94,19 +94,16 @@ class Loop:
             self._work, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
         else:
             self._work, spec = list(self._graph.run(*leaves)), self._graph.spec
-        if (spec is not self._work_spec and spec != self._work_spec) or any(
-            map(_differs, self._work, work)
-        ):
+        same = spec is self._work_spec or spec == self._work_spec
+        for new, old in zip(self._work, work, strict=False):
+            same = same and new.dtype == old.dtype and new.shape == old.shape
+        if not same:
             self._spec = None  # the next step has other inputs, and needs another graph
         self._work_spec = spec
 
     def value(self) -> Tree:
         """Return the working state as it is now."""
         return tree_unflatten(self._work, self._work_spec)
-
-
-def _differs(a: Tensor, b: Tensor) -> bool:
-    return a.dtype != b.dtype or a.shape != b.shape
 
 
 def _compile(

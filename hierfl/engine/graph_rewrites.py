@@ -134,7 +134,9 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
             at_end = (
                 origin in free
                 and not overwritable & operands
-                and _leaves_only(origin, node, end)
+                # only the output reads the new value, and no view of the input
+                and _reaches(node, VIEWS) == {end}
+                and end not in _reaches(origin, (*VIEWS, *RESHAPED))
                 and _read_by_products(origin, node)
             )
             free -= {origin}
@@ -211,11 +213,6 @@ def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
         total.meta["val"] = term.meta["val"] = like.contiguous()
     assert total is not None
     return total
-
-
-def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
-    """Return whether only the output reads an input's new value, and no view of the input."""
-    return _reaches(node, VIEWS) == {end} and end not in _reaches(origin, (*VIEWS, *RESHAPED))
 
 
 def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:

@@ -47,7 +47,9 @@ def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
         at = _place(node)
         if at is not None:
             args = list(node.args)
-            args[at] = lifted(args[at], _dtype(node))
+            # the factor of `add_product` stays a Python number when it runs
+            own = torch.float64 if node.target is add_product else node.meta["val"].dtype
+            args[at] = lifted(args[at], own)
             node.args = tuple(args)
             if node.target is add_product:
                 node.target = add_scaled
@@ -77,8 +79,3 @@ def _value(node: object) -> Any:
 
 def _is_on_cpu(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cpu"
-
-
-def _dtype(node: fx.Node) -> torch.dtype:
-    # the factor of `add_product` stays a Python number when it runs
-    return torch.float64 if node.target is add_product else node.meta["val"].dtype

@@ -163,8 +163,9 @@ def _all_rows(
     counts = data.counts[ids] if half is None else half.counts
     most = int(counts.max())
     if few_widths:
-        every = int(data.counts.max())
-        most = min(_wider(most), every if half is None else (every + 1) // 2)
+        # to the next number with three bits, at most a quarter more
+        every, unit = int(data.counts.max()), 1 << max(0, most.bit_length() - 3)
+        most = min(-(-most // unit) * unit, every if half is None else (every + 1) // 2)
     place = torch.arange(most, device=ids.device)[None].expand(len(ids), -1)
     inside = place < counts[:, None]
     within = torch.where(inside, place, 0)
@@ -175,12 +176,6 @@ def _all_rows(
     fields = {name: values.flatten(0, 1) for name, values in whole.fields.items()}
     mask = {} if whole.rows is None else {"rows": whole.rows}
     yield repeat((fields, mask), count), [()] * count
-
-
-def _wider(count: int) -> int:
-    """Return the next number of rows with three bits: at most a quarter more."""
-    unit = 1 << max(0, count.bit_length() - 3)
-    return -(-count // unit) * unit
 
 
 def _mini_batches(

@@ -67,12 +67,8 @@ class Settings:
         for name, words in WORDS.items():
             value = getattr(self, name)
             if value not in words:
-                raise ValueError(f"{name} is {value!r}: it must be {_listed(words)}")
+                *most, last = map(repr, words)
+                raise ValueError(f"{name} is {value!r}: it must be {', '.join(most)} or {last}")
         if self.chunk is not None:
             expect_count(self.chunk, "chunk")
         expect_count(self.min_rows, "min_rows")
-
-
-def _listed(words: tuple[object, ...]) -> str:
-    *most, last = map(repr, words)
-    return f"{', '.join(most)} or {last}"

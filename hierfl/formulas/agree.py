@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import CENSORED, Column, is_number, level_name, ordered, refuse_similar
+from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import designs_of
 from hierfl.formulas.parse import grouping_name

@@ -75,15 +75,13 @@ def of_columns(
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: n for level, n in counts.items() if n >= least}
-        found[name] = OfColumn("category", unit, None, seen, _declared(frame[name]))
+        declared: tuple[
+            str, ...
+        ] = ()  # levels of an ordered category, the only order that leaves the client
+        if hasattr(frame[name], "cat") and frame[name].cat.ordered:
+            declared = tuple(map(level_name, frame[name].cat.categories))
+        found[name] = OfColumn("category", unit, None, seen, declared)
     return found
-
-
-def _declared(series: Any) -> tuple[str, ...]:
-    """Return the levels of an ordered category, the only order that leaves the client."""
-    if hasattr(series, "cat") and series.cat.ordered:
-        return tuple(map(level_name, series.cat.categories))
-    return ()
 
 
 def of_groups(

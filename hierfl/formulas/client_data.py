@@ -55,22 +55,25 @@ def client_data(
     of_response = () if labeled else (declared.parts.response, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
-    rows: list[Fields] = []
-    above: list[Fields] = []
+    rows: dict[str, list[NDArray[Any]]] = {}
+    above: dict[str, list[NDArray[Any]]] = {}
     kept: list[NDArray[np.int64]] = []
     for client, frame in parts.items():
         own = complete(frame, kinds, client, declared.missing)
         kept.append(own.index.to_numpy())
         ready = prepared(own, read, client)
         of_rows, of_client = _of_client(declared, found, own, ready, client, inside, labeled)
-        rows.append(of_rows)
-        above.append(of_client)
+        for name, values in of_rows.items():
+            rows.setdefault(name, []).append(values)
+        for name, values in of_client.items():
+            above.setdefault(name, []).append(values)
+    names = tuple(parts)
     are_known = torch.as_tensor(np.concatenate([*known.values()])) if known and labeled else None
     return ClientData(
-        fields={name: _tensor(np.concatenate([of[name] for of in rows])) for name in rows[0]},
+        fields={name: _tensor(np.concatenate(parts)) for name, parts in rows.items()},
         offsets=offsets_of(torch.tensor(list(map(len, kept)))),
-        names=tuple(parts),
-        client_fields={name: _tensor(np.stack([of[name] for of in above])) for name in above[0]},
+        names=names,
+        client_fields={name: _tensor(np.stack(parts)) for name, parts in above.items()},
         frame_rows=FrameRows(torch.as_tensor(np.concatenate(kept)), index, are_known),
     )
 

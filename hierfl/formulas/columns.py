@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.data.consistency import MISSING, look_alike
-from hierfl.data.frames import is_column
+from hierfl.data.frames import is_column, is_number
 
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
@@ -57,7 +57,12 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
             )
         if not len(names):
             raise ValueError("the frame has no rows: give at least one row of one client")
-        order = sorted(set(names.tolist()), key=_place(frames[clients]))
+        different = set(names.tolist())
+        if hasattr(frames[clients], "cat"):
+            places = list(map(level_name, frames[clients].cat.categories))
+            order = sorted(different, key=places.index)
+        else:
+            order = sorted(different, key=float if frames[clients].dtype.kind in "iuf" else str)
         return {name: frames[names == name] for name in order}
     if not isinstance(frames, Mapping) or not all(
         isinstance(frame, pd.DataFrame) for frame in frames.values()
@@ -76,16 +81,6 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
             raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
         parts[level_name(name)] = frame
     return parts
-
-
-def _place(series: Any) -> Any:
-    """Return the order of a column's names: of its categories, by number, or alphabetical."""
-    if hasattr(series, "cat"):
-        at = {level_name(v): i for i, v in enumerate(series.cat.categories)}
-        return at.__getitem__
-    if series.dtype.kind in "iuf":
-        return float
-    return str
 
 
 def kind_of(series: Any, name: str, client: str) -> Kind:
@@ -177,15 +172,6 @@ def missing_in(series: Any) -> NDArray[np.bool_]:
     by_word = series.isin([*MISSING, ""]) if series.dtype.kind == "O" else False
     found: NDArray[np.bool_] = (series.isna() | by_word).to_numpy(dtype=bool)
     return found
-
-
-def is_number(text: str) -> bool:
-    """Return whether a name is that of a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------ one client's frame

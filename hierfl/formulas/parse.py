@@ -91,7 +91,7 @@ def parse(text: str) -> Parts:
             "for no terms"
         )
     response, additions = _response(left)
-    common, groups = [], []
+    common, groups = [], dict[tuple[Any, ...], Group]()
     for sign, term in _summands(right):
         inside = _inside(term)
         bars = [i for i, token in enumerate(inside) if token.kind == "PIPE"]
@@ -110,10 +110,11 @@ def parse(text: str) -> Parts:
                 f"'{_text(term)}' has a bar without parentheses: write ({_text(term)}), with all "
                 "terms that vary by group inside of them"
             )
-        groups += list(_groups(inside, bars))
-    _check_different(groups)
+        for group in _groups(inside, bars):
+            if groups.setdefault((group.by, group.terms), group) is not group:
+                raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
     written = " ".join(f"{sign} {term}" for sign, term in common).removeprefix("+ ")
-    return Parts(response, additions, written or "1", tuple(groups))
+    return Parts(response, additions, written or "1", tuple(groups.values()))
 
 
 def _tokens(text: str) -> list[Any]:
@@ -185,30 +186,18 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     terms, by = _text(tokens[: bars[0]]), _inside(tokens[bars[-1] + 1 :])
     if not terms or not by:
         raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
-    if not {token.kind for token in by} <= {*NAMES, "COLON", "SLASH"}:
+    kinds = [token.kind for token in by]
+    signs = kinds[1::2]
+    if len(by) % 2 == 0 or not {*kinds[::2]} <= {*NAMES} or not {*signs} <= {"COLON", "SLASH"}:
         raise ValueError(
             f"the groups '{_text(by)}' of '({whole})' are no columns: name one column, a:b for "
             "combinations, or a/b for b within a"
         )
-    columns = [token.lexeme.strip("`") for token in by if token.kind in NAMES]
-    signs = [token.kind for token in by[1::2]]
-    if len(by) % 2 == 0 or any((t.kind in NAMES) == bool(i % 2) for i, t in enumerate(by)):
-        raise ValueError(
-            f"the groups '{_text(by)}' of '({whole})' are no columns: write a:b or a/b"
-        )
+    columns = [token.lexeme.strip("`") for token in by[::2]]
     for place, sign in enumerate(signs, 1):
         if sign == "SLASH":
             yield Group(terms, tuple(columns[:place]), correlated)
     yield Group(terms, tuple(columns), correlated)
-
-
-def _check_different(groups: Sequence[Group]) -> None:
-    """Refuse two terms of the same groups and the same text."""
-    seen = set()
-    for group in groups:
-        if (group.by, group.terms) in seen:
-            raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
-        seen.add((group.by, group.terms))
 
 
 def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:

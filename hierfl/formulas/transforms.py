@@ -131,12 +131,14 @@ def sums(values: Values) -> Sums:
 
 def moments(parts: Sequence[Sums]) -> tuple[float, float]:
     """Return mean and sd over all clients, the sd with n in the denominator."""
-    count = sum(part.count for part in parts)
-    mean = sum(part.total for part in parts) / count
-    variance = sum(part.squares for part in parts) / count - mean**2
+    count, total, squares = 0, 0.0, 0.0
+    for part in parts:
+        count, total, squares = count + part.count, total + part.total, squares + part.squares
+    mean = total / count
+    variance = squares / count - mean**2
     # The difference of two large sums has an error of their rounding, which may exceed a small
     # variance.
-    rounding = 1e-14 * sum(part.squares for part in parts) / count
+    rounding = 1e-14 * squares / count
     return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0
 
 

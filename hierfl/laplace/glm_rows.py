@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.links import times
+from hierfl.laplace.links import scores, times
 from hierfl.laplace.trials import (
     FAILS,
     SIZES,
@@ -60,7 +60,7 @@ class Rows:
 
     def total(self, eta: Tensor) -> Tensor:
         """Return the log likelihood of all rows, ()."""
-        return self.read.scores(eta).sum()
+        return scores(self.read.terms, eta).sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,7 +190,10 @@ LINKS: Mapping[type, Link] = {
 
 def link_of(site: Site) -> Link | None:
     """Return how a distribution depends on its predictor, or None; derived densities may differ."""
-    return next((LINKS[kind] for kind in type(site["fn"]).__mro__ if kind in LINKS), None)
+    for kind in type(site["fn"]).__mro__:
+        if kind in LINKS:
+            return LINKS[kind]
+    return None
 
 
 def all_linked(terms: Mapping[str, Site]) -> bool:
@@ -210,17 +213,19 @@ def predictors(terms: Mapping[str, Site]) -> Tensor:
 
 def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
     """Return each row's log likelihood by the sites' own distributions, site after site, (n,)."""
-    each = [scored(site, site["fn"].log_prob(site["value"])).flatten() for site in terms.values()]
-    return torch.cat(each)
+    found = []
+    for site in terms.values():
+        found.append(scored(site, site["fn"].log_prob(site["value"])).flatten())
+    return torch.cat(found)
 
 
 def scores(terms: Mapping[str, Site], eta: Tensor) -> Tensor:
     """Return the log likelihood of each row at other predictors eta (n,), (n,)."""
-    sizes = [site["fn"].batch_shape.numel() for site in terms.values()]
-    found = []
-    for site, part in zip(terms.values(), eta.split(sizes), strict=True):
+    found, at = [], 0
+    for site in terms.values():
         fn, link = site["fn"], link_of(site)
         assert link is not None
+        part, at = eta[at : at + fn.batch_shape.numel()], at + fn.batch_shape.numel()
         term = link.score(fn, site["value"], part.view(fn.batch_shape))
         found.append(scored(site, term).flatten())
     return torch.cat(found)

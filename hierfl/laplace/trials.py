@@ -85,10 +85,6 @@ class Predictors(NamedTuple):
     base: Tensor  # (n,) predictors there
     design: Tensor  # (n, D)
 
-    def scores(self, eta: Tensor) -> Tensor:
-        """Return the log likelihood of each row at other predictors eta (n,): (n,)."""
-        return scores(self.terms, eta)
-
 
 def predictors_of(terms: Terms, size: int, dtype: torch.dtype | None = None) -> Predictors:
     """Return the linear predictors, read off at w = 0 and at each unit vector; size is D."""
@@ -104,9 +100,8 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     if not all_linked(there):
         return False
     read, known = predictors_of(terms, len(w)), log_likelihoods(there)
-    return bool(known.isfinite().all()) and nearly_equal(
-        read.scores(read.base + read.design @ w), known
-    )
+    at_linear = scores(read.terms, read.base + read.design @ w)
+    return bool(known.isfinite().all()) and nearly_equal(at_linear, known)
 
 
 @contextmanager

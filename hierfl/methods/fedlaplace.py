@@ -190,7 +190,7 @@ def _warn_of_many(program: Program, points: int) -> None:
 
 def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
     """Return `guides.conditional` with an error that names the local sites."""
-    guide = conditional(shared=shared, newton_steps=FOR_DRAWS).on(model, latents)
+    guide = conditional.build(model, latents, shared=shared, newton_steps=FOR_DRAWS)
 
     def named(batch: ClientBatch) -> None:
         try:

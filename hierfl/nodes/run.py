@@ -283,7 +283,8 @@ def fit_nodes(
     folder = None if checkpoint is None else Path(checkpoint)
     who = about(method, few, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
-        where = resumed(folder, everyone, who, resume) or begin(everyone)
+        where = resumed(folder, everyone, who, resume) if folder else None
+        where = where or begin(everyone)
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
         guarded = replace(everyone, server=leaving_one_out(everyone.server, nodes.latest))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -153,7 +154,11 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
             found[name] = [k for k, v in known.items() if v is site["value"]]
     labels = {}
     for name, same in found.items():
-        fields = same or _made_of(model, name, trace.nodes[name]["value"], batch)
+        fields = list(same)
+        for changed, nodes in () if same else with_one_changed(model, batch):
+            value = torch.as_tensor(nodes[name]["value"])
+            if not torch.equal(value, trace.nodes[name]["value"]):
+                fields.append(changed)
         if len(fields) > 1 and not same:
             raise ProgramError(
                 f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so "
@@ -165,32 +170,18 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
     return labels
 
 
-def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list[str]:
-    """Return the fields that an observed value depends on, by changing one at a time."""
-    changed = with_one_changed(model, batch)
-    return [
-        n for n, nodes in changed if not torch.equal(torch.as_tensor(nodes[site]["value"]), value)
-    ]
-
-
-class Recorded(Mapping[str, Any]):
+class Recorded(UserDict[str, Any]):
     """Fields that record each access in `read`; the number of their rows is known without one."""
 
     def __init__(
         self, fields: Mapping[str, Any], read: set[str], num_rows: int | None = None
     ) -> None:
-        self.fields, self.read, self.num_rows = fields, read, num_rows
+        super().__init__(fields)
+        self.read, self.num_rows = read, num_rows
 
     def __getitem__(self, name: str) -> Any:
-        value = self.fields[name]
         self.read.add(name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.fields)
-
-    def __len__(self) -> int:
-        return len(self.fields)
+        return self.data[name]
 
 
 def checked_labels(

@@ -69,7 +69,9 @@ def _held(function: Any, depth: int) -> Iterator[tuple[str, Any]]:
             **function.keywords,
         }
     elif hasattr(function, "__code__"):
-        found = _of_function(function)
+        found = {name: value for _, name, value in values_of(function)}
+        of_module = function.__globals__
+        found |= {n: of_module[n] for n in function.__code__.co_names if n in of_module}
     elif hasattr(function, "__self__"):
         found = {"self": function.__self__, "the function": function.__func__}
     else:
@@ -82,13 +84,6 @@ def _held(function: Any, depth: int) -> Iterator[tuple[str, Any]]:
             and not isinstance(value, type | nn.Module)
         ):
             yield from _held(value, depth - 1)
-
-
-def _of_function(function: Any) -> dict[str, Any]:
-    """Return the values that a function carries with it, and the globals in use, by name."""
-    of_module = function.__globals__
-    held = {n: of_module[n] for n in function.__code__.co_names if n in of_module}
-    return {name: value for _, name, value in values_of(function)} | held
 
 
 class _Marked(Messenger):

@@ -32,7 +32,7 @@ def _compared(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str
         return
     if (
         "sequence" in wanted
-        and _is_sequence(found)
+        and isinstance(found.get("sequence"), list)
         and len(found["sequence"]) == len(wanted["sequence"])
     ):
         for i, pair in enumerate(zip(found["sequence"], wanted["sequence"], strict=True)):
@@ -75,10 +75,6 @@ def _compared_by_code(
             f"{what}: its code was compiled by {_short(one.get(PYTHON))} there, by "
             f"{_short(two.get(PYTHON))} here",
         )
-
-
-def _is_sequence(found: Mapping[str, Any]) -> bool:
-    return isinstance(found.get("sequence"), list)
 
 
 def _name_of(description: Mapping[str, Any]) -> JSON:

@@ -204,7 +204,10 @@ def _globals_of(code: CodeType) -> set[str]:
 def _text_of(code: CodeType) -> str:
     """Return what a code object does, without its lines, file and docstring."""
     constants = list(code.co_consts)
-    if constants and isinstance(constants[0], str) and _has_docstring(code):
+    has_docstring = not code.co_name.startswith("<")
+    if sys.version_info >= (3, 13):
+        has_docstring = bool(code.co_flags & HAS_DOCSTRING)
+    if constants and isinstance(constants[0], str) and has_docstring:
         constants[0] = None
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     names = (code.co_names, code.co_varnames[: sum(counts)], code.co_freevars, code.co_cellvars)
@@ -220,12 +223,6 @@ def _text_of_constant(value: Any) -> str:
     if isinstance(value, tuple):
         return f"tuple {[_text_of_constant(v) for v in value]!r}"
     return f"{type(value).__name__} {value!r}"
-
-
-def _has_docstring(code: CodeType) -> bool:
-    if sys.version_info >= (3, 13):
-        return bool(code.co_flags & HAS_DOCSTRING)
-    return not code.co_name.startswith("<")
 
 
 def _file_of(kind: type) -> str:

@@ -37,7 +37,8 @@ def joint_sites(
         if observed and in_clients(site) and not in_data(site):
             outside[name] = site
             if labels.get(name) in batch.fields:
-                found[name] = _is_packed(site, batch.fields[labels[name]])
+                clients, *row = batch.fields[labels[name]].shape
+                found[name] = [*site["value"].shape] == [clients, 1, *row]  # as of `batch.packed`
     if len(found) < len(outside):
         known = found.keys() | _depend_on_rows(model, batch)
         found = {name: found.get(name, False) for name in outside if name in known}
@@ -71,11 +72,6 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
                 f"{batch.num_rows} rows), while clients differ in their rows: sum it out, by "
                 f"batch.joint_normal where it is Gaussian"
             )
-
-
-def _is_packed(site: Site, values: Tensor) -> bool:
-    """Return whether a site observes a field in the shape of `batch.packed`."""
-    return tuple(site["value"].shape) == (values.shape[0], 1, *values.shape[1:])
 
 
 def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:

@@ -91,12 +91,9 @@ def find(name: str) -> Any:
     module, _, last = name.rpartition(".")
     found = exported(module, last)
     if found is None:
-        raise CannotRemake(f"'{_short(name)}' is not a public name of hierfl: {HAND_IN}")
+        short = name if len(name) <= 80 else f"{name[:77]}..."
+        raise CannotRemake(f"'{short}' is not a public name of hierfl: {HAND_IN}")
     return found
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 Kind = Literal["model", "guide"]

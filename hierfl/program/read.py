@@ -139,14 +139,16 @@ class ModelRead:
             check_missing(program, self.data)
         return program
 
-    def _under(self, guide: Guide | Family, learn: bool) -> Program:
+    def _under(self, guide: Any, learn: bool) -> Program:
         (single, pair), known = self.traces, self.program
         model, one, seed = known.model, known.prototype, known.seed
         whole = getattr(getattr(guide, "build", None), "reads_all_rows", False)
         # Newton steps are in the units of the priors, gradient steps in the sites' own
         latents = known.latents if whole else known.latents.in_own_units()
         with pyro.validation_enabled(True):
-            built = guide.on(model, latents) if isinstance(guide, Family) else guide
+            built = guide
+            if isinstance(guide, Family):
+                built = guide.build(model, latents, **guide.options)
             two = _prototype(self.data, [0, self.data.num_clients - 1])
             guided, reads = _trace(built, one, "guide", seed, Answer({}, one))
             guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))

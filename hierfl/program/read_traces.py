@@ -53,20 +53,18 @@ def sites_to_float(trace: Any) -> frozenset[str]:
     """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's."""
     found = set()
     for name, site in samples(trace):
-        if is_likelihood(site) and _is_picky(site):
+        value, fn = site["value"], site["fn"]
+        if not is_likelihood(site) or not isinstance(value, Tensor):
+            continue
+        if value.is_floating_point():
+            of_bernoulli = isinstance(getattr(fn, "base_dist", fn), dist.Bernoulli)
+            picky = of_bernoulli and not _scores(site, value.long())
+        else:
+            as_float = value.to(torch.get_default_dtype())
+            picky = not _scores(site, value) and _scores(site, as_float)
+        if picky:
             found.add(name)
     return frozenset(found)
-
-
-def _is_picky(site: Site) -> bool:
-    value = site["value"]
-    if not isinstance(value, Tensor):
-        return False
-    if value.is_floating_point():
-        if not isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Bernoulli):
-            return False
-        return not _scores(site, value.long())
-    return not _scores(site, value) and _scores(site, value.to(torch.get_default_dtype()))
 
 
 def _scores(site: Site, value: Tensor) -> bool:
@@ -104,7 +102,8 @@ def likelihood_factors(
         for name, density in of_clients.items():
             if not torch.equal(_density(nodes[name]), density):
                 reading.add(name)
-    found = {name: rows for name, rows in found.items() if rows or name in reading}
+    for name in of_clients.keys() - reading:
+        del found[name]
     if not found and not labels:
         raise ProgramError(
             "the model observes no field inside the clients plate: give a likelihood, "

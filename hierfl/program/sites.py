@@ -138,17 +138,15 @@ class Block:
         """Split a vector, (K,) or (C, 1, D), into values of its sites and log Jacobians."""
         values, jacobians = {}, {}
         for site, piece in zip(self.sites, vector.split(self.sizes, -1), strict=True):
-            values[site.name], jacobians[site.name] = site.constrain(self._shaped(site, piece))
+            if site.is_local:
+                inner = site.batch_shape[:-2]  # plates left of the clients
+                event = site.free_start.shape[len(site.batch_shape) :]
+                apart = piece.reshape(*piece.shape[:-1], *inner, *event)  # (C, 1, *inner, *event)
+                free = apart.movedim((0, 1), (len(inner), len(inner) + 1))
+            else:
+                free = piece.reshape(site.free_start.shape)
+            values[site.name], jacobians[site.name] = site.constrain(free)
         return values, jacobians
-
-    def _shaped(self, site: LatentSite, piece: Tensor) -> Tensor:
-        """Return a site's piece of the vector in the site's unconstrained shape."""
-        if not site.is_local:
-            return piece.reshape(site.free_start.shape)
-        inner = site.batch_shape[:-2]  # plates left of the clients
-        event = site.free_start.shape[len(site.batch_shape) :]
-        apart = piece.reshape(*piece.shape[:-1], *inner, *event)  # (C, 1, *inner, *event)
-        return apart.movedim((0, 1), (len(inner), len(inner) + 1))
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the vector of the sites' values; the inverse of `unflatten`."""
@@ -197,10 +195,6 @@ class Family:
         known = keywords(self.build)
         check_names(self.build.__name__, options, known and known[2:])
         return family(self.build, **{**self.options, **options})
-
-    def on(self, model: Model, latents: Latents) -> Guide:
-        """Return the guide for one model."""
-        return self.build(model, latents, **self.options)
 
 
 def family(build: Callable[..., Guide], **options: Any) -> Family:

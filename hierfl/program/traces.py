@@ -142,17 +142,6 @@ def has_mean(fn: Any) -> bool:
         return False
 
 
-def center(fn: Any, by_mean: bool) -> Tensor:
-    """Return the center of a distribution, of shape `fn.shape()`."""
-    if by_mean:
-        mean: Tensor = fn.mean
-        return mean.expand(fn.shape())
-    transform = biject_to(fn.support)
-    value: Tensor = transform(torch.zeros(transform.inverse_shape(fn.shape())))
-    unit = unit_of(fn)
-    return value if unit is None else value * unit
-
-
 def unit_of(fn: Any) -> Tensor | None:
     """Return the scale of a prior as a power of 2, 1 if near 1; None for a Gamma or Dirichlet, say."""
     shape = fn.shape()
@@ -175,12 +164,17 @@ class Center(Messenger):
     def _pyro_sample(self, msg: Site) -> None:
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
             return
-        start = msg["infer"].get("start")
+        fn, start, by_mean = msg["fn"], msg["infer"].get("start"), self.by_mean.get(msg["name"])
         if start is not None:  # a program may set where a site starts, such as a network's weights
-            msg["value"], msg["done"] = torch.as_tensor(start).expand(msg["fn"].shape()), True
-            return
-        by_mean = self.by_mean[msg["name"]] if msg["name"] in self.by_mean else has_mean(msg["fn"])
-        msg["value"], msg["done"] = center(msg["fn"], by_mean), True
+            value = torch.as_tensor(start).expand(fn.shape())
+        elif has_mean(fn) if by_mean is None else by_mean:
+            value = fn.mean.expand(fn.shape())
+        else:
+            transform = biject_to(fn.support)
+            value = transform(torch.zeros(transform.inverse_shape(fn.shape())))
+            unit = unit_of(fn)
+            value = value if unit is None else value * unit
+        msg["value"], msg["done"] = value, True
 
 
 class Middle(Messenger):

@@ -104,9 +104,10 @@ def check_model(model: Any, data: Any) -> None:
 def with_rows(data: ClientData, call: Call) -> tuple[ClientData, Call]:
     """Return clients with `min_rows` rows or more, and the call for them; warn of the others."""
     least, validation = call.settings.min_rows, call.validation
-    few = [name for name, n in zip(data.names, data.counts.tolist(), strict=True) if n < least]
-    if not few:
+    lacking = (data.counts < least).nonzero()[:, 0].tolist()
+    if not lacking:
         return data, call
+    few = list(map(data.names.__getitem__, lacking))
     if len(few) == data.num_clients:
         raise ValueError(
             f"min_rows is {least}, and no client has as many rows: the most are "

@@ -140,7 +140,12 @@ def load(
     handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
     if method is not None and handed:
         raise ValueError("a method has its model and guide: leave model= and guide= out")
-    root = _root(folder)
+    if isinstance(folder, Fit):
+        raise TypeError(
+            "folder is a Fit, which needs no loading: use it as it is, or name the folder it was "
+            "saved in"
+        )
+    root = expect_path(folder, "folder", "run")
     found = state.checkpoints(root)
     if not found:
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
@@ -163,15 +168,6 @@ def load(
     federation = replace(guarded(who, set_up) if method is None else set_up(), cohort=who["cohort"])
     progress = state.load(root, begin(federation), same | about_data(federation.data))
     return Fit(made, federation, progress, who["rounds"])
-
-
-def _root(folder: object) -> Path:
-    if isinstance(folder, Fit):
-        raise TypeError(
-            "folder is a Fit, which needs no loading: use it as it is, or name the folder it was "
-            "saved in"
-        )
-    return expect_path(folder, "folder", "run")
 
 
 def _without_rows(

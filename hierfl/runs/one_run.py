@@ -57,9 +57,8 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
     folder = call.checkpoint
     who = about(method, eager, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
-        where = resumed(folder, eager, who, call.resume) or begin(
-            eager, folder, compiled=_compiles(method, eager, planned)
-        )
+        where = resumed(folder, eager, who, call.resume) if folder else None
+        where = where or begin(eager, folder, compiled=_compiles(method, eager, planned))
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
         fitted = Fit(method, federation, where, planned)
         left = _each_round(fitted, call)
@@ -132,11 +131,9 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
 
 
 def resumed(
-    folder: Path | None, federation: Federation, run: Mapping[str, Any], resume: bool
+    folder: Path, federation: Federation, run: Mapping[str, Any], resume: bool
 ) -> Progress | None:
     """Return the progress of the run in a folder, whose lock is held; None: there is no run yet."""
-    if folder is None:
-        return None
     clear(folder)  # of what a killed process has left half done
     if not state.checkpoints(folder):
         return None
@@ -225,8 +222,10 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
             break  # more rounds will not help
         if call.shown:
             print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
-        if call.checkpoint is not None:
-            _clear(call.checkpoint, fitted)
+        if call.checkpoint is not None:  # so that the next attempt can begin
+            who = about(fitted.method, fitted.federation, fitted.rounds)
+            with held(call.checkpoint):
+                discard(call.checkpoint, partial(state.is_of_run, about=who))
     _note(fitted, found)
     _warn(fitted, found)
     return fitted
@@ -273,10 +272,3 @@ def _recorded(folder: Path | None) -> int:
         except state.CheckpointError:
             continue
     return 0
-
-
-def _clear(folder: Path, fitted: Fit) -> None:
-    """Remove the checkpoints of an attempt that was too short, so that the next one can begin."""
-    who = about(fitted.method, fitted.federation, fitted.rounds)
-    with held(folder):
-        discard(folder, partial(state.is_of_run, about=who))

@@ -26,22 +26,19 @@ def personalized(
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
     federation = replace(fit.federation, data=data)
     _check_labels(fit, federation)
-    start = None if from_scratch else subset(fit.progress.table, _places(fit, data))
+    start = None
+    if not from_scratch:
+        known = set(fit.federation.data.names)
+        if new := [name for name in data.names if name not in known]:
+            raise ValueError(
+                f"client '{new[0]}' is new, and has no state to go on from: take from_scratch=True"
+            )
+        start = subset(fit.progress.table, fit.federation.data.index(data.names))
     table = adapt(federation, fit.progress.server, rounds, start)
     # weights of these clients alone would correct the draws toward a posterior without the fitted
     # ones
     history = without_correction(fit.progress.history)
     return federation, replace(fit.progress, table=table, history=history)
-
-
-def _places(fit: Snapshot, data: ClientData) -> torch.Tensor:
-    known = {name: place for place, name in enumerate(fit.federation.data.names)}
-    for name in data.names:
-        if name not in known:
-            raise ValueError(
-                f"client '{name}' is new, and has no state to go on from: take from_scratch=True"
-            )
-    return torch.tensor([known[name] for name in data.names])
 
 
 def _check_labels(fit: Snapshot, federation: Federation) -> None:

@@ -68,7 +68,8 @@ def _taken(root: Path) -> int | None:
             break
         os.close(file)  # its holder removed it between our opening and locking it
     _files.add(file)
-    who = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
+    now = datetime.now().astimezone().isoformat(" ", "seconds")
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
     try:
         os.ftruncate(file, 0)
         write_all(file, json.dumps(who).encode(), 0, path)
@@ -114,10 +115,6 @@ def _warn(root: Path, why: str | None) -> None:
         f"'{root}' cannot be locked ({why}): let no other process write to it meanwhile",
         stacklevel=4,
     )
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(" ", "seconds")
 
 
 def _close_copies() -> None:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from hierfl.data.frames import is_number
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import Recipe, recipe_of
 
@@ -72,7 +73,9 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
             )
     cens = rows.get("cens", np.zeros_like(y))
     if "trials" in rows:
-        _check_trials(y, rows["trials"])
+        trials = rows["trials"]
+        fix = "trials must be whole, 0 or more, and no fewer than the row's successes"
+        _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, fix)
     _refuse(~np.isin(cens, CODES), "cens", cens, CENS)
     interval = cens == 2
     if "entry" in rows:
@@ -90,11 +93,6 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         )
 
 
-def _check_trials(y: Numbers, trials: Numbers) -> None:
-    fix = "trials must be whole, 0 or more, and no fewer than the row's successes"
-    _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, fix)
-
-
 def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, fix: str) -> None:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
@@ -106,9 +104,7 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     try:
         numbers: Numbers = column.astype(np.float64)
     except (TypeError, ValueError) as error:
-        row, value = next(
-            (i, v) for i, v in enumerate(column.ravel().tolist()) if not _is_number(v)
-        )
+        row, value = next((i, v) for i, v in enumerate(column.ravel().tolist()) if not is_number(v))
         fix = "code it as a number"
         if name == "cens":
             fix = CENS
@@ -121,14 +117,6 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     if missing.size and name != "upper":
         raise _missing(name, int(missing[0]))
     return numbers
-
-
-def _is_number(value: object) -> bool:
-    try:
-        float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _missing(name: str, row: int) -> ValueError:

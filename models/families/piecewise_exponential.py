@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -16,15 +15,6 @@ from hierfl.models.families.links import log1mexp, log_scale, unit_scale
 from hierfl.models.families.survival import of_times
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
-
-
-def _parameters(pieces: int) -> Callable[[Response], dict[str, Prior]]:
-    def parameters(response: Response) -> dict[str, Prior]:
-        # one event a unit of follow-up as long as the mean time
-        center = -log_scale(response)[0] if math.isfinite(response.mean) else 0.0
-        return {"log_hazard": dist.StudentT(3.0, center, 2.5).expand([pieces]).to_event(1)}
-
-    return parameters
 
 
 @recorded
@@ -49,7 +39,13 @@ def piecewise_exponential(breaks: tuple[float, ...]) -> ResponseFamily:
     known = tuple(float(one) for one in breaks)
     check_breaks(known)
     base = f"families.PiecewiseExponential(eta, log_hazard, breaks={known})"
-    parameters = _parameters(len(known) + 1)
+
+    def parameters(response: Response) -> dict[str, Prior]:
+        # one event a unit of follow-up as long as the mean time
+        center = -log_scale(response)[0] if math.isfinite(response.mean) else 0.0
+        each = dist.StudentT(3.0, center, 2.5)
+        return {"log_hazard": each.expand([len(known) + 1]).to_event(1)}
+
     return of_times(
         "piecewise_exponential", "log", base, parameters, unit_scale, has_intercept=False
     )
