@@ -16,6 +16,7 @@ from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, level_name, prepared
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm
+from hierfl.formulas.terms import columns_of
 
 Values = Mapping[str, Any]
 
@@ -48,10 +49,8 @@ class Rows:
 # ------------------------------------------------------------ rows that are made up
 def predictors(formula: Formula) -> dict[str, Column]:
     """Return the columns that the terms read, and what was agreed about each."""
-    declared = formula.declared
-    left = {declared.parts.response, *declared.parts.additions.values()}
-    known = formula.agreed.columns
-    return {name: known[name] for name in declared.columns if name not in left}
+    read = {name for found in formula.declared.described for name in columns_of(found)}
+    return {name: formula.agreed.columns[name] for name in formula.declared.columns if name in read}
 
 
 def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> Rows:
@@ -122,12 +121,13 @@ def checked(name: str, column: Column, value: Any) -> Any:
 
 
 def _code(term: GroupTerm, value: Any) -> int:
-    if str(value) not in term.levels:
+    name = level_name(value)
+    if name not in term.levels:
         raise ValueError(
-            f"'{term.group.name}' has no group {str(value)!r}: its groups are "
+            f"'{term.group.name}' has no group {name!r}: its groups are "
             f"{', '.join(term.levels[:8])}"
         )
-    return term.levels.index(str(value))
+    return term.levels.index(name)
 
 
 def evaluated(

@@ -38,11 +38,12 @@ def read_terms(text: str) -> Any:
     for call in _calls(tree):
         _check_arithmetic(call)
     try:
-        return _apart(_model(tree))
+        found = _model(tree)
     except Exception as error:
         raise ValueError(
             f"the terms '{text}' cannot be read ({error}): {_advice(error)}"
         ) from error
+    return _apart(found)
 
 
 def _model(tree: Any) -> Any:
@@ -55,10 +56,14 @@ def _apart(found: Any) -> Any:
     terms: dict[Any, Any] = {}
     for term in found.common_terms:
         parts = getattr(term, "components", None)
-        terms.setdefault(term.name if parts is None else frozenset(p.name for p in parts), term)
+        key = None if parts is None else frozenset((type(p), p.name) for p in parts)
+        terms.setdefault(key, term)
         if parts is not None:
             term.components = deepcopy(parts)
     found.common_terms = list(terms.values())
+    names = [term.name for term in found.common_terms]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two terms are called '{twice[0]}': rename the column of that name")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,10 @@ def _operation(self: LazyOperator) -> str:
 
 # formulae 0.9 leaves parentheses out, so that two terms could have one name, and one was lost.
 LazyOperator.__str__ = _operation
+# Likewise a column of an odd name, I(`x + z`), without back-quotes.
+LazyVariable.__str__ = lambda self: (
+    self.name if re.fullmatch(r"[^\W\d][\w.]*", self.name) else f"`{self.name}`"
+)
 
 
 def described(text: str) -> Any:

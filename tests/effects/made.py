@@ -44,6 +44,7 @@ def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
                 "arm": [("a", "b", "c")[i // 8 % 3] for i in range(n)],
             }
         )
+        part["old"] = part["age"] > part["age"].median()
         part["n"] = rng.integers(3, 12, n)
         part["died"] = rng.binomial(1, 0.4, n)
         part["k"] = rng.binomial(part["n"], 0.4)

@@ -22,6 +22,19 @@ def test_differences_of_levels_on_the_link_scale_are_coefficients() -> None:
         assert table["p"][name] == (wanted > 0).mean()
 
 
+def test_true_is_compared_with_false() -> None:
+    found = drawn("y ~ old + (1 | site)", "gaussian")
+    table = contrasts(found, "old").frame
+    assert list(table["contrast"]) == ["True - False"]
+    np.testing.assert_allclose(table["mean"], found.shared["old"].mean(), rtol=1e-6)
+
+
+def test_a_column_of_an_addition_may_be_a_predictor_too() -> None:
+    found = drawn("k | trials(n) ~ n + (1 | site)", "binomial")
+    table = contrasts(found, "n", scale="link", values=[3, 5]).frame
+    np.testing.assert_allclose(table["mean"], 2.0 * found.shared["n"].mean(), rtol=1e-6)
+
+
 def test_ratios_on_the_link_scale_are_odds_ratios() -> None:
     found = drawn("died ~ sex + (1 | site)", "bernoulli")
     table = contrasts(found, "sex", scale="link", kind="ratio").frame

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import hierfl
 from hierfl.formulas.writer import Writer, unique_names
 from tests.formulas.small import BASE, fields, on, refused
 
@@ -62,6 +63,9 @@ def test_columns_of_clients_and_groups_may_have_the_names_of_plates() -> None:
     for name in ("client", "clients", "data", "draw", "chain"):
         made = on(f"y ~ x + (1 | {name})", frame=BASE.rename(columns={"g": name}))
         assert made.layout.groups[0].site == f"{name}.Intercept"
+        frame = BASE.rename(columns={"h": name})
+        own = hierfl.formula(f"y ~ x + (1 | {name})", clients=name).on(frame)
+        assert own.layout.groups[0].place == "clients" and own.data(frame).names == ("a", "b", "c")
 
 
 def test_names_that_the_model_has_already_are_refused_before_the_fit() -> None:

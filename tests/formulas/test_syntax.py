@@ -108,6 +108,15 @@ def test_transforms_of_two_expressions_have_constants_of_their_own() -> None:
     refused(lambda: on("y ~ scale(u)"), "'u'", "one column of numbers")
 
 
+def test_columns_called_as_a_term_are_not_taken_for_it() -> None:
+    frame = BASE.assign(**{"x:z": BASE.b, "log(b)": BASE.z, "x + z": BASE.b + 1.0, "a b": BASE.x})
+    for text in ("`x:z` + x:z", "log(b) + `log(b)`"):
+        refused(lambda t=text: on(f"y ~ {t}", frame=frame), "two terms are called")  # type: ignore[misc]
+    made = on("y ~ I(`x + z`) + I(x + z) + scale(`a b`) + `x:z`:x", frame=frame)
+    assert made.layout.common.columns[:3] == ("I(`x + z`)", "I(x + z)", "scale(`a b`)")
+    np.testing.assert_allclose(fields(made, frame)["x"][:, 0], frame["x + z"])
+
+
 def test_terms_that_are_one_are_refused() -> None:
     refused(lambda: on("y ~ (x | h) + (1 + x || h)").layout, "one term")
     refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)").layout, "one term")
