@@ -20,7 +20,7 @@ from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
 from hierfl.summaries.conditional import Proposal, own_shapes, point, sides_of
-from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.hierarchy import Factors, Hierarchy
 
 AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
@@ -139,7 +139,7 @@ def candidate(
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
-    factor = hierarchy.at_noise(z, own["precision"], own["shift"])
+    factor = hierarchy.at_scale(Factors(own["precision"], own["shift"], {}), z)[:2]
     wider = 1.0 + 0.3 / math.sqrt(e.shape[-1]) if _has_few(hierarchy) else WIDER
     wider = 1.0 if exact else wider
     at = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)

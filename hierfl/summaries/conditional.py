@@ -84,14 +84,15 @@ def point(
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
-    normal = hierarchy.local(z, row, t)
+    found = hierarchy.given(z, row, t)
+    normal = hierarchy.local(z, row, t, found)
     alone = (factor[0] * 0.0, factor[1] * 0.0)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
     each = [_normal(of, wider)[1:] for of in sides]
     ws = [mean + (tril @ e[:, size:, None])[..., 0] for mean, tril in each]
     w = torch.where(side > 0, ws[1], ws[0])
     log_q = torch.stack([_log_normal(w, *of) for of in each]) + proposals.log_prob(t)
-    log_p = hierarchy.log_mixing(z, row, t) + sides[0].log(w)
+    log_p = hierarchy.log_mixing(found, t) + sides[0].log(w)
     return Point(hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0))
 
 
@@ -165,8 +166,10 @@ def _proposal_of(
     assert mixing is not None
 
     def density(t: Tensor, z: Tensor) -> Tensor:
-        of_w = given(hierarchy, hierarchy.local(z, row, t[None]), z, *factor, t[None])
-        return (hierarchy.log_mixing(z, row, t[None]) + of_w.log_integral()[0])[0]
+        t = t[None]
+        found = hierarchy.given(z, row, t)
+        of_w = given(hierarchy, hierarchy.local(z, row, t, found), z, *factor, t)
+        return (hierarchy.log_mixing(found, t) + of_w.log_integral()[0])[0]
 
     def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
         return torch.vmap(density)(t[:, 0], few)

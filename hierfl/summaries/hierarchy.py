@@ -156,18 +156,43 @@ class Hierarchy:
                 total = total + scored(site, site["fn"].log_prob(site["value"])).sum()
         return total + sum(j.sum() for name, j in jacobians.items() if name not in without)
 
-    def local(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Normal:
-        """Return p(w | z, t (C, M)) of the clients: (C, D), or (1, D) if all have the same."""
-        own, size = self.program.latents.local_block.sites, self.normal_size
-        if self.mixing is not None:
-            own = self.mixing.normal_sites
-        if not size:
+    @property
+    def normal_sites(self) -> tuple[LatentSite, ...]:
+        """The local sites that are Normal, given the mixing parameters."""
+        own = self.program.latents.local_block.sites
+        return own if self.mixing is None else self.mixing.normal_sites
+
+    def given(
+        self, z: Tensor, batch: ClientBatch, t: Tensor | None, w: Tensor | None = None
+    ) -> dict[str, Site]:
+        """Return the program's sites at Normal local parameters w (Dn,), 0 by default, and t (C, M)."""
+        w = torch.zeros(self.normal_size, dtype=z.dtype) if w is None else w
+        whole = w if self.mixing is None or t is None else self.mixing.whole(w, t)
+        return self.sites(z, whole, batch)
+
+    def normals(self, found: dict[str, Site], t: Tensor | None) -> dict[str, Site]:
+        """Return sites, scattered ones with their Normal distributions given t (C, M)."""
+        return found if self.mixing is None or t is None else self.mixing.given(found, t)
+
+    def local(
+        self,
+        z: Tensor,
+        batch: ClientBatch,
+        t: Tensor | None = None,
+        found: dict[str, Site] | None = None,
+    ) -> Normal:
+        """Return p(w | z, t (C, M)) of the clients: (C, D), or (1, D); `found` are the sites `given` z."""
+        own = self.normal_sites
+        if not self.normal_size:
             none = torch.zeros(1, 0, 0, dtype=z.dtype)
             return Normal(none.sum(-1), none, none.sum((-2, -1)))
-        found = self.local_sites(z, torch.zeros(size, dtype=z.dtype), batch, t)
+
+        def means(w: Tensor) -> Tensor:
+            return means_of(own, self.normals(self.given(z, batch, t, w), t))
+
+        found = self.normals(found or self.given(z, batch, t), t)
         normal = Normal(means_of(own, found), *precision_of(own, found))
-        if self.chained[0]:
-            normal = normal.unchained(lambda w: means_of(own, self.local_sites(z, w, batch, t)))
+        normal = normal.unchained(means) if self.chained[0] else normal
         if self.reading.effects is None:
             return normal
         moved, scale = self.reading.effects.at(z)
@@ -178,20 +203,9 @@ class Hierarchy:
             normal.log_det - 2.0 * scale.slogdet()[1],
         )
 
-    def local_sites(
-        self, z: Tensor, w: Tensor, batch: ClientBatch, t: Tensor | None
-    ) -> dict[str, Site]:
-        """Return the program's sites at Normal local parameters w, given t (C, M)."""
-        if self.mixing is None or t is None:
-            return self.sites(z, w, batch)
-        return self.mixing.given(self.sites(z, self.mixing.whole(w, t), batch), t)
-
-    def log_mixing(self, z: Tensor, batch: ClientBatch, t: Tensor | None) -> Tensor:
-        """Return log p(t | z) of the clients of a batch, (C,); 0 without mixing parameters."""
-        if self.mixing is None or t is None:
-            return torch.zeros(1, dtype=z.dtype)
-        zero = torch.zeros(self.normal_size, dtype=z.dtype)
-        return self.mixing.log_p(self.sites(z, self.mixing.whole(zero, t), batch), t)
+    def log_mixing(self, found: dict[str, Site], t: Tensor | None) -> Tensor:
+        """Return log p(t | z) of clients by their sites, (C,); 0 without mixing parameters."""
+        return torch.zeros(1) if self.mixing is None or t is None else self.mixing.log_p(found, t)
 
     def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
         """Return w (..., D) itself, or e of a non-centered program, w = t(z) + T(z) e."""
@@ -210,33 +224,26 @@ class Hierarchy:
         ]
         return torch.stack([per_client(term) for term in (*each, *jacobians.values())]).sum(0)
 
-    def at_noise(self, z: Tensor, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors (C, V, V) and (C, V) at z: a Gaussian likelihood's depend on its noise."""
-        if self.spread is None:
-            return precision, shift
-        by = self.spread.at(z) ** -2
-        return by * precision, by * shift
-
     def at_scale(self, factors: Factors, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Lambda (N, V, V) and eta (N, V) at z, and their log constants, (N,) or (1,)."""
-        constant = factors.shift.new_zeros(1)
-        if self.spread is not None and factors.num_rows is not None and factors.square is not None:
-            by = self.spread.at(z) ** -2
+        precision, shift, constant = factors.precision, factors.shift, factors.shift.new_zeros(1)
+        if self.spread is None:
+            return precision, shift, constant
+        by = self.spread.at(z) ** -2
+        if factors.num_rows is not None and factors.square is not None:
             constant = 0.5 * (factors.num_rows * by.log() - by * factors.square)
-        return *self.at_noise(z, factors.precision, factors.shift), constant
+        return by * precision, by * shift, constant
 
-    def means(self, scales: Tensor) -> Normal:
-        """Return p(m | s), (1, Km)."""
-        size = len(self.inside)
+    def means(self, scales: Tensor, found: dict[str, Site]) -> Normal:
+        """Return p(m | s), (1, Km), by the sites at m = 0."""
         zero = torch.zeros(self.reading.own_size, dtype=scales.dtype)
-
-        def found(m: Tensor) -> dict[str, Site]:
-            return self.sites(self.whole(m, scales), zero, self.row)
-
-        at_zero = found(torch.zeros(size, dtype=scales.dtype))
         sites = self.linear_sites
-        normal = Normal(means_of(sites, at_zero), *precision_of(sites, at_zero))
-        return normal.unchained(lambda m: means_of(sites, found(m))) if self.chained[1] else normal
+
+        def means(m: Tensor) -> Tensor:
+            return means_of(sites, self.sites(self.whole(m, scales), zero, self.row))
+
+        normal = Normal(means_of(sites, found), *precision_of(sites, found))
+        return normal.unchained(means) if self.chained[1] else normal
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
         """Return how far (mean of w, u) move with m: (C, V, Km), or (1, V, Km) for all clients."""
@@ -298,7 +305,8 @@ def of_means(
     count = len(hierarchy.inside)
     batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
-    own, rest = hierarchy.local(z, batch, t), rest_of(hierarchy, z, t)
+    found = hierarchy.given(z, batch, t)
+    own, rest = hierarchy.local(z, batch, t, found), rest_of(hierarchy, z, t)
     *factor, constant_of_rows = hierarchy.at_scale(factors, z)
     precision, shift = arranged(hierarchy, *factor)
     summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
@@ -307,13 +315,11 @@ def of_means(
     parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
     slopes = hierarchy.slopes_at(z, batch, t) if slopes is None else slopes
     whole = each.along(torch.cat(parts, 1), slopes)  # m = 0 there
-    zero = torch.zeros(hierarchy.reading.own_size, dtype=z.dtype)
-    sites = hierarchy.sites(z, zero, hierarchy.row)
-    log_p = hierarchy.log_global(z, sites, without=hierarchy.linear)
-    log_p = log_p + hierarchy.log_mixing(z, batch, t).sum() + constant_of_rows.sum()
+    log_p = hierarchy.log_global(z, found, without=hierarchy.linear)
+    log_p = log_p + hierarchy.log_mixing(found, t).sum() + constant_of_rows.sum()
     if not count:
         return whole._replace(constant=whole.constant + log_p)
-    prior = hierarchy.means(scales)
+    prior = hierarchy.means(scales, found)
     pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
     constant = log_p + prior.log_prob(torch.zeros_like(pull))[0] + whole.constant
     return Quadratic(prior.precision[0] + whole.precision, pull + whole.shift, constant)

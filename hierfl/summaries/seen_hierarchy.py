@@ -123,12 +123,8 @@ def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> 
 
 def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
     """Return what moving w (D,) may not change, and the means of the Normal sites, at fixed t."""
-    t, mixing = p.mixing(found), found.mixing
-    sites, own = found.sites(p.z, w, batch), found.program.latents.local_block.sites
-    spreads = [torch.zeros(0)]
-    if mixing is not None and t is not None:
-        spreads, own = [mixing.log_p(sites, t)], mixing.normal_sites
-        sites = mixing.given(sites, t)
+    t, own, raw = p.mixing(found), found.normal_sites, found.sites(p.z, w, batch)
+    spreads, sites = [found.log_mixing(raw, t)], found.normals(raw, t)
     if not own:
         return spreads[0], torch.zeros(0)
     spreads.append(precision_of(own, sites)[0].flatten())
@@ -137,12 +133,10 @@ def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple
 
 def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
     """Check that the local prior at w is the Normal that was read off at 0, given t."""
-    own, t = found.program.latents.local_block, p.mixing(found)
-    w, held = p.w, tuple[str, ...]()
-    if found.mixing is not None:
-        w, held = p.w[found.mixing.normal], found.mixing.sampled
-    sites = found.local_sites(p.z, w, batch, t)
-    names = [site.name for site in own.sites if site.name not in held]
+    own, t, w = found.program.latents.local_block, p.mixing(found), p.w
+    w = w[found.arrangement[: found.normal_size]]
+    sites = found.normals(found.given(p.z, batch, t, w), t)
+    names = [site.name for site in found.normal_sites]
     fns = ((sites[name], sites[name]["fn"].log_prob(sites[name]["value"])) for name in names)
     known = sum((scored(*each).sum() for each in fns), torch.zeros(()))
     jacobians = own.unflatten(p.w[None, None])[1]
@@ -179,7 +173,8 @@ def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None
 def _local(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, ...]:
     """Return p(w | z, t), and the log density of t."""
     t = p.mixing(found)
-    return (*found.local(p.z, batch, t), found.log_mixing(p.z, batch, t))
+    sites = found.given(p.z, batch, t)
+    return (*found.local(p.z, batch, t, sites), found.log_mixing(sites, t))
 
 
 def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
@@ -278,10 +273,11 @@ def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
 
 def _outside(linear: Hierarchy, z: Tensor, p: Point, batch: ClientBatch) -> list[Tensor]:
     """Return what may not change with m: the log densities of all other sites, and all spreads."""
-    sites, t = linear.sites(z, torch.zeros(linear.reading.own_size), batch), p.mixing(linear)
+    t = p.mixing(linear)
+    sites = linear.given(z, batch, t)
     rest = linear.log_global(z, sites, without=linear.linear)
-    spread, own = precision_of(linear.linear_sites, sites)[0], linear.local(z, batch, t).precision
-    return [rest, linear.log_mixing(z, batch, t), spread, own]
+    spread, own = precision_of(linear.linear_sites, sites)[0], linear.local(z, batch, t, sites)
+    return [rest, linear.log_mixing(sites, t), spread, own.precision]
 
 
 def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
@@ -292,9 +288,9 @@ def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
     here, there = (_outside(linear, at, p, batch) for at in (z, at_zero))
     if not same(here, there):
         return False
-    sites = linear.sites(z, torch.zeros(linear.reading.own_size), batch)
-    known = linear.log_global(z, sites, without=()) - here[0]
+    known = linear.log_global(z, linear.given(z, batch, t), without=()) - here[0]
     moved = (linear.slopes_at(z, batch, t)[:, : linear.normal_size] @ m[:, None])[..., 0]
     mean = linear.local(at_zero, batch, t).mean + moved
-    right = alike_here(linear.means(s).log_prob(m)[0], known)
+    means = linear.means(s, linear.given(at_zero, batch, t))
+    right = alike_here(means.log_prob(m)[0], known)
     return right and alike_here(mean, linear.local(z, batch, t).mean)

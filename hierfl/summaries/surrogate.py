@@ -67,13 +67,12 @@ class Surrogate:
         def one(draw: Tensor) -> tuple[Tensor, Tensor]:
             z, t = self.parts(draw, len(self.hierarchy.reading.origin))
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
-            normal = self.hierarchy.local(z, batch, t)
+            found = self.hierarchy.given(z, batch, t)
+            normal = self.hierarchy.local(z, batch, t, found)
             precision, shift, constant = self.hierarchy.at_scale(factors, z)
             factored = given(self.hierarchy, normal, z, precision, shift, t)
-            zero = torch.zeros(self.hierarchy.reading.own_size, dtype=z.dtype)
-            sites = self.hierarchy.sites(z, zero, self.hierarchy.row)
-            log_z = self.hierarchy.log_global(z, sites, without=())
-            each = factored.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t) + constant
+            log_z = self.hierarchy.log_global(z, found, without=())
+            each = factored.log_integral()[0] + self.hierarchy.log_mixing(found, t) + constant
             return log_z, each.expand(len(factors.shift))
 
         found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws)
