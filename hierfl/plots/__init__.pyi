@@ -5,6 +5,7 @@ from .clients import prior_and_clients as prior_and_clients
 from .clients import shrinkage as shrinkage
 from .predictions import coverage as coverage
 from .predictions import entropies as entropies
+from .predictions import pit as pit
 from .predictions import rates as rates
 from .predictions import reliability as reliability
 from .runs import convergence as convergence

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import ScalarFormatter
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta
+from scipy.stats import beta, binom
 
 from hierfl.diagnostics.calibration import equal_mass
 from hierfl.diagnostics.ood import entropy_density
@@ -81,11 +81,7 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
     Raises:
         ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
-    draws, y = np.asarray(replicates, dtype=float), np.asarray(labels, dtype=float)
-    if draws.ndim != 2 or draws.shape[1:] != y.shape:
-        raise ValueError(
-            f"replicates have shape {draws.shape}, labels {y.shape}: they must be (S, n) and (n,)"
-        )
+    draws, y = _replicated(replicates, labels)
     nominal = np.linspace(0.05, 0.95, 19)
     ends = np.quantile(draws, [0.5 - nominal / 2, 0.5 + nominal / 2], axis=0, method="inverted_cdf")
     hits = ((ends[0] <= y) & (y <= ends[1])).sum(-1)
@@ -98,6 +94,44 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
     ax.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), aspect="equal")
     ax.set(xlabel="probability of the interval", ylabel="share of rows inside the interval")
     return plain(ax)
+
+
+def pit(
+    ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, bins: int = 20, prob: float = 0.95
+) -> Axes:
+    """Draw a histogram of probability integral transforms, which are uniform where predictions are right.
+
+    The transform of a row is the share of its replicates below the label; of those equal to it, a
+    half counts. A hump in the middle shows intervals that are too wide, horns at the ends intervals
+    that are too narrow, a slope a bias.
+
+    Args:
+        ax: axes to draw on.
+        replicates: (S, n) draws of the labels, from `Fit.replicate`.
+        labels: (n,) observed labels.
+        bins: number of bins between 0 and 1.
+        prob: probability of the band for a single bin, if the transforms are uniform.
+
+    Raises:
+        ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
+    """
+    draws, y = _replicated(replicates, labels)
+    at = ((draws < y) + 0.5 * (draws == y)).mean(0)
+    ax.hist(at, bins=bins, range=(0.0, 1.0), color=COLORS[0], edgecolor="white", linewidth=0.5)
+    low, high = binom.interval(prob, len(y), 1.0 / bins)
+    ax.axhspan(low, high, color=BAND, zorder=0, label=f"{prob:.0%} range if uniform")
+    ax.set(xlabel="probability integral transform", ylabel="rows", xlim=(0.0, 1.0))
+    return plain(ax)
+
+
+def _replicated(replicates: ArrayLike, labels: ArrayLike) -> tuple[Floats, Floats]:
+    """Return replicates (S, n) and labels (n,), or raise ValueError."""
+    draws, y = np.asarray(replicates, dtype=float), np.asarray(labels, dtype=float)
+    if draws.ndim != 2 or draws.shape[1:] != y.shape:
+        raise ValueError(
+            f"replicates have shape {draws.shape}, labels {y.shape}: they must be (S, n) and (n,)"
+        )
+    return draws, y
 
 
 def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:

@@ -1,5 +1,7 @@
 """Plots show the intervals, bins and names they are given, in colors that all can tell apart."""
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -122,3 +124,10 @@ def test_a_forest_of_a_scalar_has_one_row_and_others_are_refused() -> None:
         plots.forest(axes(), prior, prior)
     with pytest.raises(TypeError, match=r"local is .*ndarray.*: give an array of fit.posterior"):
         plots.forest(axes(), local.values, prior)  # type: ignore[arg-type]
+
+
+def test_pit_counts_the_share_of_replicates_below_and_half_of_those_equal() -> None:
+    ax = plots.pit(axes(), [[0.0, 0.0], [1.0, 2.0]], [1.0, 3.0], bins=4)
+    assert [bar.get_height() for bar in ax.patches[:4]] == [0.0, 0.0, 0.0, 2.0]  # 0.75 and 1
+    with pytest.raises(ValueError, match=re.escape("labels (3,): they must be (S, n) and (n,)")):
+        plots.pit(axes(), [[0.0, 0.0]], [1.0, 3.0, 2.0])
