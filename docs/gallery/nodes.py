@@ -26,17 +26,17 @@ print(over_nodes.history[["round", "clients", "bytes_down", "bytes_up"]])
 # %% [markdown]
 # ## What crossed
 #
-# The server has no row. Each bar is a round: bytes to all hospitals below zero, and back above.
+# The server has no row. In the last round it sends the draws that the hospitals weight, and each answers with a number a draw.
 
 # %%
 history = over_nodes.history
 figure, ax = plt.subplots(figsize=(6.0, 3.0), layout="constrained")
-ax.bar(history["round"], history["bytes_up"] / 1e3, color=hierfl.plots.COLORS[0], label="up")
-ax.bar(history["round"], -history["bytes_down"] / 1e3, color=hierfl.plots.COLORS[1], label="down")
-ax.axhline(0, color="black", linewidth=0.8)
-ax.set(xlabel="round", ylabel="kB, all hospitals", xticks=history["round"])
+for k, (way, label) in enumerate((("bytes_down", "to the hospitals"), ("bytes_up", "back"))):
+    at = history["round"] + 0.36 * (k - 0.5)
+    ax.bar(at, history[way] / 1e3, width=0.34, color=hierfl.plots.COLORS[k], label=label)
+ax.set(xlabel="round", ylabel="kB, all hospitals together", xticks=history["round"], yscale="log")
 ax.spines[["top", "right"]].set_visible(False)
-ax.legend(frameon=False)
+ax.legend(frameon=False, loc="upper left")
 plt.show()
 
 # %% [markdown]

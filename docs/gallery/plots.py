@@ -22,7 +22,7 @@ def column(height=2.4):
 
 
 radon = hierfl.datasets.radon()
-fit = hierfl.fit(models.regression("gaussian", slopes="global"), radon, seed=0)
+fit = hierfl.fit(models.regression("gaussian", x=None, y="y"), radon, seed=0)
 draws = fit.posterior(draws=1000, seed=0).posterior.stack(s=("chain", "draw"))
 levels = draws["intercept"].transpose("s", "client").values
 names, homes = list(fit.clients), radon.counts.numpy()
@@ -56,7 +56,7 @@ plt.show()
 
 # %%
 means = np.column_stack([alone, levels.mean(0), radon.client_fields["log_uranium"].numpy()])
-plots.client_map(column(2.8), means[largest[:12]], [names[k] for k in largest[:12]])
+plots.client_map(column(2.8), means[largest[:7]], [names[k] for k in largest[:7]])
 plt.show()
 
 # %% [markdown]
@@ -69,7 +69,7 @@ plt.show()
 
 # %%
 ax = plots.pit(column(), replicates, y)
-ax.legend(frameon=False, fontsize=7, loc="lower center")
+ax.legend(frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0))
 plt.show()
 
 # %%

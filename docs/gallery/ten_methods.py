@@ -37,7 +37,7 @@ compared = {
         net, head="theta.2.", optimizer=optimizers.SGD(0.1), head_steps=2, batch_size=20
     ),
     "apfl": methods.apfl(net, **how),
-    "pfedme": methods.pfedme(personal, prox=5.0, steps=10),
+    "pfedme": methods.pfedme(personal, prox=5.0, global_optimizer=optimizers.SGD(0.1), steps=10),
     "per_fedavg": methods.per_fedavg(
         net, inner_optimizer=optimizers.SGD(0.1), optimizer=optimizers.SGD(0.1), steps=10
     ),

@@ -117,7 +117,7 @@ def pit(
     """
     draws, y = _replicated(replicates, labels)
     at = ((draws < y) + 0.5 * (draws == y)).mean(0)
-    ax.hist(at, bins=bins, range=(0.0, 1.0), color=COLORS[0], edgecolor="white", linewidth=0.5)
+    ax.hist(at, bins=bins, range=(0.0, 1.0), color=COLORS[0], edgecolor="white", alpha=0.75)
     low, high = binom.interval(prob, len(y), 1.0 / bins)
     ax.axhspan(low, high, color=BAND, zorder=0, label=f"{prob:.0%} range if uniform")
     ax.set(xlabel="probability integral transform", ylabel="rows", xlim=(0.0, 1.0))
