@@ -36,10 +36,21 @@ def is_frame(value: Any) -> bool:
     return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
 
 
+def as_frame(value: Any) -> str:
+    """Return how rows of another kind become a pandas frame, after a colon; "" if unknown."""
+    if hasattr(value, "to_pandas"):
+        return ": convert it, .to_pandas()"
+    if isinstance(value, str | PathLike):
+        return ": read it, pandas.read_csv(path)"
+    return ": make it one, pandas.DataFrame(columns)" if isinstance(value, Mapping) else ""
+
+
 def _kind_and_fix(value: Any) -> tuple[str, str]:
     kind = type(value).__name__
     if is_frame(value):
         return kind, f"make it with {FRAME}"
+    if hasattr(value, "to_pandas"):  # polars, pyarrow
+        return kind, f"convert it, frame.to_pandas(), and make it with {FRAME}"
     if kind in _HELD:
         return kind, _HELD[kind]
     if isinstance(value, str | PathLike):

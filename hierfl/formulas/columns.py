@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.data.consistency import MISSING, look_alike
+from hierfl.data.expected import as_frame
 from hierfl.data.frames import is_column, is_number
 
 # brms's words for its codes of censoring
@@ -69,7 +70,7 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
     ):
         raise TypeError(
             f"frames is a {type(frames).__name__}: give one pandas frame with the column "
-            f"'{clients}', or a frame for each client, {{name: frame}}"
+            f"'{clients}', or a frame for each client, {{name: frame}}{as_frame(frames)}"
         )
     if not frames:
         raise ValueError("frames is empty: give the frame of at least one client")

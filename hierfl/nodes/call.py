@@ -10,7 +10,7 @@ from hierfl.core.arguments import spelled_or
 from hierfl.engine.settings import Disclose
 from hierfl.method import Method
 from hierfl.program.sites import Model
-from hierfl.runs.call import OF_FORMULAS, check_count, check_method
+from hierfl.runs.call import NOT_OF_FITS, check_count, check_method
 
 if TYPE_CHECKING:
     from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "device": "a node computes where its owner says: leave device out",
     "on_client_error": "a node that fails is left out, and named: leave on_client_error out",
     "min_rows": "a node's policy says it: min_rows in its policy.toml",
-    **OF_FORMULAS,
+    **NOT_OF_FITS,
 }
 
 

@@ -65,6 +65,13 @@ def _safe_cholesky(x: Tensor) -> Tensor:
     return factor
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 1:
+        return _torchs_one_hot(tensor, num_classes)
+    return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
+
+
+_torchs_one_hot: Any = torch.nn.functional.one_hot
 _pyros_cholesky: Any = tensor_utils.safe_cholesky
 # what is replaced: (where, its name) -> by what
 _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
@@ -72,6 +79,7 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (dist.OrderedLogistic, "__init__", _ordered),
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
+    (torch.nn.functional, "one_hot", _one_hot),
     (hmm, "safe_log", _safe_log),
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),

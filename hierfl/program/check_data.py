@@ -58,7 +58,8 @@ def check_support(site: Site) -> None:
     if getattr(support, "is_discrete", False):
         raise ProgramError(
             f"site '{name}' is discrete ({kind}) and latent, which no guide of hierfl supports: "
-            "sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
+            "sum it out in the likelihood (dist.MixtureSameFamily, dist.DiscreteHMM: docs/recipes.md), "
+            "or observe it"
         )
     if kind == "Delta":
         raise ProgramError(

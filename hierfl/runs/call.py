@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 ELSEWHERE = {
     field.name: f"settings=hierfl.Settings({field.name}=...)" for field in fields(Settings)
 }
-OF_FORMULAS = dict.fromkeys(
+NOT_OF_FITS = dict.fromkeys(
+    ("draws", "samples", "chains", "warmup"), "fit.posterior(draws=...), once it is fitted"
+)
+NOT_OF_FITS |= dict.fromkeys(
     ("family", "clients", "priors", "schema", "missing"),
     "hierfl.formula(text, family, clients=...), the model of hierfl.fit(formula, frame)",
 )
 ELSEWHERE |= {"nodes": "hierfl.nodes.fit(model, nodes, ...)", "method": "fit(method, data, ...)"}
-ELSEWHERE |= OF_FORMULAS
+ELSEWHERE |= NOT_OF_FITS
 NAMED = 5  # clients in a warning
 OR_NONE = ("rounds", "cohort", "patience")
 

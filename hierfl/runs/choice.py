@@ -20,7 +20,7 @@ from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import ModelRead, read_model
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Model
-from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.reading import is_curved, read_likelihood
 
 # The numbers that a likelihood reads, v, for which two_stage is taken: a client's factor is a
 # matrix of v x v, and it is the mean of one such matrix for each of its rows, 80 KB at 100.
@@ -162,8 +162,10 @@ def _two_stage(given: _Given) -> Choice:
         program = given.read.under(method.guide)
         if program.unmapped_line:
             raise _SlowDraws(program.unmapped_line)
-        size = read_likelihood(program).size
+        reading = read_likelihood(program)
+        size = reading.size
         exact = size <= MOST_READ and seen_in(program).hierarchy.spread is not None
+        curved = exact or size > MOST_READ or is_curved(reading)
     except _SlowDraws as error:
         raise ProgramError(
             f"the model fails {error}; or name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, "
@@ -175,6 +177,8 @@ def _two_stage(given: _Given) -> Choice:
     read = f"a client's likelihood reads {size} parameter" + "s" * (size != 1)
     if size > MOST_READ:
         return given.structured(f"{read}, too many for two_stage")
+    if not curved:  # as of quantiles (asymmetric Laplace)
+        return given.structured("the likelihood has no curvature, which two_stage's factors are of")
     why = f"every unknown has a prior, and {read} only"
     why += ", and is Gaussian: one exact round" if exact else ""
     return given.chosen(method, why, program)

@@ -115,6 +115,28 @@ def read_likelihood(program: Program) -> Reading:
     return Reading(program, left, block.start, effects)
 
 
+def is_curved(reading: Reading) -> bool:
+    """Return whether the log likelihood curves, at random points, in each number that it slopes in."""
+    with untouched_store(), unchecked(), double_precision():
+        g = torch.Generator().manual_seed(1)
+        batch, flat = moved_rows(reading.program, g), torch.ones(reading.size, dtype=torch.bool)
+        for _ in range(2):
+            v = start_of(reading) + AWAY * torch.randn(reading.size, generator=g)
+            flat &= _flat_in(reading, v.requires_grad_(), batch)
+    return not bool(flat.any())
+
+
+@torch.enable_grad()  # torch.func would import dynamo, a second
+def _flat_in(reading: Reading, v: Tensor, batch: ClientBatch) -> Tensor:
+    """Return in which numbers the log likelihood slopes, and does not curve, (D + U,) bool."""
+    (slope,) = torch.autograd.grad(reading.log_likelihood(v, batch), v, create_graph=True)
+    curves = [slope.requires_grad] * len(v)
+    for j in range(len(v) if slope.requires_grad else 0):
+        (row,) = torch.autograd.grad(slope[j], v, retain_graph=True, materialize_grads=True)
+        curves[j] = bool(row[j] != 0.0)
+    return slope.detach().bool() & ~torch.tensor(curves)
+
+
 def start_of(reading: Reading) -> Tensor:
     """Return v at the starting values of its sites, (D + U,)."""
     own = reading.program.latents.local_block

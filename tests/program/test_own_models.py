@@ -6,9 +6,11 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -16,9 +18,12 @@ import torch
 from pyro import poutine
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
+from hierfl.program.terms import log_joint
+from hierfl.runs.choice import choose
 
 RNG = np.random.default_rng(0)
 CLIENT = np.repeat(np.arange(6), 12)
@@ -244,4 +249,101 @@ def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
         UserWarning, match=r"not one to trust.*'mu' is learned as a point.*give it a prior"
     ):
         found = hierfl.fit(model, data, seed=0, settings=quick)
-    assert "given the learned 'mu'" in repr(found)
+    assert str(found.history["judged"].iloc[-1])[:40] in repr(found)
+
+
+# ------------------------------------------------------------------ what has no Gaussian factor, or vectors
+def test_a_likelihood_without_curvature_is_not_given_to_two_stage() -> None:
+    def quantiles(batch: ClientBatch, fn: Any) -> None:
+        third = torch.tensor(0.3)
+        pyro.sample("y", dist.AsymmetricLaplace(fn.loc, fn.scale, third), obs=batch.y)
+
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    chosen = choose(model_of(quantiles), data)
+    assert chosen.method.name == "fedsvi" and "no curvature" in chosen.why
+    assert choose(model_of(robust), data).method.name == "two_stage"
+
+
+def robust(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("y", dist.StudentT(4.0, fn.loc, fn.scale), obs=batch.y)
+
+
+def walk(batch: ClientBatch) -> None:
+    pyro.sample("w", EVERY.GaussianRandomWalk(0.1, 5))
+
+
+EVERY: Any = dist
+
+
+def test_what_pyro_lacks_is_answered_by_the_recipe() -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    with pytest.raises(ProgramError, match=r"no GaussianRandomWalk: .*joint_normal \('Series"):
+        hierfl.fit(walk, data)
+
+
+def test_rows_of_vectors_are_reported_by_entry(tmp_path: Path) -> None:
+    def model(batch: ClientBatch) -> None:
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+            with batch.data():
+                loc = a[..., None].expand(*a.shape, 3)
+                pyro.sample("y", dist.Normal(loc, s).to_event(1), obs=batch.y)
+
+    data = ClientData.from_arrays(CLIENT, y=np.stack([Y, Y + X, Y - X], 1))
+    found = hierfl.fit(model, data, seed=0)
+    page = found.report(tmp_path / "report.html", held_out=data)
+    assert any("(by entry) lie in their 90 %" in check.answer for check in page.checks)
+    scores = hierfl.diagnostics.client_scores(found.predict(data), replicates=found.replicate(data))
+    entry = hierfl.diagnostics.client_scores(found.predict(data))
+    assert bool(scores["coverage"].between(0.5, 1.0).all()) and len(entry) == 6
+    assert bool((scores["crps"] > 0.0).all())
+
+
+class Arrow:
+    """A frame of another library, as polars and pyarrow have it."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        return pd.DataFrame()
+
+
+@pytest.mark.parametrize(
+    ("rows", "fix"),
+    [
+        ({"h": [1], "y": [2.0]}, r"make it one, pandas.DataFrame\(columns\)"),
+        ("rows.csv", r"read it, pandas.read_csv\(path\)"),
+        (Arrow(), r"convert it, .to_pandas\(\)"),
+    ],
+)
+def test_rows_of_another_kind_are_refused_with_the_frame_to_make(rows: Any, fix: str) -> None:
+    with pytest.raises(TypeError, match=fix):
+        hierfl.fit(hierfl.formula("y ~ 1 + (1 | h)", clients="h"), rows)
+
+
+def test_draws_are_asked_of_the_fit() -> None:
+    call: Any = hierfl.fit
+    with pytest.raises(TypeError, match=r"no argument 'draws': fit.posterior\(draws"):
+        call(model_of(whole), None, draws=1000)
+
+
+def test_the_two_hidden_markov_models_of_the_recipe_are_one() -> None:
+    """Pyro's, with padding masked, and the loop over rows; clients differ in their rows."""
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    blocks = [b.partition("```")[0] for b in page.split("```python\n")[1:]]
+    space: dict[str, Any] = {"torch": torch, "numpy": np, "pyro": pyro, "dist": dist}
+    for block in blocks:
+        if "def moves_of" in block or "def scanned" in block:
+            exec(block[block.index("def ") :].partition("\n\n\nprint")[0], space)
+    data = ClientData.from_arrays([0, 0, 0, 1, 1, 1, 1, 1], score=Y[:8])
+    values = {"stay": torch.tensor([[0.3], [1.2]])}
+    found = [
+        log_joint(space[n], values, full_batch(data), {}) for n in ("hidden_markov", "scanned")
+    ]
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
+
+
+def test_one_hot_codes_are_carried() -> None:
+    codes = torch.tensor([[0, 2], [1, 1]])
+    with unchecked():
+        found = torch.vmap(lambda k: torch.nn.functional.one_hot(k, 3))(codes)
+    assert torch.equal(found, torch.nn.functional.one_hot(codes, 3))
