@@ -47,13 +47,7 @@ def each_client(
     seed: int = 0,
     salt: str = "posterior",
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
-
-    `asked` are its `rows`, by default its training rows `own`; missing labels are zeros. A client
-    of `new` rows starts as a new one, with `own` its `asked`. `given` (N, ...) is cut by client.
-    Gradients are off, but `torch.func.grad` works. `salt` decorrelates the streams of different
-    purposes.
-    """
+    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap."""
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)

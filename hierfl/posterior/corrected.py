@@ -118,12 +118,7 @@ def corrected(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Corrected:
-    """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7.
-
-    `proposals` are weighted a round, by default twice `draws` and at least 4000, with `inner` local
-    draws each, later four times as many; up to `rounds` run, while fewer than `draws` (or 1000) are
-    effective.
-    """
+    """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7."""
     expect_fit(fit)
     for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):
         expect_integer(value, name)
@@ -175,12 +170,7 @@ def in_rounds(
     tail: float = math.inf,
     more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
-    """Weight `count` draws a round: draws, smoothed weights, log weights (S,), weights of single draws.
-
-    All points count as draws of the mixture of proposals (Veach and Guibas 1995; Owen and Zhou
-    2000). Another round, with `more` times the `inner`, follows below `enough` or above k-hat
-    `tail`.
-    """
+    """Weight draws as of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen and Zhou 2000)."""
     found = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []
     log_ratio = found.total

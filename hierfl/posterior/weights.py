@@ -80,10 +80,7 @@ def weigh(
     salt: str = "posterior",
     stretch: bool = False,
 ) -> Weighed:
-    """Draw S times from the guide and weight the draws; `inner` local draws each, globals if `shared`.
-
-    `points` (S, K) replace Gaussian global draws; with `stretch` every second one is `Stretched`.
-    """
+    """Draw S times from the guide and weight the draws; `inner` local draws each, globals if `shared`."""
     program = fit.program
     check_labeled(fit)
     check_density(fit, shared=shared)

@@ -144,10 +144,7 @@ class Program:
     def terms(
         self, params: Params, batch: ClientBatch, *, support: ClientBatch | None = None
     ) -> Terms:
-        """Estimate the parts of the negative ELBO at one draw, a function of the batch's keys.
-
-        The guide reads other rows of the same clients where `support` is given.
-        """
+        """Estimate the parts of the negative ELBO at one draw, a function of the batch's keys."""
         support = batch if support is None else support
         guided, modeled = traces_of(self.model, self.guide, params, batch, support)
         return elbo_terms(guided, modeled, batch, closed=self.closed, factors=self.factors)
@@ -157,10 +154,7 @@ class Program:
         return self.terms(params, batch).loss(self.share).sum()
 
     def draw_with_terms(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
-        """Draw every latent and deterministic site once, with the terms at that draw.
-
-        Minus the sum of the terms is log p(draw, rows) - log q(draw), its log importance weight.
-        """
+        """Draw every latent and deterministic site, with the terms: minus their sum is the log weight."""
         # a likelihood averaged over q would not be the density at the draw: the model does not receive q
         guided, modeled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
         names = [*(site.name for site in self.latents.sites), *self.derived]
@@ -177,11 +171,7 @@ class Program:
     def priors(
         self, params: Params, given: Values | None = None, *, batch: ClientBatch | None = None
     ) -> dict[str, Any]:
-        """Return the prior of each local site, at given params and values of the global sites.
-
-        A global site that is not `given` is at the center of its prior. Without a batch, a prior
-        that depends on fields is that of the prototype.
-        """
+        """Return the prior of each local site, at given params and values of the global sites."""
         batch = self.prototype if batch is None else batch
         by_mean = Center({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
@@ -205,20 +195,12 @@ class Program:
     def observed(
         self, values: Values, batch: ClientBatch, params: Params
     ) -> dict[str, tuple[Any, Tensor]]:
-        """Return each observed site's distribution given the latent sites, and its value.
-
-        A latent site that has no value is drawn from its prior.
-        """
+        """Return each observed site's distribution given the latent sites, and its value."""
         nodes = self.conditioned(values, params, batch)
         return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
 
     def log_likelihoods(self, values: Values, batch: ClientBatch, params: Params) -> Values:
-        """Return each likelihood term's log density given the latent sites, as it counts.
-
-        Returns:
-            Observed site or factor -> (..., C, B), or (..., C, 1) where it has one value a client;
-            times its scale, and 0 where the model masks it.
-        """
+        """Return each likelihood term's log density given the latent sites, as it counts."""
         nodes = self.conditioned(values, params, batch)
         return {
             name: scored(nodes[name], nodes[name]["fn"].log_prob(nodes[name]["value"]))

@@ -88,10 +88,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
 
 
 def borrowed(entry: Entry) -> float:
-    """Return how far local-only estimates are shrunk to the center: 0 none, 1 completely.
-
-    1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the center
-    """
+    """Return how far local-only estimates are shrunk to the center: 0 none, 1 completely."""
     assert entry.local_only is not None
     x, y = entry.local_only - entry.middle, entry.draws.mean(0) - entry.middle
     return float(1.0 - (x @ y) / max(float(x @ x), 1e-300))
