@@ -142,12 +142,12 @@ def candidate(
     factor = hierarchy.at_scale(Factors(own["precision"], own["shift"], {}), z)[:2]
     wider = 1.0 + 0.3 / math.sqrt(e.shape[-1]) if _has_few(hierarchy) else WIDER
     wider = 1.0 if exact else wider
-    at = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
-    v = torch.cat([at.own, z[hierarchy.reading.shared].expand(len(at.own), -1)], 1)
+    at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
+    v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
-    vector = hierarchy.local_vectors(at.own, z)
+    vector = hierarchy.local_vectors(at, z)
     prior = hierarchy.log_local(z, vector, row)
-    return Candidate(vector, at.log_weight - log_factor - prior)
+    return Candidate(vector, log_weight - log_factor - prior)
 
 
 @family

@@ -49,9 +49,8 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program, ProgramError, once_a_program
 from hierfl.program.sites import Model
 from hierfl.summaries.exact import seen_spread
-from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.reading import read_likelihood, seen_line
 from hierfl.summaries.row_noise import RowNoise, check_line
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate

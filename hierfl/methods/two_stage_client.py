@@ -15,10 +15,10 @@ from hierfl.program.program import Params
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, own_shapes, proposals_of
 from hierfl.summaries.exact import sums_of
-from hierfl.summaries.expectations import nodes_of
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
+from hierfl.summaries.reading import nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import is_sampled, ratios_of

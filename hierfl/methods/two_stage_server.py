@@ -97,8 +97,7 @@ class Rounds:
         prior = prior_draws(hierarchy, seed)
         # of many clients the posterior is narrow, and each draw costs a pass over all of them
         prior = prior[: max(FEWEST * (1 + self.work.shared), min(len(prior), POINTS // count))]
-        mixing = mixing_draws(hierarchy, prior, seed)
-        return prior if mixing is None else torch.cat([prior, mixing.repeat(1, count)], 1)
+        return torch.cat([prior, mixing_draws(hierarchy, prior, seed).repeat(1, count)], 1)
 
     def down(self, state: Tree, clock: Clock) -> Tree:
         """Return the message: any client's v, and draws to weight if factors are final."""

@@ -52,13 +52,6 @@ def own_shapes(size: int, mixing: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-class Point(NamedTuple):
-    """Local numbers of clients at one point."""
-
-    own: Tensor  # (C, D)
-    log_weight: Tensor  # (C,) log of p(w, t | z) factor(v) over the density of the point
-
-
 def point(
     hierarchy: Hierarchy,
     z: Tensor,
@@ -69,8 +62,8 @@ def point(
     side: Tensor,
     *,
     wider: float = 1.0,
-) -> Point:
-    """Return each client's point for standard normal e (C, M + Dn).
+) -> tuple[Tensor, Tensor]:
+    """Return each client's point (C, D) for e (C, M + Dn), and log of p(w, t | z) factor(v) over its density.
 
     `row` is one row of each client, `proposals` (C, 2, ...) those with the factor and of the prior
     alone. `side` () is 1 for a point of the prior alone; `wider` multiplies the scale of w.
@@ -80,7 +73,7 @@ def point(
         integral, mean, tril = _normal(of_w, wider)
         # the Normal density at w, over that of the point
         over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
-        return Point(mean + (tril @ e[..., None])[..., 0], integral + over)
+        return mean + (tril @ e[..., None])[..., 0], integral + over
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
@@ -93,7 +86,7 @@ def point(
     w = torch.where(side > 0, ws[1], ws[0])
     log_q = torch.stack([_log_normal(w, *of) for of in each]) + proposals.log_prob(t)
     log_p = hierarchy.log_mixing(found, t) + sides[0].log(w)
-    return Point(hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0))
+    return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
 
 
 def normals_of(

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from hierfl.laplace.trials import FAILS, moved_rows, trial
 from hierfl.program.few_rows import in_double
-from hierfl.summaries.expectations import Line, node_at_mean
 from hierfl.summaries.packed_rows import NATS, RELATIVE, PackedRows, packed
-from hierfl.summaries.reading import start_of
+from hierfl.summaries.reading import Line, node_at_mean, start_of
 from hierfl.summaries.units import UnitScore
 
 AWAY = (0.0, 1.0, -1.0)  # of s from its start, where N and R are read off

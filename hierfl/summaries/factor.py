@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.summaries.expectations import Nodes, node_at_mean
 from hierfl.summaries.gaussians import inverse, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
+from hierfl.summaries.reading import Nodes, node_at_mean
 
 # Newton steps to the mode; variational steps of the first and of later rounds
 CLIMB, FIRST, LATER = 10, 4, 12

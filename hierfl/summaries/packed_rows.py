@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.expectations import Nodes
 from hierfl.summaries.gaussians import inverse, product
-from hierfl.summaries.reading import Reading
+from hierfl.summaries.reading import Nodes, Reading
 from hierfl.summaries.units import Units, UnitScore
 
 # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds

@@ -32,9 +32,9 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.secret_noise import normals_at
 from hierfl.program.program import ProgramError
-from hierfl.summaries.expectations import Line, Nodes
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.reading import Line, Nodes
 
 NEEDED = "row_noise needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 

@@ -106,7 +106,7 @@ def _moments(known: Known, draws: Tensor) -> tuple[Tensor, ...]:
     spread = surrogate.hierarchy.spread
     if spread is not None:
         noise = torch.vmap(spread.at)(draws[:, : len(surrogate.hierarchy.reading.origin)]).square()
-    return *surrogate.moments(draws, known.factors, None), noise
+    return *surrogate.moments(draws, draws[:, :0], known.factors), noise
 
 
 def _tail(

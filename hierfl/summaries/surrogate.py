@@ -78,9 +78,7 @@ class Surrogate:
         found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws)
         return found
 
-    def moments(
-        self, draws: Tensor, factors: Factors, mixing: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def moments(self, draws: Tensor, t: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
         """Return prior means (S, C, V) of v given z and t, and covariances (S, C, D, D) of w."""
         hierarchy = self.hierarchy
         normal = hierarchy.arrangement[: hierarchy.normal_size]
@@ -96,7 +94,6 @@ class Surrogate:
             rest = rest.expand(len(normal.mean), rest.shape[-1])
             return torch.cat([normal.mean, rest], 1)[:, back], covariance
 
-        t = torch.zeros(len(draws), 0) if mixing is None else mixing
         found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t)
         return found
 
@@ -162,11 +159,11 @@ def _independent(hierarchy: Hierarchy, seed: int) -> Tensor | None:
     return torch.vmap(block.flatten)(values)
 
 
-def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | None:
-    """Return draws of any client's t from about its prior, (S, M), by those of z; or None."""
+def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor:
+    """Return draws of any client's t from about its prior, (S, M), by those of z."""
     mixing, program = hierarchy.mixing, hierarchy.program
     if mixing is None:
-        return None
+        return torch.zeros(len(draws), 0)
     batch, block = in_double(hierarchy.row), program.latents.local_block
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
     normal = torch.randn(len(draws), mixing.size - len(mixing.outside), generator=g)
@@ -189,7 +186,7 @@ def any_client(
     """Return mean (V,) and covariance (V, V) of p(v | z) over weighted draws of z and clients."""
     draws = draws[:, : len(surrogate.hierarchy.reading.origin)]
     mixing = mixing_draws(surrogate.hierarchy, draws, 0)
-    means, covariances = surrogate.moments(draws, factors, mixing)  # (S, C, V), (S, C, D, D)
+    means, covariances = surrogate.moments(draws, mixing, factors)  # (S, C, V), (S, C, D, D)
     count, size = means.shape[1], covariances.shape[-1]
     share = log_weights.exp()
     if size:

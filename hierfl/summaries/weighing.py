@@ -21,10 +21,10 @@ from hierfl.core import noise
 from hierfl.core.importance_sampling import normal_points
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
-from hierfl.summaries.expectations import gauss_hermite
 from hierfl.summaries.gaussians import product
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.reading import gauss_hermite
 
 NODES = {1: 10, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more

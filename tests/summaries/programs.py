@@ -17,9 +17,9 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import Program
-from hierfl.summaries.expectations import Line, nodes_of
 from hierfl.summaries.factor import Factor, factor_of
 from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.reading import Line, nodes_of
 from hierfl.summaries.units import UnitScore
 
 

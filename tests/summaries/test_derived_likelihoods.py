@@ -11,8 +11,7 @@ from torch import Tensor
 import hierfl
 from hierfl import guides, methods, models
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.expectations import seen_line
-from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.programs import federation
 
 

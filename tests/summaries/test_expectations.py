@@ -15,10 +15,9 @@ from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.summaries.expectations import Line, nodes_of, seen_line
 from hierfl.summaries.factor import factor_of
 from hierfl.summaries.packed_rows import packed
-from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.reading import Line, nodes_of, read_likelihood, seen_line
 from hierfl.summaries.units import UnitScore
 from tests.summaries import programs
 from tests.summaries.programs import (

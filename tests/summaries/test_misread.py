@@ -14,9 +14,8 @@ from hierfl import ClientData, full_batch, methods
 from hierfl.program import read as reading_room
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Program, ProgramError
-from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.packed_rows import misread, points_to_test
-from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.summaries import programs
 from tests.summaries.programs import packed_rows, people, program_of, years
 

@@ -11,8 +11,7 @@ import torch
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.summaries.expectations import seen_line
-from hierfl.summaries.reading import Reading, read_likelihood
+from hierfl.summaries.reading import Reading, read_likelihood, seen_line
 from tests.summaries import programs
 from tests.summaries.programs import packed_rows, people, program_of, rows_of_client
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import weighing
-from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.reading import read_likelihood, seen_line
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weighing import Ratios, ratios_of, standard_points
