@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
@@ -19,14 +20,13 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
-from hierfl.summaries.conditional import Proposal, own_shapes, point, sides_of
+from hierfl.summaries.conditional import Proposal, own_shapes, point
 from hierfl.summaries.hierarchy import Factors, Hierarchy
 
 AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
-# Scale of the candidates, in those of the prior times the factor. Up to so many clients they are
-# twice as many and wider, since a likelihood may fall slower than its factor on one side.
-WIDER, FEW_CLIENTS = 1.1, 500
+# Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
+WIDER = 0.5
 OWN_PARAM = "_factor"  # first part of the names of the local params
 
 
@@ -35,9 +35,9 @@ class FromFactor:
 
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
-    Of several candidates from a wider q one is kept by importance weight. Its density
-    is p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hold` hands the
-    hierarchy over once the program is read; before, standard normals show the reader its sites.
+    Of several candidates from a wider q one is kept by importance weight. Its density is
+    p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hold` hands the hierarchy
+    over once the program is read; before, standard normals show the reader its sites.
     """
 
     def __init__(
@@ -94,16 +94,15 @@ class FromFactor:
         batch: ClientBatch,
     ) -> tuple[Tensor, Tensor]:
         """Return the candidate (C, 1, D) chosen by weight, and its log density; `first` are its normals."""
-        few = 2 if _has_few(hierarchy) else 1
-        count = self.candidates * (few if hierarchy.mixing is None else MORE)
+        count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
-        key = noise.fold(batch.key, noise.word("_local.candidates"))
-        others = noise.normals(key, (count - 1, first.shape[-1]), first.dtype)
-        e = torch.cat([first[:, None], others], 1).movedim(1, 0)  # (candidates, C, M + Dn)
+        e = spread_out(first, count)
+        # half of them are of the prior alone where there are mixing variables
+        sides = torch.arange(count) * 2 // count * (hierarchy.mixing is not None)
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
             each = partial(candidate, hierarchy, drawn.vector, own, batch)
-            found: Candidate = torch.vmap(each)(e, sides_of(count, hierarchy))
+            found: Candidate = torch.vmap(each)(e, sides)
             joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
         log_weights = joint + found.log_weight
         choice = noise.fold(batch.key, noise.word("_local.choice"))
@@ -116,8 +115,18 @@ class FromFactor:
         return kept[:, None], (joint.gather(0, at)[0] - evidence)[:, None]
 
 
-def _has_few(hierarchy: Hierarchy) -> bool:
-    return hierarchy.mixing is None and hierarchy.program.num_clients <= FEW_CLIENTS
+def spread_out(first: Tensor, count: int) -> Tensor:
+    """Return normals (count, C, M) that are spread out evenly, the `first` (C, M) in front.
+
+    Sobol' points, all shifted by the first (Cranley and Patterson 1976, doi:10.1137/0713071). Each is
+    normal; of a client with two modes, independent ones would too often all miss one.
+    """
+    if count == 1:
+        return first[None]
+    points = SobolEngine(first.shape[-1]).draw(count, dtype=first.dtype)[1:]
+    uniform = (torch.special.ndtr(first) + points[:, None]) % 1.0
+    least = torch.finfo(first.dtype).eps
+    return torch.cat([first[None], torch.special.ndtri(uniform.clamp(least, 1.0 - least))])
 
 
 class Candidate(NamedTuple):
@@ -140,8 +149,7 @@ def candidate(
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
     factor = hierarchy.at_scale(Factors(own["precision"], own["shift"], {}), z)[:2]
-    wider = 1.0 + 0.3 / math.sqrt(e.shape[-1]) if _has_few(hierarchy) else WIDER
-    wider = 1.0 if exact else wider
+    wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
     v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
