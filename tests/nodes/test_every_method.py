@@ -46,11 +46,12 @@ FEW = (
 def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
     there = named_leaves(over.progress.server)
     for name, value in named_leaves(here.progress.server).items():
-        torch.testing.assert_close(there[name], value, rtol=0.0, atol=1e-9)
+        torch.testing.assert_close(there[name], value, rtol=0.0, atol=1e-9, equal_nan=True)
     table = named_leaves(here.progress.table)
     for position, client in enumerate(here.clients):
         for name, value in named_leaves(kept(around.nodes[client]).after).items():
-            if "'mail'" not in name:  # the last mail has not been sent yet
+            # the last mail has not been sent yet, and a node finds statistics when it is asked
+            if "'mail'" not in name and "'statistics'" not in name:
                 torch.testing.assert_close(
                     value, table[name][position], rtol=0.0, atol=1e-9, equal_nan=True
                 )
@@ -62,6 +63,7 @@ def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
 @pytest.mark.parametrize(
     "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in EACH if n not in FEW)]
 )
+@pytest.mark.filterwarnings("ignore:too few rows at 'west'")  # of batch_normed
 def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
     data = federation((5, 3, 7, 1))
     method, data = EACH[name](), data.select(sorted(data.names))  # as nodes are

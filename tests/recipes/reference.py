@@ -131,7 +131,8 @@ def compiled(
         both: z -> (gradient, potential).
         at: a z to trace it at.
     """
-    graph = torch.compile(make_fx(both)(at))
+    with pyro.validation_enabled(False):  # it reads values, which a trace does not have
+        graph = torch.compile(make_fx(both)(at))
 
     class Potential(torch.autograd.Function):
         @staticmethod

@@ -80,6 +80,7 @@ def test_the_fit_agrees_with_nuts(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile's own
 @pytest.mark.parametrize("name", sorted(STORED))
 def test_the_stored_reference_is_that_of_nuts(name: str) -> None:
     if name in ON_FILES and not Path(os.environ.get("HIERFL_DATA", "nowhere")).is_dir():
