@@ -159,6 +159,7 @@ class Weighting:
     def _is_poor(self, state: Tree) -> bool:
         """Return whether few of the draws are effective, which many slightly skewed clients cause too."""
         few = float(state["effective"]) < ENOUGH * len(state["ratios"])
+        few = few or float(state["k_hat"]) >= K_HAT
         return few and not self.surrogate.mixed and self.shared <= MOST_PROPOSED
 
     def _wider(self, state: Tree, factors: Factors) -> Tensor:
