@@ -18,6 +18,8 @@ import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.engine.minibatches import _Plan
+from hierfl.method import Phase
 from hierfl.program import public_names
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family
@@ -35,6 +37,14 @@ def names_in_recipes() -> list[tuple[str, str]]:
         of_module = dict.fromkeys((*names, *also))
         found += [(module, n) for n in of_module if public_names.exported(module, n) is not None]
     return found
+
+
+def row_plan(
+    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows of every step: positions and padding, (K, C, B), and who works, (K, C)."""
+    plan = _Plan.of(data, ids, phase, seed=seed, at=at)
+    return next(plan.blocks(max(1, plan.steps)))
 
 
 def settings(**options: Any) -> hierfl.Settings:

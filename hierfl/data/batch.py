@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.mask_messenger import MaskMessenger
@@ -19,7 +21,6 @@ from hierfl.core.arguments import spelled
 from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
-from hierfl.data.joint import JointNormal
 
 CLIENTS, DATA = "clients", "data"
 
@@ -203,6 +204,37 @@ class ClientBatch:
                 client.
         """
         return JointNormal(loc, covariance, self.packed(self.mask()))
+
+
+class JointNormal(dist.MultivariateNormal):
+    """The joint Normal of rows: `loc` (..., B), and `inside` (..., B) for those that are no padding.
+
+    Padded rows add nothing: independent, at their mean, with their density taken off.
+    """
+
+    def __init__(self, loc: Tensor, covariance: Tensor, inside: Tensor) -> None:
+        both = inside[..., :, None] & inside[..., None, :]
+        apart = torch.eye(inside.shape[-1], dtype=covariance.dtype, device=covariance.device)
+        super().__init__(
+            torch.where(inside, loc, loc.new_zeros(())),
+            covariance_matrix=torch.where(both, covariance, apart),
+        )
+        self.inside = inside
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of the rows (..., B) that are not padding, in nats."""
+        there = torch.where(self.inside, value, self.loc)
+        total: Tensor = super().log_prob(there)  # type: ignore[no-untyped-call]
+        return total + 0.5 * math.log(2.0 * math.pi) * (~self.inside).sum(-1)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> JointNormal:
+        """Return the same distribution with a larger batch shape."""
+        base: Any = super()
+        new: JointNormal = base.expand(
+            batch_shape, base._get_checked_instance(JointNormal, _instance)
+        )
+        new.inside = self.inside.expand(*batch_shape, self.inside.shape[-1])
+        return new
 
 
 @spelled

@@ -199,17 +199,6 @@ def _gathered(data: ClientData, index: Tensor, inside: Tensor | None) -> Iterato
         yield fields, {} if inside is None else {"rows": inside[k]}
 
 
-def row_plan(
-    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the rows of every step: positions and padding, (K, C, B), and which clients work, (K, C).
-
-    In "step" units a pass drops its last, smaller batch; in "epoch" units clients may stop earlier.
-    """
-    plan = _Plan.of(data, ids, phase, seed=seed, at=at)
-    return next(plan.blocks(max(1, plan.steps)))
-
-
 @dataclass(frozen=True, eq=False)
 class _Plan:
     """Which rows a chunk's clients (C,) work on; `epochs` None: as many passes as `steps` need."""
@@ -247,7 +236,10 @@ class _Plan:
         )
 
     def blocks(self, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the plan of up to `length` steps at a time, each as `row_plan` returns it."""
+        """Yield positions and padding (K, C, B), and who works (K, C), of up to `length` steps at a time.
+
+        In "step" units a pass drops its last, smaller batch; in "epoch" units clients may stop earlier.
+        """
         for k in torch.arange(self.steps).split(length):
             epoch, part = k[:, None] // self.passes, k[:, None] % self.passes  # (K, C)
             active = torch.ones_like(epoch, dtype=torch.bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree
 from hierfl.laplace.marginal import Expansion
 
 LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations of q
@@ -108,8 +108,3 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
 def tril_of(precision: Tensor) -> Tensor:
     """Return the lower Cholesky factor of P^-1, (K, K)."""
     return torch.linalg.cholesky(torch.linalg.inv(precision))
-
-
-def detached(state: Tree) -> Tree:
-    """Return a copy of the state with its own memory and without a graph."""
-    return tree_map(lambda v: v.detach().clone(), state)

@@ -62,8 +62,6 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
 
 def check_additions(family: str, values: ArrayLike, additions: Mapping[str, ArrayLike]) -> None:
     """Refuse row fields ("trials", "cens", "upper", "entry") that do not fit the responses (N,)."""
-    if not additions:
-        return
     rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
     y = _numbers(family, np.asarray(values))
     for name, column in rows.items():
@@ -278,7 +276,8 @@ class ResponseFamily:
         rows = dict(additions or {})
         self._check_present(rows)
         check_values(self.name, self.kind, values)
-        check_additions(self.name, values, rows)
+        if rows:
+            check_additions(self.name, values, rows)
 
     def _check_present(self, present: Collection[str]) -> None:
         for name in present:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.clients import ClientData
-from hierfl.engine.minibatches import batch_of, row_plan, steps
+from hierfl.engine.minibatches import batch_of, steps
 from hierfl.method import Phase
-from tests.programs import federation
+from tests.programs import federation, row_plan
 
 COUNTS = (10, 3, 7, 1)
 EVERYONE = torch.arange(4)

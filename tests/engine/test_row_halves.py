@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hierfl.data.batch import ClientBatch
-from hierfl.engine.minibatches import batch_of, row_plan, steps
+from hierfl.engine.minibatches import batch_of, steps
 from hierfl.method import Phase
-from tests.programs import federation
+from tests.programs import federation, row_plan
 
 COUNTS = (10, 3, 7, 1, 2)
 DATA = federation(COUNTS)

@@ -10,14 +10,13 @@ from torch import Tensor
 
 import hierfl
 from hierfl.data.clients import ClientData
-from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.methods import fedavg, fine_tuned, over_relaxed
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
-from tests.programs import federation, fit
+from tests.programs import federation, fit, row_plan
 
 LR = 0.1
 

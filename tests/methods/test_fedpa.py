@@ -15,14 +15,13 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.data.batch import ClientBatch
-from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.methods import fedavg, fedpa
 from hierfl.methods.fedpa import product_gradient
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, P, at, clients, stationary
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit, regression, row_plan
 
 DRAWS = torch.tensor([[1.0, 0, 2], [0, 1, 1], [2, 1, 0], [1, -1, 1]], dtype=torch.float64)
 AT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)

@@ -17,7 +17,6 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
-from hierfl.engine.minibatches import row_plan
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Method, Phase
 from hierfl.methods import fedvi
@@ -25,7 +24,7 @@ from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
 from hierfl.optimizers import SGD
-from tests.programs import federation, fit
+from tests.programs import federation, fit, row_plan
 
 WAYS: dict[str, dict[str, Any]] = {
     "together": {},

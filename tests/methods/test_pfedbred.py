@@ -16,7 +16,6 @@ import hierfl
 from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.methods import averaging_some, fedavg, fine_tuned, over_relaxed, pfedbred, pfedme
 from hierfl.models import bregman
@@ -26,7 +25,7 @@ from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.methods.test_fedabml import equal_rows
-from tests.programs import federation, fit
+from tests.programs import federation, fit, row_plan
 
 WAYS: dict[str, dict[str, Any]] = {
     "together": {},

@@ -20,12 +20,11 @@ import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params, Program, stacked
 from hierfl.program.terms import divergence
-from tests.programs import FAMILIES, Given, at_random, federation, read, regression
+from tests.programs import FAMILIES, Given, at_random, federation, read, regression, row_plan
 
 
 def batch_of(data: ClientData, size: int | None, ids: Tensor) -> ClientBatch:
