@@ -173,8 +173,10 @@ def check_consistent(
                 f"client field '{name}' has {len(values)} values for {len(names)} clients: "
                 "give one value per client"
             )
-    _check_features(fields, features)
-    _check_levels({**fields, **client_fields}, levels)
+    if features:
+        _check_features(fields, features)
+    if levels:
+        _check_levels({**fields, **client_fields}, levels)
 
 
 def _check_offsets(offsets: Any, names: Sequence[str]) -> None:

@@ -46,8 +46,7 @@ def client_data(
     asked: bool = False,
 ) -> ClientData:
     """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
-    placed, index = _placed(frames)
-    parts = by_client(placed, declared.clients)
+    parts, index = _placed(frames, declared.clients)
     known: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
         parts, known = _with_labels(declared, parts)
@@ -78,15 +77,13 @@ def client_data(
     )
 
 
-def _placed(frames: Any) -> tuple[Any, pd.Index[Any]]:
-    """Return frames whose rows are numbered, one frame after another, and their own labels."""
+def _placed(frames: Any, clients: str) -> tuple[dict[str, pd.DataFrame], pd.Index[Any]]:
+    """Return each client's rows, numbered as they stand in the frames, and their own labels."""
     if isinstance(frames, pd.DataFrame):
-        return frames.set_axis(range(len(frames))), frames.index
-    if not isinstance(frames, Mapping) or not all(hasattr(f, "set_axis") for f in frames.values()):
-        return frames, pd.RangeIndex(0)  # which is refused
+        return by_client(frames.set_axis(range(len(frames))), clients), frames.index
     placed: dict[str, pd.DataFrame] = {}
     labels: list[Any] = []
-    for name, frame in frames.items():
+    for name, frame in by_client(frames, clients).items():
         placed[name] = frame.set_axis(range(len(labels), len(labels) + len(frame)))
         labels += frame.index.tolist()
     return placed, pd.Index(labels, tupleize_cols=False)

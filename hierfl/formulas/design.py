@@ -147,8 +147,9 @@ def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
 
 def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
     """Return rows with every level of each category, and the means of numbers."""
-    size = max([2, *(len(column.levels) for column in columns.values())])
-    values: dict[str, Any] = {}
+    size, values = 2, dict[str, Any]()
+    for column in columns.values():
+        size = max(size, len(column.levels))
     for name, column in columns.items():
         values[name] = np.full(size, column.mean)
         if column.kind == "category":

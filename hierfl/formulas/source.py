@@ -110,7 +110,7 @@ def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], out
     size = len(group.columns) * outputs
     names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.columns]
     shape = [] if size == 1 and group.is_single else [size]
-    each = [name for name in names for _ in range(outputs)]
+    each = names if outputs == 1 else [name for name in names for _ in range(outputs)]
     note = "" if group.is_single else ", ".join(group.columns)
     out.sample(group.sd, _joined(priors, each, shape), note=note)
     if group.cor:
@@ -121,9 +121,9 @@ def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], out
 
 def _joined(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
     """Return some independent priors as one event, whose first dimension runs over them."""
-    texts = [as_source(priors[name]) for name in names]
     if not shape:
-        return texts[0]
+        return as_source(priors[names[0]])
+    texts = [as_source(priors[name]) for name in names]
     if len(set(texts)) == 1:
         return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
     each = [priors[name] for name in names]

@@ -48,7 +48,8 @@ class Writer:
         """Add the line that draws a site."""
         name = self.named(site)
         # Names of levels come from data: none may end the comment and go on as code.
-        note = "".join(c if c.isprintable() else "?" for c in note)
+        if not note.isprintable():
+            note = "".join(c if c.isprintable() else "?" for c in note)
         self.add(
             f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
         )

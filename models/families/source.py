@@ -49,13 +49,13 @@ def as_source(prior: Prior) -> str:
             f"a {name} cannot be written as an expression: use a distribution of pyro.distributions"
         )
     given = _given(fn)
-    tensors = [value for value in given.values() if isinstance(value, Tensor)]
-    wide = len(fn.batch_shape) and not fn.event_shape
-    if wide and all(bool((v == v.flatten()[0]).all()) for v in tensors):
-        for argument, value in given.items():
-            given[argument] = value.flatten()[0] if isinstance(value, Tensor) else value
-        return f"dist.{name}({_arguments(fn, given)}).expand({list(fn.batch_shape)})"
-    return f"dist.{name}({_arguments(fn, given)})"
+    if not len(fn.batch_shape) or fn.event_shape:
+        return f"dist.{name}({_arguments(fn, given)})"
+    tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
+    if not all(bool((value == value.flatten()[0]).all()) for value in tensors.values()):
+        return f"dist.{name}({_arguments(fn, given)})"
+    given |= {key: value.flatten()[0] for key, value in tensors.items()}
+    return f"dist.{name}({_arguments(fn, given)}).expand({list(fn.batch_shape)})"
 
 
 def _given(fn: Any) -> dict[str, Any]:
