@@ -270,6 +270,7 @@ def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
     same(found, fit(methods.fedsvi(students), federation(), rounds=12))
 
 
+@pytest.mark.filterwarnings("ignore:the posterior is not one to trust")
 def test_the_attempts_end(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_run, "ATTEMPTS", (2, 4))
     assert fit(students, federation()).rounds == 4
