@@ -30,7 +30,9 @@ new = np.random.default_rng(0).normal(draws["intercept_loc"], draws["intercept_s
 largest = np.argsort(-homes)
 
 # %% [markdown]
-# ## Clients: `client_forest`, `shrinkage`, `prior_and_clients`, `client_map`
+# ## Clients
+#
+# `client_forest`, `shrinkage`, `prior_and_clients`, `client_map`; `forest` draws several coefficients ([results](../results.md)).
 
 # %%
 ax = column(3.0)
@@ -60,7 +62,9 @@ plots.client_map(column(2.8), means[largest[:7]], [names[k] for k in largest[:7]
 plt.show()
 
 # %% [markdown]
-# ## Predictions: `coverage`, `pit`, `rates`, `reliability`
+# ## Predictions
+#
+# `coverage`, `pit`, `rates`, `reliability`; `entropies` is on [another page](unknown_images.py).
 
 # %%
 replicates = fit.replicate(radon, draws=200, seed=0).numpy()
@@ -89,7 +93,9 @@ ax = plots.reliability(column(2.8), {"fedavg": (found.mean.numpy(), found.label.
 plt.show()
 
 # %% [markdown]
-# ## Runs: `convergence`
+# ## Runs
+#
+# `convergence`: the median of three seeds, and their range.
 
 # %%
 ax = plots.convergence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import posixpath
 import re
 import sys
@@ -29,6 +30,7 @@ OUTSIDE = (
 FOLDERS = ("benchmarks", "examples", "tests/SLOW.md")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 THUMBNAILS: dict[str, bytes] = {}  # name of a page of the gallery -> its first picture
+CODE_IN_CELL = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 IMAGE = re.compile(r'<img[^>]*src="?data:image/png;base64,([A-Za-z0-9+/=\s]+)', re.DOTALL)
 
 
@@ -86,6 +88,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if source.startswith("reference/"):
         return markdown
     markdown = markdown.replace(gallery.MARK, gallery.cards())
+    markdown = CODE_IN_CELL.sub(_unescaped, markdown)
     here = ROOT / ("README.md" if source == "index.md" else source if outside else f"docs/{source}")
     base = Path(source).parent
 
@@ -102,25 +105,37 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return LINK.sub(led, markdown)
 
 
+def _unescaped(code: re.Match[str]) -> str:
+    """Return code in a cell of a table without the backslashes that GitHub needs before its bars."""
+    text = code[1].replace("\\|", "|")
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
+
+
 def _relative(target: str, base: Path) -> str:
     return posixpath.relpath(target, base.as_posix())
 
 
-def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Keep the first picture of a page of the gallery, its thumbnail, and lead its links to pages."""
-    source = page.file.src_uri
-    if source.startswith("gallery/") and source.endswith(".py"):
-        pictures = IMAGE.findall(html)
-        if pictures:
-            THUMBNAILS[Path(source).stem] = base64.b64decode(pictures[0])
-        return re.sub(r'(href="(?!https?:)[^"#]+)\.(?:md|py)(["#])', r"\1.html\2", html)
-    return html
+def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
+    """Keep the thumbnail of a page of the gallery, and lead its links to pages, one to its script."""
+    source = Path(page.file.src_uri)
+    if source.parent.name != "gallery" or source.suffix != ".py":
+        return content
+    pictures = IMAGE.findall(content)
+    if pictures:
+        THUMBNAILS[source.stem] = base64.b64decode(pictures[0])
+    content = re.sub(r'(href="(?!https?:)[^"#]+)\.(?:md|py)(["#])', r"\1.html\2", content)
+    return f'{content}<p><a href="{source.name}" download>Download this page as a script of cells</a></p>'
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Take the script that lets the search run from files from the site itself."""
     shim = _relative("assets/iframe-worker.js", Path(page.file.dest_uri).parent)
     return output.replace("https://unpkg.com/iframe-worker/shim", shim)
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Do the same on the page of wrong addresses, which may be at any depth."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", "/assets/iframe-worker.js")
 
 
 def on_post_build(config: Any) -> None:
