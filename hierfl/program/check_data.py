@@ -186,7 +186,7 @@ class Recorded(UserDict[str, Any]):
 
 
 def checked_labels(
-    model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
+    model: Model, trace: Any, labels: Mapping[str, str], data: ClientData, batch: ClientBatch
 ) -> dict[str, tuple[str, Constraint]]:
     """Return label field -> (site, common support); refuse labels that their site cannot score."""
     supports, by_rows = {}, []
@@ -197,7 +197,7 @@ def checked_labels(
         by_row = isinstance(getattr(base, "total_count", None), Tensor) and not fn.event_shape
         if by_row:
             by_rows.append(site)
-        elif name in data.fields and not fn.event_shape:
+        elif _is_field(trace.nodes[site]["value"], batch.fields.get(name)) and not fn.event_shape:
             supports[name] = (f"'{site}' ({type(base).__name__})", support_of(site, fn))
     check_labels(supports, data)
     for site, name in labels.items():
@@ -210,6 +210,14 @@ def checked_labels(
         with untouched_store():
             _check_labels_by_row(model, data, by_rows)
     return supports
+
+
+def _is_field(value: Tensor, field: Tensor | None) -> bool:
+    """Return whether an observed value is a field as it is, apart from its type and missing values."""
+    if field is None or value.shape != field.shape:
+        return False
+    there = field.isfinite()
+    return torch.equal(value.double()[there], field.double()[there])
 
 
 def _check_labels_by_row(model: Model, data: ClientData, sites: list[str]) -> None:

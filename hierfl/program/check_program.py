@@ -142,10 +142,15 @@ def check_own_plates(site: Site, batch: ClientBatch) -> None:
     """Refuse a plate named as those of the batch, of another size."""
     for frame in site["cond_indep_stack"]:
         ours = {CLIENTS: batch.num_clients, DATA: batch.num_rows}.get(frame.name, frame.size)
-        if ours != frame.size:
+        if getattr(frame, "full_size", None) not in (None, frame.size):
             raise ProgramError(
-                f"the plate '{frame.name}' has {frame.size} entries, and this batch {ours}: open "
-                f"`with batch.{frame.name}():` in place of pyro.plate, since a model is run on some "
+                f"the plate '{frame.name}' takes a subsample: open batch.data(), and let the method "
+                "take mini-batches of rows, hierfl.methods.fedsvi(model, batch_size=...)"
+            )
+        if ours != frame.size or (frame.name == CLIENTS and not frame.vectorized):
+            raise ProgramError(
+                f"the plate '{frame.name}', of {frame.size}, is not the batch's own: open `with "
+                f"batch.{frame.name}():` in place of pyro.plate, since a model is run on some "
                 "of the clients, and on some of their rows"
             )
 

@@ -185,7 +185,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
             single, reads = _trace(model, one, "model", seed, _Start())
         check_sizes(model, single, one)
         latents = latents_of(single, pair)
-        supports = checked_labels(model, pair, labels, data)
+        supports = checked_labels(model, pair, labels, data, two)
         joint = joint_sites(model, single, one, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)

@@ -203,7 +203,10 @@ def beside(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (own_plates, r"plate 'clients' has 6 entries.*open `with batch.clients\(\):` in place of"),
+        (
+            own_plates,
+            r"plate 'clients', of 6, is not the batch's own: open `with batch.clients\(\):` in place of",
+        ),
         (flat_plates, r"'rows' has \d+.*whose plates .* are batch.clients\(\) and batch.data"),
         (beside, r"'a': plates beside clients .*dim=-3\), .*to_event\(1\): docs/recipes.md"),
     ],
@@ -211,6 +214,40 @@ def beside(batch: ClientBatch) -> None:
 def test_plates_of_ones_own_are_refused_with_the_ones_to_open(model: Any, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         hierfl.fit(model, ClientData.from_arrays(CLIENT, k=CLIENT, y=Y))
+
+
+def subsampled(batch: ClientBatch) -> None:
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", batch.num_rows, subsample_size=3, dim=-1) as chosen:
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y[:, chosen])
+
+
+def one_by_one(batch: ClientBatch) -> None:
+    for i in pyro.plate("clients", batch.num_clients):
+        a = pyro.sample(f"a{i}", dist.Normal(0.0, 1.0))
+        pyro.sample(f"y{i}", dist.Normal(a, 1.0).expand([5]).to_event(1), obs=batch.y[i])
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (subsampled, r"'rows' takes a subsample: open batch.data\(\).*batch_size="),
+        (one_by_one, r"'clients' .*open `with batch.clients\(\):`"),
+    ],
+)
+def test_plates_that_take_some_rows_or_one_client_are_refused(model: Any, words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        hierfl.fit(model, ClientData.from_arrays(CLIENT, k=CLIENT, y=Y))
+
+
+def test_a_response_that_the_model_transforms_may_lie_outside_the_support() -> None:
+    def percent(batch: ClientBatch, fn: Any) -> None:
+        pyro.sample("y", dist.Beta(fn.loc.exp(), 1.0), obs=batch.y / 100.0)
+
+    shares = 100.0 / (1.0 + np.exp(-Y))
+    data = ClientData.from_arrays(CLIENT, x=X, y=shares)
+    assert hierfl.read(model_of(percent), hierfl.guides.mean_field, data).supports == {}
 
 
 # ------------------------------------------------------------------ what is not pickled

@@ -319,7 +319,7 @@ ROWS: dict[str, tuple[Callable[[ClientData], ClientData], type[Exception], str]]
     "unknown client": (
         lambda d: newcomer(),
         KeyError,
-        r"client 'new' was not fitted: infer it first, fit\.personalize",
+        r"client 'new' was not fitted, but north, .*infer it first, fit\.personalize",
     ),
     "missing field": (
         lambda d: d.without("x"),
