@@ -163,9 +163,11 @@ Tables = tuple[tuple[str, pd.DataFrame], ...]
 
 
 def titled(formula: Formula) -> str:
-    """Return the formula and its family, the first line of the summary."""
+    """Return the formula, its family and which of two levels is 1, the first line of the summary."""
     family = formula.family
-    return f"{formula.text}, {family.name} with link {family.link}"
+    levels = formula.agreed.columns[formula.declared.parts.response].levels
+    of_one = f"; 1 is {levels[1]}" if family.kind == "binary" and levels else ""
+    return f"{formula.text}, {family.name} with link {family.link}{of_one}"
 
 
 def formula_tables(formula: Formula, frame: pd.DataFrame, clients: Sequence[str]) -> Tables:

@@ -20,6 +20,7 @@ from pyro import poutine
 import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.summary import titled
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.terms import log_joint
@@ -233,7 +234,7 @@ def one_by_one(batch: ClientBatch) -> None:
     ("model", "words"),
     [
         (subsampled, r"'rows' takes a subsample: open batch.data\(\).*batch_size="),
-        (one_by_one, r"'clients' .*open `with batch.clients\(\):`"),
+        (one_by_one, r"'clients', .*open `with batch.clients\(\):`"),
     ],
 )
 def test_plates_that_take_some_rows_or_one_client_are_refused(model: Any, words: str) -> None:
@@ -384,3 +385,9 @@ def test_one_hot_codes_are_carried() -> None:
     with unchecked():
         found = torch.vmap(lambda k: torch.nn.functional.one_hot(k, 3))(codes)
     assert torch.equal(found, torch.nn.functional.one_hot(codes, 3))
+
+
+def test_a_summary_says_which_of_two_words_is_1() -> None:
+    rows = pd.DataFrame({"h": CLIENT.astype(str), "x": X, "ill": np.where(Y > 0, "yes", "no")})
+    formula = hierfl.formula("ill ~ x + (1 | h)", "bernoulli", clients="h").on(rows)
+    assert titled(formula).endswith("bernoulli with link logit; 1 is yes")
