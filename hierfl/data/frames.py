@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,6 @@ from torch import Tensor
 from hierfl.data.arrays import Array, as_tensor, is_missing
 from hierfl.data.consistency import MISSING, look_alike
 from hierfl.data.grouping import sort_by_client
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from hierfl.data.clients import ClientData
 
 Columns = str | Sequence[str]
 Levels = Mapping[str, Sequence[str]]
@@ -247,8 +242,8 @@ def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequen
     return first
 
 
-def frame_of(data: ClientData, client: str) -> pd.DataFrame:
-    """Return the rows of clients as a frame, a column for each feature of a field; codes as their levels."""
+def frame_of(data: Any, client: str) -> Any:
+    """Return the rows of `ClientData` as a frame: a column a feature, codes as their levels."""
     import pandas as pd
 
     columns: dict[str, Any] = {client: np.array(data.names)[data.row_client.cpu().numpy()]}

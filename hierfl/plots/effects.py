@@ -23,9 +23,8 @@ def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
         return ax
     from matplotlib import pyplot  # only here: it chooses a way to show figures
 
-    made: Axes = pyplot.subplots(figsize=(5.8, max(3.4, 0.5 + 0.2 * lines)), layout="constrained")[
-        1
-    ]
+    size = (5.8, max(3.4, 0.5 + 0.2 * lines))
+    made: Axes = pyplot.subplots(figsize=size, layout="constrained")[1]
     return made
 
 
@@ -38,9 +37,7 @@ def conditional_effect(
     if frame[variable].dtype.kind not in "iuf":
         levels = list(dict.fromkeys(frame[variable]))
     for k, (name, part) in enumerate(lines):
-        told_apart = (
-            len(lines) <= 2 * BANDS
-        )  # the others are one color, and one entry of the legend
+        told_apart = len(lines) <= 2 * BANDS  # others are one color and one entry of the legend
         style: dict[str, Any] = {
             "color": COLORS[k % len(COLORS)] if told_apart else COLORS[0],
             "linestyle": "-." if told_apart and k >= BANDS else "-",
@@ -88,8 +85,8 @@ def _band(
     if filled:
         low, high = part["low"].to_numpy(), part["high"].to_numpy()
         ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0.0, zorder=1)
-    thin = style["label"] is None or style["label"] == "a client"
-    ax.plot(x, part["mean"].to_numpy(), linewidth=0.8 if thin else 1.6, zorder=3, **style)
+    width = 0.8 if style["label"] in (None, "a client") else 1.6
+    ax.plot(x, part["mean"].to_numpy(), linewidth=width, zorder=3, **style)
 
 
 def _points(ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], marker: str) -> None:
