@@ -106,7 +106,6 @@ BESIDE = {
     "fedabml": 1,
     "pfedbred": 2,  # the gradient of mu, and the loss
     "fedem": 6,  # the responsibilities of three models, of each mini-batch
-    "fedpac": 5,  # the features, of each step on the body
 }
 
 
