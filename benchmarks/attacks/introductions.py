@@ -1,4 +1,4 @@
-"""Crafted introductions: each is refused, or the others agree without the node that sent it.
+"""Crafted introductions: each is refused, or the others agree, and go through a round, beside it.
 
 "wrong" counts introductions by which a run of three honest nodes cannot begin, or a run that a server
 cannot set up in time. Run `python -m benchmarks.attacks introductions`.
@@ -9,29 +9,50 @@ from __future__ import annotations
 import json
 import random
 import sys
+import tempfile
 import time
 import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyro.distributions as dist
 import torch
 
-import hierfl
 from benchmarks.attacks.lying_nodes import LIAR, rows
 from benchmarks.attacks.mutations import mutated
 from hierfl import methods, models
-from hierfl.nodes import Agreement, Introduction, Refused
+from hierfl.nodes import (
+    Agreement,
+    Answer,
+    Introduction,
+    Refused,
+    answer,
+    fit_nodes,
+    node,
+)
 from hierfl.nodes.messages import read_json
-from hierfl.program.read import read
 
 LONGEST = 20.0  # seconds that a server may take for one
 VALUES: tuple[Any, ...] = (1 << 40, -1, 0, True, 1e300, None, "x" * 5000, [], {}, "float32", [[1]])
 
 
+ROWS = (1, 10**6, 10**7, 10**9)  # that a client may have
+NAMES = ("../../up", "a/b", "east", ".", "Charit\u00e9", "x" * 1000, " ", "nan")
+FIELDS: tuple[list[Any], ...] = (
+    ["float32"],
+    ["float64", 3],
+    ["float64", 1 << 20],
+    ["int64", 2],
+    ["bool"],
+    [],
+)
+
+
 def crafted(honest: Any, how: random.Random) -> str:
-    """Return the JSON of an introduction with something else at a place."""
+    """Return the JSON of an introduction with something else at a place; half of them can be read."""
     found = json.loads(json.dumps(honest))
-    kind = how.randrange(5)
+    kind = how.randrange(10)
     if kind == 0:
         found["rows"] = how.choice(VALUES)
     elif kind == 1:
@@ -40,13 +61,26 @@ def crafted(honest: Any, how: random.Random) -> str:
         found["codes"] = how.choice([{"y": [0, 1 << 60]}, {"y": [3, 1]}, {"y": 3}, []])
     elif kind == 3:
         return "[" * 100_000 + "]" * 100_000
-    else:
+    elif kind == 4:
         found = mutated(found, how)
+    elif kind == 5:
+        found["rows"] = how.choice(ROWS)
+    elif kind == 6:
+        found["client"] = how.choice(NAMES)
+    elif kind == 7:
+        found["form"]["fields"][how.choice(["x", "y", "z"])] = how.choice(FIELDS)
+    elif kind == 8:
+        found["codes"] = {how.choice(["x", "y", "z"]): [0, 1 << 30]}
+    else:
+        found["form"][how.choice(["features", "levels"])] = {"x": ["a"] * how.choice([1, 2, 10**5])}
     return json.dumps(found)
 
 
 def outcome(text: str, others: list[Introduction]) -> str:
-    """Read one introduction beside those of others; say "refused", "right", "wrong" or "raw"."""
+    """Read one introduction beside those of others, and run a round over these.
+
+    Say "refused", "right", "wrong" or "raw".
+    """
     try:
         found = Introduction.from_json(read_json(text))
     except Refused:
@@ -55,10 +89,21 @@ def outcome(text: str, others: list[Introduction]) -> str:
     if not {one.client for one in others} - {found.client} <= set(agreement.names):
         return "wrong"
     model: Any = models.regression("gaussian", prior_scale=dist.HalfNormal(0.5), centered=True)
-    method = methods.fedsvi(model)
-    data = hierfl.data.absent.stand_in(agreement.absent_rows((0.0, 1.0)), 0)
-    agreement.agreed(read(method.model, method.guide, data))
-    return "right"
+    data = rows()
+    with tempfile.TemporaryDirectory() as root:
+        method = methods.fedsvi(model)
+        nodes = {
+            name: node(method, data.select([name]), agreement, Path(root) / name)
+            for name in agreement.names
+            if name in data.names and name != found.client
+        }
+
+        def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
+            for name in contents.keys() & nodes.keys():
+                yield Answer(name, answer(nodes[name], contents[name]))
+
+        fitted = fit_nodes(method, agreement, ask, rounds=1)
+    return "right" if fitted.history["clients"][0] == len(nodes) else "wrong"
 
 
 def attack(n: int = 100, seed: int = 0) -> dict[str, int]:

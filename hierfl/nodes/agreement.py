@@ -23,7 +23,7 @@ Ranges = dict[str, tuple[int, int]]
 FEW = 5  # rows of a client that stand in for its own
 LONGEST = 1000  # characters of a client's name
 # of a client, of a code, and of a row's field: what a server and its programs can hold
-MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 31, 1 << 31, 1 << 24
+MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
 KINDS = {
     "fields": "field",
     "client_fields": "client field",
@@ -95,7 +95,8 @@ def _short(error: Exception) -> str:
 
 def client_name(found: Any) -> str:
     """Return the name of a client as it was sent, or raise ValueError."""
-    if not isinstance(found, str) or not 0 < len(found) <= LONGEST or not found.isprintable():
+    known = isinstance(found, str) and found.strip() and len(found) <= LONGEST
+    if not known or not found.isprintable():
         raise ValueError(f"a client is named {str(found)[:40]!r}")
     return found
 

@@ -69,12 +69,14 @@ class Nodes:
     latest: LatestRound = field(default_factory=LatestRound)
 
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Run the tasks of a round at the nodes."""
-        for task in tasks:
-            if self.ask_sum is None:
-                yield from self._worked(task)
-            else:
-                yield self._summed(self.ask_sum, task)
+        """Run the tasks of a round at the nodes, as one: clients of many rows need none of their own here."""
+        every = list(tasks)
+        own = tree_map(lambda *parts: torch.cat(parts), *(task.own for task in every))
+        task = every[0]._replace(own=own, ids=torch.cat([task.ids for task in every]))
+        if self.ask_sum is None:
+            yield from self._worked(task)
+        else:
+            yield self._summed(self.ask_sum, task)
 
     def _worked(self, task: Task) -> Iterator[Done]:
         """Run the tasks of a round at the nodes, and sum their answers as they come in."""

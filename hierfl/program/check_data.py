@@ -245,6 +245,8 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
         if name not in data.fields:
             continue
         values = data.fields[name]
+        if len(values) and values.stride(0) == 0:  # one number stands in for those of all rows
+            values = values[:1]
         good = support.check(
             values.to(torch.get_default_dtype()) if values.dtype == torch.bool else values
         )
