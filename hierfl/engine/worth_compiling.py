@@ -33,8 +33,10 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
     """Return whether eager local steps, one of each measured, would take longer than compiling them."""
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)
-    nested = any(phase.nested and phase.count for phase in federation.client.phases)
-    if nested or not federation.at_once:
+    for phase in federation.client.phases:
+        if phase.nested and phase.count:
+            return False
+    if not federation.at_once:
         return False
     server, device = federation.server, federation.device
     ids = federation.cut([torch.arange(min(federation.slots, federation.cohort))])[0]

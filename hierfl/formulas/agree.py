@@ -16,7 +16,7 @@ from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import calls, options_of
-from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
+from hierfl.formulas.transforms import STATEFUL, Constants, Sums, moments, polynomials_of, spline_of
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
@@ -156,10 +156,12 @@ def agreed_column(
                 f"{kinds[answer.kind]} at client '{client}': make it the same everywhere, or write "
                 f"C({name})"
             )
-    units = {unit: "the declaration"} if unit else {}
+    units, sums = {unit: "the declaration"} if unit else {}, list[Sums]()
     for client, answer in answers.items():
         if answer.unit:
             units.setdefault(answer.unit, client)
+        if answer.sums is not None:
+            sums.append(answer.sums)
     if len(units) > 1:
         (one, at), (other, elsewhere) = list(units.items())[:2]
         raise ValueError(
@@ -171,8 +173,7 @@ def agreed_column(
         if levels is None:
             levels = levels_of(list(answers.values()), name, whole=name == ordinal)
         return Column("category", unit, levels=levels)
-    mean, sd = moments([a.sums for a in answers.values() if a.sums is not None])
-    return Column("number", unit, mean, sd)
+    return Column("number", unit, *moments(sums))
 
 
 # ------------------------------------------------------------ a formula's parts

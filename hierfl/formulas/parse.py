@@ -96,7 +96,7 @@ def parse(text: str) -> Parts:
         inside = _inside(term)
         bars = [i for i, token in enumerate(inside) if token.kind == "PIPE"]
         if not bars:
-            common.append((sign, _text(term)))
+            common.append(f"{sign} {_text(term)}")
             continue
         if sign == "-":
             raise ValueError(f"the formula takes '{_text(term)}' away: leave it out instead")
@@ -113,8 +113,8 @@ def parse(text: str) -> Parts:
         for group in _groups(inside, bars):
             if groups.setdefault((group.by, group.terms), group) is not group:
                 raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
-    written = " ".join(f"{sign} {term}" for sign, term in common).removeprefix("+ ")
-    return Parts(response, additions, written or "1", tuple(groups.values()))
+    written = " ".join(common).removeprefix("+ ") or "1"
+    return Parts(response, additions, written, tuple(groups.values()))
 
 
 def _tokens(text: str) -> list[Any]:

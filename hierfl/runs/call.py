@@ -57,7 +57,7 @@ class Call:
     eval_every: int
     patience: int | None
     callback: Callable[[Fit], object] | None
-    progress: bool | None
+    progress: bool
     settings: Settings
 
     def __post_init__(self) -> None:
@@ -78,11 +78,6 @@ class Call:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")
-
-    @property
-    def shown(self) -> bool:
-        """Whether progress is shown."""
-        return sys.stderr.isatty() if self.progress is None else self.progress
 
 
 def check_model(model: Any, data: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def fit(
         eval_every=eval_every,
         patience=patience,
         callback=callback,
-        progress=progress,
+        progress=sys.stderr.isatty() if progress is None else progress,
         settings=settings,
     )
     data, call = with_rows(data, call)

@@ -62,7 +62,7 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
         fitted = Fit(method, federation, where, planned)
         left = _each_round(fitted, call)
-        with _bar(call.shown, method.name, where.round, call.rounds) as tick, closing(left):
+        with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
                 if choice is not None and where.round == 1:
@@ -197,7 +197,7 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     method = choice.method
     for one in choice.said:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    if call.shown:
+    if call.progress:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
     if call.rounds is None and method.most_rounds is None:
         return _until_good(choice, data, call, ATTEMPTS)
@@ -220,7 +220,7 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
             break
         if course_of(fitted, draws=draws, seed=call.seed).state == "level":
             break  # more rounds will not help
-        if call.shown:
+        if call.progress:
             print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
         if call.checkpoint is not None:  # so that the next attempt can begin
             who = about(fitted.method, fitted.federation, fitted.rounds)
