@@ -36,8 +36,8 @@ class FromFactor:
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
     Of several candidates from a wider q one is kept by importance weight. Its density is
-    p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hold` hands the hierarchy
-    over once the program is read; before, standard normals show the reader its sites.
+    p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hierarchy` is set once the
+    program is read; before, standard normals show the reader its sites.
     """
 
     def __init__(
@@ -50,10 +50,6 @@ class FromFactor:
         self.model, self.latents, self.posterior = model, latents, posterior
         self.candidates = candidates
         self.hierarchy: Hierarchy | None = None
-
-    def hold(self, hierarchy: Hierarchy) -> None:
-        """Take the hierarchy of the program that the guide belongs to."""
-        self.hierarchy = hierarchy
 
     def __call__(self, batch: ClientBatch) -> None:
         """Draw all sites of the clients of a batch."""

@@ -172,7 +172,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
 
     def client(program: Program) -> Client:
         found = seen(program)
-        program.guide.hold(found.hierarchy)  # type: ignore[attr-defined]
+        program.guide.hierarchy = found.hierarchy  # type: ignore[attr-defined]
         work = Rows(found.hierarchy, found.score, row_noise)
         phases = (Phase(work.step, together=True, nested=True, eager=True),)
         shared = len(found.hierarchy.reading.origin)
