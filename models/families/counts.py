@@ -33,11 +33,7 @@ class NegativeBinomial(dist.NegativeBinomial):  # type: ignore[misc]  # Any in P
     """dist.NegativeBinomial whose log probability is exact for large shapes in float32 too."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability in nats, of the batch shape.
-
-        Args:
-            value: counts.
-        """
+        """Return the log probability of counts, in nats, of the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
         ways = log_rising(self.total_count, value) - torch.lgamma(value + 1.0)

@@ -44,11 +44,7 @@ class Binomial(dist.Binomial):
     """dist.Binomial with the right second derivative at log odds of 0, where torch's is 0."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability in nats, of the batch shape.
-
-        Args:
-            value: successes.
-        """
+        """Return the log probability of successes, in nats, of the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
         n = self.total_count
@@ -88,11 +84,7 @@ class BetaBinomial(dist.BetaBinomial):
     """dist.BetaBinomial whose log probability is exact for large precisions in float32 too."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability in nats, of the batch shape.
-
-        Args:
-            value: successes.
-        """
+        """Return the log probability of successes, in nats, of the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
         a, b, n = self.concentration1, self.concentration0, self.total_count
