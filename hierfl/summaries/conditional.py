@@ -123,10 +123,7 @@ def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
 def proposals_of(
     hierarchy: Hierarchy, few: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
 ) -> Proposal:
-    """Return clients' proposals (C, 2, M) and (C, 2, M, M), with the factor and of the prior alone.
-
-    They are made by a few draws of z, `few` (F, K).
-    """
+    """Return clients' proposals (C, 2, M), with the factor and without, by draws of z, (F, K)."""
     points, sides = normal_points(POINTS, hierarchy.mixing_size), torch.tensor([1.0, 0.0])
 
     def of_client(precision: Tensor, shift: Tensor, own: Values) -> Proposal:
@@ -151,10 +148,7 @@ def _proposal_of(
     factor: tuple[Tensor, Tensor],
     points: Tensor,
 ) -> Proposal:
-    """Find a proposal with the moments of p(t | z) times one client's factor over a few z.
-
-    They come from Laplace's approximation, and then from adaptive importance sampling.
-    """
+    """Fit a proposal to p(t | z) times a client's factor, by Laplace and by importance sampling."""
     mixing = hierarchy.mixing
     assert mixing is not None
 

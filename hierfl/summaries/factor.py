@@ -152,10 +152,7 @@ def _usable(found: Expected) -> Tensor:
 
 
 def _climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
-    """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) of each client by Newton steps.
-
-    Also return the curvatures there, how many of their eigenvalues were raised, and the slopes.
-    """
+    """Return modes of Normal(v; loc, prior^-1) p(y | v), curvatures, eigenvalues raised, slopes."""
     here, shares = node_at_mean(rows.line), torch.tensor(SHARES)
     mean = loc.expand(rows.clients, -1).clone()
     precision = prior.expand(rows.clients, -1, -1)

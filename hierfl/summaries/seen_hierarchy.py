@@ -27,7 +27,7 @@ from hierfl.summaries.mixing import (
     precision_of,
     unwrapped,
 )
-from hierfl.summaries.reading import Reading
+from hierfl.summaries.reading import Reading, start_of
 
 NORMAL, ENTRYWISE, SAMPLED = "normal", "entrywise", "sampled"  # kinds of local sites
 TRIES = 3  # random points
@@ -50,7 +50,12 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
         if plain.mixing is not None:
             check_centered(plain.program, reading.shared, plain.mixing.normal)
             if reading.effects is not None:
-                raise _not_centered(plain.mixing)
+                site = (*plain.mixing.sampled, *plain.mixing.scattered)[0]
+                raise ProgramError(
+                    f"local site '{site}' is not Normal, and the program is non-centered: two_stage "
+                    "takes either, not both. Write the centered form, in which the likelihood reads "
+                    "the local sites as they are, or use fedsvi with guides.structured"
+                )
         found = replace(plain, reading=reading)
         found = _with_linear(found, points, batch)
         slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
@@ -190,15 +195,6 @@ def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
     return False
 
 
-def _not_centered(mixing: Mixing) -> ProgramError:
-    site = (*mixing.sampled, *mixing.scattered)[0]
-    return ProgramError(
-        f"local site '{site}' is not Normal, and the program is non-centered: two_stage takes "
-        "either, not both. Write the centered form, in which the likelihood reads the local sites "
-        "as they are, or use fedsvi with guides.structured"
-    )
-
-
 # ------------------------------------------------------------------------------------- global sites
 class Point(NamedTuple):
     """Where the prior is evaluated."""
@@ -218,10 +214,8 @@ class Point(NamedTuple):
 
 def point_of(reading: Reading, g: torch.Generator) -> Point:
     """Return a random point of a program's parameters."""
-    z = reading.origin.double()
-    size = reading.own_size
-    start = reading.program.latents.local_block.start.flatten().double() if size else z[:0]
-    w, e = (torch.randn(size, generator=g) for _ in range(2))
+    z, start = reading.origin.double(), start_of(reading).double()[: reading.own_size]
+    w, e = (torch.randn(len(start), generator=g) for _ in range(2))
     return Point(z + 0.5 * torch.randn(len(z), generator=g), start + w, 0.5 * e)
 
 
@@ -239,11 +233,16 @@ def _with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> H
     """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
     sites = found.program.latents.global_block.sites
     names = [s.name for s in sites if all(_is_normal(found, p.z, s.name, batch) for p in points)]
+    zero = torch.zeros(found.reading.own_size)
 
     def joint(linear: tuple[str, ...]) -> Hierarchy | None:
         made = replace(found, linear=linear)
-        chained = any(_is_chained(made, p.z) for p in points)
-        made = replace(made, chained=(found.chained[0], chained))
+        ends = [(p.z, p.z.index_fill(0, made.inside, 0.0)) for p in points]
+        means = [
+            [means_of(made.linear_sites, made.sites(z, zero, batch)) for z in end] for end in ends
+        ]
+        chained = found.chained[0], not all(alike_here(*both) for both in means)
+        made = replace(made, chained=chained)
         return made if all(_is_joint(made, p, batch) for p in points) else None
 
     every = joint(tuple(names)) if names else found
@@ -262,13 +261,6 @@ def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bo
     except NotNormal:
         return False
     return True
-
-
-def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
-    sites, w = linear.linear_sites, torch.zeros(linear.reading.own_size)
-    other = z.index_fill(0, linear.inside, 0.0)
-    one, two = (means_of(sites, linear.sites(at, w, linear.row)) for at in (z, other))
-    return not alike_here(one, two)
 
 
 def _outside(linear: Hierarchy, z: Tensor, p: Point, batch: ClientBatch) -> list[Tensor]:
