@@ -34,7 +34,7 @@ import hierfl
 from benchmarks.formula_problems import PROBLEMS
 from benchmarks.pooled_nuts import ROOT, python
 from benchmarks.reference import cache
-from hierfl.formulas.declaration import response_of
+from hierfl.formulas.parse import response_of
 
 Numbers = dict[str, np.ndarray]
 # Effective draws of a site, and share of divergent transitions, with which NUTS runs again,

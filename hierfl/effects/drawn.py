@@ -13,9 +13,9 @@ from torch import Tensor
 from hierfl.core.arguments import expect_count
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import is_corrected
-from hierfl.formulas.declaration import response_of
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.parse import response_of
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import posterior_draws

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
-from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import designs_of
-from hierfl.formulas.parse import grouping_name
+from hierfl.formulas.parse import Declaration, grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import calls, options_of

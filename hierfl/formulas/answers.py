@@ -21,8 +21,8 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
+from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import ENVIRONMENT, options_of
 from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums

@@ -25,8 +25,8 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.layout import GroupTerm, Layout
+from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import rows_of_above
 

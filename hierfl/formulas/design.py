@@ -15,7 +15,7 @@ from formulae.terms.terms import create_extra_term
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings, with_constants
 from hierfl.formulas.transforms import BeyondKnots

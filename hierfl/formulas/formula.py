@@ -13,8 +13,8 @@ from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import Rare, agreed
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
-from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.layout import Dims, Layout, dims, layout
+from hierfl.formulas.parse import Declaration, Missing
 from hierfl.formulas.priors import all_priors
 from hierfl.formulas.questions import Kinds, ask_here
 from hierfl.formulas.schema import Schema

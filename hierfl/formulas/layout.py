@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
-from hierfl.formulas.parse import Group
+from hierfl.formulas.parse import Declaration, Group, response_of
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.writer import unique, unique_names
 from hierfl.models.families import Response
 
 INTERCEPT = "Intercept"
@@ -200,3 +200,60 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
             numbers = tuple(str(i) for i in range(group.size))
             sites[group.site] = ((f"{group.site}_group", numbers), *many)
     return sites
+
+
+# ------------------------------------------------------------ names in the program
+# Names that the program has already.
+TAKEN = {
+    *"pyro dist torch hierfl families batch eta loc base means read".split(),
+    *keyword.kwlist,
+}
+NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold
+
+
+def unique(name: str, taken: Collection[str]) -> str:
+    """Return a name, with a number behind it where it is taken."""
+    found, i = name, 2
+    while found in taken:
+        found, i = f"{name}_{i}", i + 1
+    return found
+
+
+def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return an ASCII name for each text, none of them twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        if text not in found:
+            found[text] = unique(prefix + NO_NAME.sub("_", text), found.values())
+    return found
+
+
+@dataclass
+class Writer:
+    """Lines of a program so far, the Python names of its sites' values, and the next line's indent."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    indent: int = 1
+
+    def add(self, line: str) -> None:
+        """Add one line."""
+        self.lines.append("    " * self.indent + line)
+
+    def sample(self, site: str, distribution: str, *, note: str = "") -> None:
+        """Add the line that draws a site."""
+        name = self.named(site)
+        # Names of levels come from data: none may end the comment and go on as code.
+        if not note.isprintable():
+            note = "".join(c if c.isprintable() else "?" for c in note)
+        self.add(
+            f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
+        )
+
+    def named(self, site: str) -> str:
+        """Return the Python name of a site, different from all others."""
+        if site not in self.names:
+            plain = NO_NAME.sub("_", site).strip("_").lower() or "site"
+            plain = f"b_{plain}" if plain[0].isdigit() or plain in TAKEN else plain
+            self.names[site] = unique(plain, self.names.values())
+        return self.names[site]

@@ -11,8 +11,8 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
 
-from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.models.families import as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale

@@ -33,8 +33,8 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
-from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import designs_of
+from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, with_constants
 from hierfl.formulas.transforms import STATEFUL, Sums

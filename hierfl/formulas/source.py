@@ -9,10 +9,9 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
-from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout, Writer
+from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.writer import Writer
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
