@@ -212,6 +212,12 @@ def _nothing(count: int, weighted: int, kept: int) -> Tree:
     return {
         **{name: none.clone() for name in ("seen", "weighted", "heavy", "failed")},
         "final": unweighted(weighted, kept),
+        "before": {  # a proposal about weighted draws, which may fail
+            "final": unweighted(weighted, kept),
+            "ratios": torch.zeros(weighted),
+            "proposed": torch.tensor(False),
+            **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
+        },
         "ratios": torch.zeros(weighted),
         "powers": torch.ones(count),
         "narrow": {

@@ -143,6 +143,9 @@ class Weighting:
             if equal and left > 0 and self._is_poor(state):
                 return self._proposed(state, state["final"])
             return {**state, "stage": torch.tensor(DONE)}
+        before = state["before"]
+        if bool(state["proposed"]) and not effective >= float(before["effective"]):
+            return {**state, **before, "stage": torch.tensor(DONE)}  # it missed more than they did
         far = k_hat >= K_HAT or effective < PROPOSING * len(state["ratios"])
         if error > ROUGH and left > 0:  # a quadratic will not do
             return {**state, **self._asking(state), "asked": torch.zeros_like(state["ratios"])}
@@ -150,16 +153,16 @@ class Weighting:
             return self._proposed({**state, "again": state["again"] + 1}, state["final"])
         if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
             return self._widened(state, factors, clock)
-        if left > 0 and not bool(state["proposed"]) and self._is_poor(state):
+        if left > 0 and not bool(state["proposed"]) and self._is_poor(state, AGAIN):
             return self._proposed(state, state["final"])
         if k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
-    def _is_poor(self, state: Tree) -> bool:
-        """Return whether few of the draws are effective, which many slightly skewed clients cause too."""
+    def _is_poor(self, state: Tree, least: int = 0) -> bool:
+        """Return whether few draws are effective or k-hat is high, as of many slightly skewed clients."""
         few = float(state["effective"]) < ENOUGH * len(state["ratios"])
-        few = few or float(state["k_hat"]) >= K_HAT
+        few = few or (float(state["k_hat"]) >= K_HAT and int(state["again"]) >= least)
         return few and not self.surrogate.mixed and self.shared <= MOST_PROPOSED
 
     def _wider(self, state: Tree, factors: Factors) -> Tensor:
@@ -176,7 +179,10 @@ class Weighting:
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
         drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
         powers = torch.ones_like(state["powers"])
-        proposed = {"proposed": torch.tensor(True), "final": drawn, "powers": powers}
+        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn, "powers": powers}
+        kept = {name: state[name] for name in state["before"]}
+        if math.isfinite(float(kept["effective"])):
+            proposed["before"] = kept
         return {**state, **self._asking(state), **proposed}
 
     def _asking(self, state: Tree) -> Tree:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyro.distributions as dist
@@ -72,6 +72,15 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 
 _torchs_one_hot: Any = torch.nn.functional.one_hot
+
+
+def _cholesky(x: Tensor) -> Tensor:
+    """Return NaN where a matrix is not positive definite, as one of many draws may be by rounding."""
+    found = torch.linalg.cholesky_ex(x)
+    factor: Tensor = found.L.masked_fill(found.info[..., None, None] != 0, math.nan)
+    return factor
+
+
 _pyros_cholesky: Any = tensor_utils.safe_cholesky
 # what is replaced: (where, its name) -> by what
 _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
@@ -86,11 +95,20 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
 )
 
 
-@contextmanager
-def carried() -> Iterator[None]:
+def carried() -> AbstractContextManager[None]:
     """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
-    before = [(where, name, vars(where)[name]) for where, name, _ in _INSTEAD]
-    for where, name, function in _INSTEAD:
+    return _replaced(_INSTEAD)
+
+
+def of_many_draws() -> AbstractContextManager[None]:
+    """Let a draw whose matrix is not positive definite be NaN, not the end of all draws."""
+    return _replaced(((torch.linalg, "cholesky", _cholesky),))
+
+
+@contextmanager
+def _replaced(instead: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    before = [(where, name, vars(where)[name]) for where, name, _ in instead]
+    for where, name, function in instead:
         setattr(where, name, function)
     try:
         yield

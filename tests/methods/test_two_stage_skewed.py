@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pyro.distributions as dist
+import pytest
+from scipy.special import log_expit
 
 import hierfl
 
@@ -43,3 +45,37 @@ def test_rats() -> None:
     for site, (mean, sd) in NUTS.items():
         assert abs(float(posterior[site].mean()) - mean) < 0.1 * sd, site
         assert abs(float(posterior[site].std()) / sd - 1.0) < 0.1, site
+
+
+# Clients -> events of trials each, where right answers had k-hats of 0.97 and 1.15.
+FLAT = {
+    "one event of ten clients": ([1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 1),
+    "two clients": ([1, 3], 4),
+    "no event": ([0] * 8, 6),
+}
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_flat_likelihoods_are_right_and_called_so(case: str) -> None:
+    """A grid of the mean and the sd, with each client integrated out by Gauss-Hermite nodes."""
+    wins, trials = FLAT[case]
+    names = [f"h{k}" for k in range(len(wins))]
+    frame = pd.DataFrame({"h": names, "wins": wins, "n": trials})
+    priors = {"Intercept": dist.Normal(0.0, 3.0), "sd": dist.HalfNormal(1.0)}
+    text = "wins | trials(n) ~ (1 | h)"
+    found = hierfl.fit(hierfl.formula(text, "binomial", clients="h", priors=priors), frame, seed=0)
+    x, w = np.polynomial.hermite_e.hermegauss(61)
+    mu, sd = np.linspace(-12, 12, 121)[:, None], np.linspace(0.005, 4, 70)[None]
+    eta = mu[..., None] + sd[..., None] * x
+    log_p = -0.5 * (mu / 3.0) ** 2 - 0.5 * sd**2
+    for won in wins:
+        each = won * log_expit(eta) + (trials - won) * log_expit(-eta)
+        log_p = log_p + np.log(np.exp(each) @ w)
+    p = np.exp(log_p - log_p.max())
+    draws = found.draws(4000).shared
+    for site, values in (("Intercept", mu), ("sd_h", sd)):
+        mean = (p * values).sum() / p.sum()
+        spread = np.sqrt((p * (values - mean) ** 2).sum() / p.sum())
+        assert abs(float(draws[site].mean()) - mean) < 0.1 * spread, site
+        assert abs(float(draws[site].std()) / spread - 1.0) < 0.1, site
+    assert "\nTrustworthy." in str(found.summary(draws=100))
