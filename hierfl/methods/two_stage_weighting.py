@@ -144,7 +144,8 @@ class Weighting:
                 return self._proposed(state, state["final"])
             return {**state, "stage": torch.tensor(DONE)}
         before = state["before"]
-        if bool(state["proposed"]) and not effective >= float(before["effective"]):
+        least = min(float(before["effective"]), ENOUGH * len(state["ratios"]))
+        if bool(state["proposed"]) and not effective >= least:
             return {**state, **before, "stage": torch.tensor(DONE)}  # it missed more than they did
         far = k_hat >= K_HAT or effective < PROPOSING * len(state["ratios"])
         if error > ROUGH and left > 0:  # a quadratic will not do
