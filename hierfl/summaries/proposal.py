@@ -70,7 +70,7 @@ class Proposal:
 
 def fitted(points: Tensor, weights: Tensor) -> Proposal:
     """Return the proposal of weighted points (S, K); the weights (S,) sum to 1."""
-    points = points.to(weights)  # a prior that is made outside of the program is of single precision
+    points = points.to(weights)  # priors made outside of the program are of single precision
     count, size = points.shape
     ordered, order = points.sort(0)
     share = weights[order]
