@@ -36,11 +36,7 @@ def moved(tree: Tree, device: torch.device) -> Tree:
 
 @contextmanager
 def on(device: torch.device) -> Iterator[None]:
-    """Create new tensors on `device` within this context.
-
-    Tensors that a program holds on the CPU, such as constants and buffers, are moved to the device
-    whenever an operation combines them with a tensor that is already there.
-    """
+    """Create tensors on `device` within this context; CPU tensors that meet one there are moved."""
     with ExitStack() as stack:
         if device.type != "cpu":
             stack.enter_context(device)

@@ -1,11 +1,10 @@
 """Pareto-smoothed importance sampling (PSIS) with quasi-random Gaussian and Student t points.
 
-The largest weights become quantiles of a generalized Pareto distribution fitted to them. Its shape
-k-hat is the diagnostic: from 0.7 on the proposal misses too much of the target.
+The largest weights become quantiles of a generalized Pareto distribution of shape k-hat: from 0.7
+on the proposal misses too much of the target.
 
-Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646; the fit: Zhang
-and Stephens 2009, Technometrics 51(3), with the weak prior on k-hat from appendix C of Vehtari et
-al.
+Sources: Vehtari et al. 2024, JMLR 25(72), arXiv:1507.02646, with the prior on k-hat of appendix C;
+the fit: Zhang and Stephens 2009, Technometrics 51(3).
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from torch.quasirandom import SobolEngine
 # a k-hat above it: no practical number of draws is enough (Vehtari et al. 2024, section 3.2.4)
 K_HAT = 0.7
 Array = NDArray[np.float64]
-# Bounds on the scale of one side of a proposal, in standard deviations of q: narrow is worse than
-# wide.
+# Bounds on the scale of one side of a proposal, in sds of q: narrow is worse than wide.
 NARROWEST, WIDEST = 0.7, 3.0
 
 
@@ -51,11 +49,9 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
 
 
 class Split(NamedTuple):
-    """A split Student t, continuous, with a scale for each side of each axis, the columns of `tril`.
+    """A split Student t at `loc`: `left` and `right` scale the sides of axes, columns of `tril`.
 
-    Around the mode `loc`, `right` and `left` multiply the scale; tril tril' (K, K) is that before
-    the split. Source: Geweke 1989, Econometrica 57(6), section 4, made continuous as in the
-    two-piece normal.
+    Source: Geweke 1989, Econometrica 57(6), section 4; continuous as in the two-piece normal.
     """
 
     loc: Tensor

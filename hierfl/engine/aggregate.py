@@ -117,10 +117,8 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
         z_k = 0.6745 (log r_k - median(log r)) / median|log r - median(log r)|,  r_k a norm
 
-    Far out is z_k > 5 and r_k above ten medians. Source: Iglewicz and Hoaglin 1993, modified
-    z-scores, which label above 3.5. For log norms of sd 1 an honest client is named in 1 to 2 of
-    100 rounds of 8 to 20 clients, and in 1 of 1,000 of 50 or more. `norms` are (C,) by share, or
-    (0,) without it.
+    Far out is z_k > 5 and r_k above ten medians: 1 to 2 of 100 honest rounds of 8 to 20 clients.
+    Source: modified z-scores, Iglewicz and Hoaglin 1993. `norms` are (C,) by share, or (0,).
     """
     found = []
     for name, norm in norms.items():

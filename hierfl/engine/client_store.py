@@ -45,8 +45,7 @@ class Stored:
     def __post_init__(self) -> None:
         """Open the file; it is closed with the last reference to this object."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # a link, in a folder that came from elsewhere, would let rows be written over any file of
-        # the user's
+        # a link in a folder from elsewhere would let rows be written over any of the user's files
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_LINK, PRIVATE_FILE)
         weakref.finalize(self, os.close, self.file)
         self.used = max(self.used, int(self.places.max()) + 1 if len(self.places) else 0)

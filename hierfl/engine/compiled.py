@@ -138,8 +138,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
         factors = lift_factors(graph)
-        # no shape is dynamic, but without a shape environment inductor does not cache its result on
-        # disk
+        # without a shape environment inductor does not cache its result on disk
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [
             fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)

@@ -23,8 +23,7 @@ from hierfl.program.program import Program
 from hierfl.program.read import read
 from hierfl.program.recipes import recipe_of
 
-# at least: with fewer clients of a small network, starting an operation takes as long as the
-# operation itself
+# at least: with fewer, of a small network, starting an operation takes as long as running it
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
 FEW_ROWS = 1 << 12  # clients times rows of a chunk that cost no more than another chunk's overhead

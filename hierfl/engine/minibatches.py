@@ -236,10 +236,7 @@ class _Plan:
         )
 
     def blocks(self, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield positions and padding (K, C, B), and who works (K, C), of up to `length` steps at a time.
-
-        In "step" units a pass drops its last, smaller batch; in "epoch" units clients may stop earlier.
-        """
+        """Yield positions and padding (K, C, B) and who works (K, C), `length` steps at a time."""
         for k in torch.arange(self.steps).split(length):
             epoch, part = k[:, None] // self.passes, k[:, None] % self.passes  # (K, C)
             active = torch.ones_like(epoch, dtype=torch.bool)

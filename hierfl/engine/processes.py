@@ -143,8 +143,7 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     here, there = socket.socketpair()
     parent = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forks of a process with threads; none of ours holds a lock that a
-        # task needs
+        # Python 3.12 warns of forks with threads; none of ours holds a lock that a task needs
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             process = os.fork()

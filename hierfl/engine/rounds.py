@@ -34,8 +34,7 @@ NAMED = 5  # clients in a message
 CLIENT = attrgetter("client")
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
-# Names in the history of a run whose method was chosen: the choice and its reason, in the first
-# round; the verdict when it ended and how draws are corrected, in the last.
+# History of a chosen method: choice and reason, first round; verdict and correction, last round.
 CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
 
 

@@ -24,8 +24,7 @@ COMPILING_SECONDS = 20.0  # to compile a method's steps on a slow machine
 # To trace and lower one operation of an eager step; 5 to 9 ms were measured. A step of nested
 # derivatives has thousands (bfi: 15,000), that of fedavg on a small network 139.
 OPERATION_SECONDS = 0.005
-# Rounds of a method that stops itself: FedLaplace took 5 to 9 of those allowed in
-# benchmarks/ROUNDS.md.
+# Rounds of a self-stopping method: FedLaplace took 5 to 9 of those allowed (benchmarks/ROUNDS.md).
 LIKELY_ROUNDS = 12
 
 

@@ -2,6 +2,5 @@
 
 import lazy_loader
 
-# The public names are listed in __init__.pyi. Each is imported when it is first used: a node starts
-# a process for every message, and needs none of what serves a run.
+# Names are in __init__.pyi, imported at first use: a node starts a process for every message.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -37,11 +37,9 @@ def serve(
     secret: bytes | None = None,
     wait: float = 0.1,
 ) -> None:
-    """Answer the messages of a SuperNode until this process is stopped; wait for a missing or restarted one.
+    """Answer a SuperNode's messages until this process is stopped; wait for a missing one.
 
-    `address` is its Runtime API's, whose certificate is checked by `root_certificates`, PEM (None:
-    plain HTTP, on this machine). `secret` is that of its `--superexec-auth-secret-file`, None if it
-    has none; `wait` is seconds between two looks.
+    Without `root_certificates`, PEM, `address` is plain HTTP; `wait` is seconds between two looks.
     """
     client = taking_tasks(
         address, secret, insecure=root_certificates is None, root_certificates=root_certificates

@@ -33,11 +33,9 @@ def agreed(
     rare: Rare,
     start: Schema | None,
 ) -> Schema:
-    """Return what clients agree on, in this process or at nodes, by the answers that `ask` returns.
+    """Return what clients agree on, by the answers that `ask` returns.
 
-    Without `declared` the schema is of columns alone, and `start` is a schema of columns to begin
-    with. `levels` are agreed beforehand; a level of fewer than `min_count` rows does not leave a
-    client, and `rare` says what becomes of it.
+    Without `declared` the schema is of columns alone, and `start` is one to begin with.
     """
     known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
     is_ordinal = declared is not None and declared.family.kind == "ordered"

@@ -34,11 +34,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The terms of a text without intercept and offsets, ready to be evaluated.
-
-    `columns` are the names of all columns, in the order of `evaluate`, `places` and `offsets` where
-    columns and offsets stand in formulae's `matrix`, which is None if there are none.
-    """
+    """The terms of a text; `places` and `offsets` say where columns and offsets are in `matrix`."""
 
     has_intercept: bool
     matrix: Any = None
@@ -117,11 +113,7 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
 
 
 def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
-    """Return the columns of a model's terms: all that their products span, and none twice.
-
-    A category has all its levels where no other term spans its mean, as in R and patsy. formulae
-    0.9 loses columns of a:b:c, and codes a category once for all terms of (a + b):c.
-    """
+    """Return the columns of a model's terms, coded as in R: formulae 0.9 loses columns of a:b:c."""
     found.set_types(frame, ENVIRONMENT)
     groups: dict[frozenset[str], dict[str, list[str]]] = {}  # numeric parts -> term -> categories
     for term in sorted(found.common_terms, key=lambda t: len(getattr(t, "components", ()))):

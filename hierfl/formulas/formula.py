@@ -44,8 +44,7 @@ class Formula:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     missing: Missing = "refuse"
     schema: Schema | None = None
-    # The groups within clients, from the first rows of each client; clients keep them, and records
-    # leave them out.
+    # The groups within clients, from each client's first rows; clients keep them, records do not.
     _inside: Inside = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:

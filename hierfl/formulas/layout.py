@@ -28,9 +28,8 @@ Dims = tuple[tuple[str, tuple[str, ...]], ...]  # names and labels of a site's d
 class GroupTerm:
     """A term with a bar, once it is known how its groups lie to the clients.
 
-    `columns` has Intercept first; `size` is the number of groups, or the largest at one client;
-    `levels` is () of clients and of groups within them. `index` and `field` are the data fields
-    with each row's, or each client's, group and with the term's columns at each row.
+    `columns` has Intercept first; `size` is the (largest) number of groups; `levels` is () of
+    clients and groups within them; `index` and `field` are the data fields of groups and columns.
     """
 
     group: Group
@@ -73,12 +72,10 @@ class GroupTerm:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A formula's coefficients and the columns that they multiply.
+    """A formula's coefficients and columns; if `is_centered`, `Intercept` is at the columns' means.
 
-    With `is_centered`, `Intercept`, or the thresholds, are at the means of the common columns.
     `own`: column -> the clients' term whose coefficient has the common one as its mean. Columns in
-    `above` are constant at each client and move its own intercept; the likelihood reads the others,
-    `read`.
+    `above` are constant at each client and move its own intercept; the likelihood reads `read`.
     """
 
     common: Design

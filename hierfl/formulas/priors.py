@@ -41,16 +41,7 @@ def all_priors(
     * correlations: LKJ(1).
     * parameters of the family: `ResponseFamily.parameters`.
 
-    Args:
-        declared: the formula.
-        schema: that clients agree on.
-        found: the formula's layout.
-        own: the user's: site, or column of a site, or "b" for all common coefficients, "sd" for all
-            standard deviations of groups, "cor" for all correlations -> prior.
-
-    Raises:
-        ValueError: a key of `own` is no site; the prior of a scale allows negative values.
-        TypeError: a prior is no distribution of Pyro.
+    `own` are the user's: site, or column of a site, or "b", "sd" or "cor" for all such -> prior.
     """
     response = response_of(declared, schema)
     center, spread = declared.family.scale(response)

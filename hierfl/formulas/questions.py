@@ -47,8 +47,8 @@ Kinds = Mapping[str, KindOfColumn | None]
 class Question:
     """A question to every client.
 
-    `known` columns have agreed levels; `by` are the columns of "outside" and "groups". Of "call",
-    `text` is the transform as the formula has it, and `at` the agreed mean and sd of its argument.
+    `known` columns have agreed levels; `by` are the columns of "outside" and "groups"; `text` and
+    `at` are a call and the mean and sd of its argument.
     """
 
     kind: Kind

@@ -33,13 +33,7 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Margin:
-    """Mean and sd over all rows of the response, or of one column of the design.
-
-    Args:
-        mean: over all rows.
-        sd: over all rows.
-        above: each client has one value in all its rows.
-    """
+    """Mean and sd of the response or a design column; `above`: each client has one value."""
 
     mean: float
     sd: float

@@ -26,8 +26,7 @@ from hierfl.formulas.transforms import (
     applied,
 )
 
-# Where functions are looked up: formulae's own, then numbers' functions; nothing else is in reach
-# of a formula.
+# Functions in reach of a formula: formulae's own, then numbers' functions.
 ENVIRONMENT = Environment([{**TRANSFORMS, **ENCODINGS}]).with_outer_namespace(FUNCTIONS)
 
 
@@ -39,8 +38,7 @@ def _is_equal(one: LazyCall, other: object) -> bool:
     )
 
 
-# formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, as
-# in scale(age) + scale(log(dose)). With this it can; nothing else changes.
+# formulae 0.9 cannot compare a call with another kind: scale(age) + scale(log(dose)). Now it can.
 LazyCall.__eq__ = _is_equal
 # What binds closer has the higher number.
 _BINDING = {"+": 2, "-": 2, "*": 3, "/": 3, "**": 4}

@@ -17,8 +17,7 @@ Values = NDArray[np.float64]
 # Transform -> what else it needs of its argument besides mean and sd.
 STATEFUL = {"scale": "", "standardize": "", "center": "", "bs": "counts", "poly": "powers"}
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
-# Functions of numbers that a formula may call, besides the transforms above and formulae's C, S, T,
-# I, offset.
+# Functions of numbers in formulas, besides the transforms above and formulae's C, S, T, I, offset.
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
 CODINGS = ("C", "S", "T")
@@ -52,8 +51,7 @@ NEAREST = {
     "mi": "a Pyro program with latent values (docs/recipes.md)",
 }
 FAR = 0.1  # of the range of its knots, beyond which a spline is warned of
-# Edges of the bins in which values are counted, in sds from the mean: quantiles are found to a
-# fraction of a bin.
+# Edges of the bins of values, in sds from the mean: quantiles are found to a fraction of a bin.
 EDGES = np.linspace(-6.0, 6.0, 241)
 
 
@@ -63,15 +61,10 @@ class BeyondKnots(UserWarning):
 
 @dataclass(frozen=True)
 class Constants:
-    """What clients agree on about one transform's argument.
+    """What clients agree on about one transform's argument; sd has n in the denominator.
 
-    Args:
-        mean: of the argument over all rows.
-        sd: its standard deviation over all rows, with n in the denominator.
-        knots: of `bs`, the ends repeated, as `scipy.interpolate.BSpline` takes them.
-        degree: of `bs` or `poly`.
-        polynomials: of `poly`, row j has the coefficients of the polynomial of degree j + 1 in
-            (x - mean) / sd, lowest power first.
+    `knots` are those of `scipy.interpolate.BSpline`; row j of `polynomials` has the coefficients of
+    degree j + 1 in (x - mean) / sd, lowest power first.
     """
 
     mean: float
@@ -98,8 +91,7 @@ class Constants:
             basis = BSpline.design_matrix(
                 values, np.array(self.knots), self.degree, extrapolate=True
             )
-            # All columns sum to one, which the intercept has already: the first is dropped, as in
-            # R.
+            # All columns sum to one, as the intercept: the first is dropped, as in R.
             dense: Values = basis.toarray()[:, 1:]
             return dense
         scaled = (values - self.mean) / self.sd
@@ -136,8 +128,7 @@ def moments(parts: Sequence[Sums]) -> tuple[float, float]:
         count, total, squares = count + part.count, total + part.total, squares + part.squares
     mean = total / count
     variance = squares / count - mean**2
-    # The difference of two large sums has an error of their rounding, which may exceed a small
-    # variance.
+    # The rounding error of a difference of two large sums may exceed a small variance.
     rounding = 1e-14 * squares / count
     return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0
 
@@ -184,10 +175,9 @@ def spline_of(
 def polynomials_of(
     name: str, mean: float, sd: float, sums_of_powers: Sequence[Sequence[float]], degree: int
 ) -> Constants:
-    """Return the polynomials of the `poly` call `name`: uncorrelated, with sd 1 over all rows.
+    """Return the polynomials of the `poly` call `name`: R's `poly` times sqrt(n), of sd 1.
 
-    They are R's `poly` times sqrt(n). Row j of the inverse Cholesky factor of the moments E[u^(i +
-    j)] has the coefficients of degree j (Golub and Welsch 1969, doi:10.2307/2004418).
+    Inverse Cholesky factor of the moments E[u^(i + j)]: Golub and Welsch 1969, doi:10.2307/2004418.
     """
     total = np.sum(np.array(sums_of_powers), axis=0)
     average = total / total[0]

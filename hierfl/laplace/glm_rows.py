@@ -1,7 +1,6 @@
-"""The parts of a client's log joint: rows with a linear predictor in the local sites, and other terms.
+"""A client's log joint: rows with a linear predictor in the local sites, and other terms.
 
-Row i, eta_i = a_i(z) + x_i(z) . w, has the curvature -x_i l_i'' x_i' in the local sites w: one pass
-over the rows, where reverse mode over reverse mode takes one for every entry of w.
+Row i, eta_i = a_i(z) + x_i(z) . w, has the curvature -x_i l_i'' x_i' in w: one pass for all of w.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class Rows:
     def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient (D,) and Hessian (D, D) in w of the log likelihood of all rows."""
         slope, pull = vjp(grad(self.total), self.predictor(w))[:2]
-        # The likelihood of a row depends on its own eta alone, so this is the diagonal of a
-        # diagonal Hessian.
+        # A row's likelihood depends on its own eta alone: this is a diagonal Hessian's diagonal.
         second = pull(torch.ones_like(slope))[0]
         design = self.read.design
         if self.fixed:

@@ -39,8 +39,7 @@ from hierfl.program.terms import log_joint
 LOCAL_LIMIT = 300
 # A mode is found if a Newton step from it is shorter than this many of its own standard deviations.
 MODE = 1e-4
-# Where only the value of L is needed: the number of chord steps, and how long, in standard
-# deviations, a Newton step may be in the end.
+# Where only the value of L is needed: chord steps, and the longest last Newton step, in sds.
 CHORDS, NEAR = 4, 1e-2
 
 

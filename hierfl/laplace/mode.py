@@ -24,8 +24,7 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
 
     def density(vector: Tensor) -> Tensor:
         values, jacobians = block.unflatten(vector)
-        # Sites are hidden from the guide that calls this: they are evaluations, not its own. Params
-        # are not hidden, so that their values are supplied from outside.
+        # Sites are hidden from the calling guide, whose own they are not; params come from outside.
         with poutine.block(hide_types=["sample", "observe"]):
             own, _ = log_joint(model, {**shared, **values}, batch, {})
         return own + sum(

@@ -19,11 +19,9 @@ from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, samples
 
-# Linearity is tested at random points near 0 and far from it, so that a predictor that bends or is
-# clamped is recognized: at these distances, at each of them TRIES times.
+# Random points near 0 and far from it, TRIES of each, show a predictor that bends or is clamped.
 SIZES, TRIES = (0.3, 2.0, 8.0), 3
-# Raised by a program at points that it cannot compute. The general methods need no structure, and
-# report what is wrong with the program.
+# Raised where a program cannot be computed: general methods need no structure, and report it.
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
 

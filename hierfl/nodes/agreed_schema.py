@@ -1,8 +1,7 @@
 """A formula whose schema the nodes agree on first, by answers to `hierfl.formulas.questions`.
 
-A node answers about the columns and transforms of its own app's formula, names no level or group
-with fewer rows than its policy's `min_count`, and logs sums and counts before they leave. It
-answers each question once: two answers that differ in a few levels would tell of a few rows.
+A node names no level or group with fewer rows than `min_count`, and answers each question once: two
+answers that differ in a few levels would tell of a few rows.
 """
 
 from __future__ import annotations

@@ -44,12 +44,7 @@ def _shown(found: FromNodes[Any]) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class FromNodes(Generic[Found]):
-    """What nodes answered of their clients.
-
-    Args:
-        given: client -> what its node released.
-        withheld: client -> why there is nothing of it: its policy, or the node did not answer.
-    """
+    """What nodes answered: client -> what was `given`, or why it was `withheld`."""
 
     given: Mapping[str, Found]
     withheld: Mapping[str, str]

@@ -20,10 +20,7 @@ WHY = "with its update the server's own fails, and without it it does not"
 
 @dataclass
 class LatestRound:
-    """The updates of a round by place, where all are in memory; who they are of; how they are summed.
-
-    `left_out` is the client without whose update alone the server's works.
-    """
+    """A round's updates, by place; `left_out` is the client that alone makes the server's fail."""
 
     ups: Mapping[int, Up] = field(default_factory=dict)
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))

@@ -168,8 +168,7 @@ def _named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
         yield path or "it", tree
     elif isinstance(tree, Mapping):
         for key, part in tree.items():
-            # as repr writes it: a key that holds signs of paths would else pass for what lies
-            # elsewhere
+            # as repr writes it: a key with signs of paths would else pass for what lies elsewhere
             yield from _named(part, f"{path}[{key!r}]")
     else:
         mark = "[{}]" if isinstance(tree, list) else "({})"

@@ -126,8 +126,7 @@ def _written(kind: str, site: Site) -> str:
         fn = fn.base_dist
     given = []
     for name in getattr(fn, "arg_constraints", {}):
-        # a distribution may hold its logits and compute its probabilities, which are not written
-        # out again
+        # a distribution that holds logits may compute probabilities, which are not written again
         value = vars(fn).get(name, getattr(fn, name) if hasattr(fn, "transforms") else None)
         if isinstance(value, torch.Tensor):
             values = value.unique() if value.numel() > 1 else value.flatten()

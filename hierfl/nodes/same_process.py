@@ -52,8 +52,7 @@ class InProcess:
         call, parts = self._read(call)
         each: dict[str, Node] = {}
         failed: dict[str, str] = {}
-        # no server goes on from a checkpoint: what an earlier fit has left at the nodes is not of
-        # this run
+        # no server resumes here: what an earlier fit has left at the nodes is not of this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
 
         def introduction(name: str) -> Introduction:

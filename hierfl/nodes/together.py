@@ -1,8 +1,7 @@
-"""Updates that the server sees in a sum alone: as whole numbers that can be masked, and back from their sum.
+"""Updates seen only in a sum: as whole numbers that can be masked, and back from their sum.
 
-A number x is written in three parts a, b, c on a grid of 2^-21: x = largest (a + 2^-21 b + 2^-42
-c), each in [-1, 1]. Parts of clients add up without an error, so that the sum is that of the
-numbers to 2^-64 of the largest.
+x = largest (a + 2^-21 b + 2^-42 c), each in [-1, 1] on a grid of 2^-21: parts add up without an
+error, so that the sum is that of the numbers to 2^-64 of the largest.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ def _of_components(constraint: Any) -> Transform:
     return biject_to(base)
 
 
-# torch gives the support of a mixture a type of its own, which it knows no map for; earlier
-# releases do not
+# newer releases of torch have a type for the support of a mixture, and know no map for it
 if hasattr(constraints, "MixtureSameFamilyConstraint"):
     biject_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
     transform_to.register(constraints.MixtureSameFamilyConstraint, _of_components)

@@ -16,8 +16,7 @@ _SHAPES = (
     "align them from the right: a field is [clients, rows, ...], a local site [clients, 1, ...]"
 )
 
-# Pattern in the first line of the cause -> what is wrong, and the fix. `{0}` is the pattern's
-# first group.
+# Pattern in the cause's first line -> what is wrong, and the fix. `{0}` is its first group.
 _KNOWN = (
     (
         r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",

@@ -18,8 +18,7 @@ from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
 FEW = 4  # rows
-# relative differences that are rounding; the second where the program cannot be run in double
-# precision
+# relative differences that are rounding; the second where double precision is impossible
 ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3
 LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
 # how far params and sites are put from their starting values, tried in turn

@@ -26,8 +26,7 @@ PYTHON = "python"  # the key of the version that compiled the code
 CODE = "code"  # how the keys of parts begin that are comparable within one version
 OF_TORCH = (torch.dtype, torch.device, torch.Size)
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.generic, *OF_TORCH)
-# Functions of these packages are distinguished by their names: they change with releases, not with a
-# user's program.
+# Functions of these packages count by name: they change with releases, not with a user's program.
 RELEASED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
 INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
 TRAINED_OTHERWISE = (_DropoutNd, _NormBase, torch.nn.RNNBase, torch.nn.MultiheadAttention)

@@ -77,8 +77,7 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
 def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
     """Return the local sites whose log density depends on a field of rows."""
     few = torch.arange(batch.num_rows - 1, 0, -1)
-    # gradients find what other rows do not change, such as the mean of equal ones; other rows find
-    # integers
+    # gradients find what other rows do not change (a mean of equal ones); other rows find integers
     marked, less = {}, {}
     for name, v in batch.fields.items():
         marked[name] = v.detach().clone().requires_grad_() if v.is_floating_point() else v

@@ -34,8 +34,7 @@ JSON = Any
 FORMS = [{"made_by", "with"}, {"family", "with"}, {"tensor", "dtype"}]
 FORMS += [{key} for key in ("named", "marked", "opaque", "mapping", "sequence")]
 VALUES = {"tensor", "mapping", "sequence"}
-# A distribution has each of these parameters, but takes only one of a kind: the right-hand one is
-# kept.
+# A distribution has all of these parameters but takes one of a kind: the right-hand one is kept.
 SAME_PARAMETER = {
     "probs": "logits",
     "covariance_matrix": "scale_tril",

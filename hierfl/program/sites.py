@@ -48,10 +48,7 @@ class _InUnits(AffineTransform):
 
 @dataclass(frozen=True, eq=False)
 class LatentSite:
-    """A latent sample site of a model, in one client's shapes; `plates` (name, size, dim) without theirs.
-
-    `start` is the prior's center, `unit` the scale, a power of 2, of a prior far from unit scale.
-    """
+    """A site in one client's shapes; its prior has center `start` and, far from 1, scale `unit`."""
 
     name: str
     is_local: bool

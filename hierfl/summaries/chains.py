@@ -1,8 +1,6 @@
-"""Hamiltonian Monte Carlo of a density on R^K with many chains side by side.
+"""Hamiltonian Monte Carlo of a density on R^K with many chains side by side, as one batch.
 
-All chains share a step size, a trajectory length and a matrix that whitens the density. These are
-adapted during a warm-up, and then held. Each iteration draws a new trajectory length for all
-chains. The chains are one batch, so an iteration takes a few evaluations of a batch of gradients.
+Chains share a step size, a trajectory length and a whitening matrix, adapted during a warm-up.
 
 Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
@@ -81,8 +79,7 @@ def sampled(
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
-    `least` iterations follow the warm-up, at least. The correlations of the leading `dense`
-    coordinates are adapted to; the others, possibly thousands, are whitened one by one.
+    Correlations of the leading `dense` coordinates are adapted to; the others are whitened singly.
     """
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}

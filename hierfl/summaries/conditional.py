@@ -1,7 +1,6 @@
 """A client's own parameters given the global ones: weighted points.
 
-With mixing parameters half of them are drawn with the factor, and half from the prior alone, which
-keeps weights finite where a prior has wide tails and the factor has none.
+With mixing parameters half are from the prior alone: weights stay finite where it has wide tails.
 """
 
 from __future__ import annotations
@@ -63,11 +62,7 @@ def point(
     *,
     wider: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return each client's point (C, D) for e (C, M + Dn), and log of p(w, t | z) factor(v) over its density.
-
-    `row` is one row of each client, `proposals` (C, 2, ...) those with the factor and of the prior
-    alone. `side` () is 1 for a point of the prior alone; `wider` multiplies the scale of w.
-    """
+    """Return points (C, D) for e (C, M + Dn), and log p(w, t | z) factor(v) over their density."""
     if hierarchy.mixing is None or proposals is None:
         of_w = given(hierarchy, hierarchy.local(z, row), z, *factor)
         integral, mean, tril = _normal(of_w, wider)

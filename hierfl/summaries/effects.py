@@ -1,14 +1,12 @@
 """Local sites of a non-centered program, turned into the effects that its likelihood reads.
 
-A non-centered program draws e ~ Normal(0, 1) and lets the likelihood read mu + tau e. No Gaussian
-factor in (e, mu, tau) is a good one. If row i depends on e only through a linear predictor
+No Gaussian factor in (e, mu, tau) of mu + tau e is a good one. If row i depends on e ~ Normal(0, 1)
+only through a linear predictor, with starting values z0,
 
     base_i(z) + design_i(z) . e = rest_i + design_i(z0) . (t(z) + T(z) e),
 
-where z0 are the starting values and rest_i is the same for all z that differ in some entries only,
-then those entries matter to the likelihood through the effect w = t(z) + T(z) e alone. The factor
-is taken in w, and the prior of w given z follows from that of e. The effect is measured in units of
-z0: w = e at z = z0.
+and rest_i is the same for all z that differ in some entries only, then the factor is taken in the
+effect w = t(z) + T(z) e, measured in units of z0: w = e at z = z0.
 """
 
 from __future__ import annotations
@@ -49,8 +47,7 @@ class Effects:
     origin: Tensor  # (K,) z0
     base: Tensor  # (n,) predictors at z0 and e = 0
     inverse: Tensor  # (D, n), pseudo-inverse of the design at z0
-    # (D, D), projects on the directions of e that no predictor reads, such as the difference of
-    # two effects that are always added; T leaves them as they are
+    # (D, D), projects on the directions of e that no predictor reads; T leaves them as they are
     unseen: Tensor
 
     def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,11 +67,7 @@ def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, 
 
 
 def seen_effects(program: Program, read: list[int]) -> Effects | None:
-    """Return the effects of a non-centered program; None if it reads the local sites as they are.
-
-    The answer is tested at random points, not proven. An entry of z among those `read` that scales
-    the local sites in the likelihood, without such an effect, is refused.
-    """
+    """Return a non-centered program's effects, tested at random points; None if it has none."""
     if not read or not program.latents.local_block.size:
         return None
     with trial():
@@ -177,10 +170,7 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
 
 
 def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
-    """Refuse a program with mixing parameters whose likelihood scales a local site by a global one.
-
-    `normal` (Dn,) are positions of local parameters that are Normal given the mixing parameters.
-    """
+    """Refuse mixing if the likelihood scales a Normal local site, of `normal` (Dn,), by z."""
     g = torch.Generator().manual_seed(0)
     batch = _made_up(program, g)
     origin = program.latents.global_block.start.double()

@@ -60,11 +60,7 @@ class _Found(NamedTuple):
 def factor_of(
     rows: PackedRows, belief: tuple[Tensor, Tensor], nodes: Nodes, before: Factor, known: Tensor
 ) -> Factor:
-    """Return the factors of clients' likelihoods.
-
-    `belief` is the server's m (V,) and C (V, V); `before` are the factors of the round before, of
-    the clients `known` (C,) to have one.
-    """
+    """Return clients' factors by `belief`, m (V,) and C (V, V), and `before` where `known` (C,)."""
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     precision = prior + before.precision
     mean = times(inverse(precision)[0], prior @ loc + before.shift)
@@ -124,10 +120,7 @@ def _settled(
 def _evaluated(
     rows: PackedRows, belief: tuple[Tensor, Tensor], nodes: Nodes, mean: Tensor, precision: Tensor
 ) -> tuple[_Found, Tensor]:
-    """Return expectations under q; where q is far too wide (the second), values at its mean.
-
-    A power of time overflows at far nodes of a wide Weibull shape's prior. Each step narrows q.
-    """
+    """Return expectations under q, where it is far too wide (the second) values at its mean."""
     loc, prior = belief
     found = rows.expected(mean, precision, nodes)
     wide = ~_usable(found) | (_largest(found.curvature) > WIDE * (1.0 + _largest(precision)))
@@ -191,11 +184,7 @@ def positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded(factor: Factor) -> Factor:
-    """Return factors rounded to about 32 binary digits, in units of the precision's diagonal roots.
-
-    What clients send differs between engines by the last few of 53 digits, and entries nearly 0
-    beside others by all; they must not lead to other draws.
-    """
+    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53."""
     size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
     size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)
     each = size.log2().floor().exp2()

@@ -97,11 +97,7 @@ def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) ->
 def without_own(
     prior: Tensor, log_det: Tensor, precision: Tensor, shift: Tensor, *, summed: bool
 ) -> Quadratic:
-    """Integrate Normal(w; mu, A^-1) times factors of v = (w, u) over w: functions of (mu, u).
-
-    `prior` is A, (C, D, D) or (1, D, D). If `summed`, return the product of all clients' integrals;
-    A is then the same for all.
-    """
+    """Integrate Normal(w; mu, A^-1) times factors of (w, u) over w, by client or `summed`."""
     size = prior.shape[-1]
     own, cross = precision[:, :size, :size], precision[:, :size, size:]
     low = precision[:, size:, size:]

@@ -1,7 +1,4 @@
-"""A function of tensors as a list of torch's operations, without the Python around them.
-
-`make_fx` would do, but imports sympy and dynamo first, which takes longer than many a fit.
-"""
+"""Functions as lists of torch's operations; `make_fx` imports sympy and dynamo, which is slow."""
 
 from __future__ import annotations
 

@@ -297,11 +297,7 @@ def of_means(
     t: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Quadratic:
-    """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
-
-    Its constant contains log p(s) and log p(t | s), s (Ks,) and t (N, M). `slopes` are those of
-    `slopes_at` where they are known.
-    """
+    """Return the surrogate posterior of m (Km,), w integrated out; with log p(s) + log p(t | s)."""
     count = len(hierarchy.inside)
     batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)

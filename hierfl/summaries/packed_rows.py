@@ -1,9 +1,6 @@
 """The rows of many clients, packed, and the expectations of their log likelihoods.
 
-The log likelihood of one unit (`hierfl.summaries.units`) is mapped over all units. The sum over
-units is differentiated by autograd: units are independent, so the derivatives of the sum are those
-of each. What was read off a few rows of a program is found by trial, so each client tests it on its
-own rows.
+Units (`hierfl.summaries.units`) are independent: the derivatives of their sum are those of each.
 """
 
 from __future__ import annotations
@@ -200,8 +197,7 @@ class PackedRows:
 
     def _values(self, at: Tensor) -> Tensor:
         rest = at[..., self.line.rest]
-        # what depends on s alone is computed once where s is the same for all units; and what
-        # depends on a row alone, once for all points where there is no s
+        # what depends on s alone is computed once if s is shared; on a row alone, once without s
         points = 0 if rest.shape[-1] else None
         same = self.clients == 1 or points is None or bool((rest == rest[:1]).all())
         rest = rest[0] if same else rest[self.client]
@@ -253,11 +249,7 @@ def points_to_test(reading: Reading) -> tuple[Tensor, Tensor]:
 
 
 def misread(rows: PackedRows, batch: ClientBatch, points: tuple[Tensor, Tensor]) -> Tensor:
-    """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,).
-
-    `batch` holds the same rows, in double precision. Where the log likelihood is not finite at a
-    random point, that point says nothing.
-    """
+    """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,)."""
     reading = rows.line.reading
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
     found = []

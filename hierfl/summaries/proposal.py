@@ -1,8 +1,6 @@
 """A proposal for a few scales: marginals by quantiles with exponential tails, a Gaussian copula.
 
-Source of the idea of fitting a proposal to its own weighted points: adaptive importance sampling,
-Cappe et al. 2004, Journal of Computational and Graphical Statistics 13. The forms are hierfl's own
-choice.
+A fit to its own weighted points: Cappe et al. 2004, J. Comput. Graph. Stat. 13; forms are hierfl's.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ NARROWEST = 1e-6  # distance of the outer quantiles
 class Proposal:
     """A distribution of K scales y_i = g_i(x_i), x = L e, with e from a mixture of Normals.
 
-    g_i is a monotone cubic through the quantiles, and beyond them a parabola: exponential tails.
-    The mixture has wide components, since a proposal that was fitted to too narrow points would
-    never see what it misses.
+    g_i is a monotone cubic, then a parabola; wide components see what narrow points would miss.
     """
 
     scores: Tensor  # (Q,) normal scores of the quantiles

@@ -2,15 +2,12 @@
 
     v = (w, u),    w (D,) the client's local sites, u (U,) the global parameters that it reads
 
-All are unconstrained. In a non-centered program w are the effects instead
-(`hierfl.summaries.effects`). Random points show which global sites are read: the likelihood of a
-few perturbed rows changes with them.
+All are unconstrained; in a non-centered program w are effects (`hierfl.summaries.effects`). Random
+points show which global sites change the likelihood of a few perturbed rows.
 
-The entries of v = (l, s) are of two kinds. Row i depends on l only through a linear predictor,
-eta_i = base_i(s) + x_i . l. Given s, that predictor is Normal, so an expectation is a
-one-dimensional Gauss-Hermite sum per row. Expectations over s are sums over a few points: none if s
-is empty, Gauss-Hermite nodes for one entry, quasi-random points for several. Without a linear
-predictor s is all of v.
+Of v = (l, s), row i depends on l only through eta_i = base_i(s) + x_i . l. It is Normal given s, so
+an expectation is a one-dimensional Gauss-Hermite sum per row; over s, a sum over a few points,
+Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 """
 
 from __future__ import annotations

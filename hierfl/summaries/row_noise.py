@@ -134,11 +134,7 @@ def private_factor(
     how: RowNoise,
     keys: Tensor,
 ) -> Factor:
-    """Return the factors of clients' likelihoods, with noise, or refuse several predictors a row.
-
-    `belief` is the server's m (V,) and C (V, V), `before` are the last factors, zeros at first, and
-    `keys` (C, 2) int32 the clients' at this step.
-    """
+    """Return clients' factors with noise, by `keys` (C, 2); refuse several predictors a row."""
     if not rows.score.by_row or rows.design.shape[1] != 1:
         raise ProgramError(
             f"row_noise needs one linear predictor a row, and a row has {rows.design.shape[1]}: "
@@ -181,8 +177,7 @@ def _with_noise(
     """Return Lambda, eta and the raised eigenvalues of a factor that accounts for its noise."""
     size, z = len(slope), how.noise
     sd = z * 2.0 * how.max_slope * how.max_row_norm
-    # an entry off the diagonal counts twice in the norm of a symmetric matrix: its noise has half
-    # the variance
+    # an entry off the diagonal counts twice in a symmetric matrix's norm: half the variance
     sd_entry = z * how.max_curvature * how.max_row_norm**2
     drawn = normals_at(key, size + size * size, how.key).to(slope)
     square = drawn[size:].reshape(size, size)

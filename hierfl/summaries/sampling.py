@@ -1,8 +1,7 @@
 """Draws of the surrogate posterior: of the scales s, then of the means m given s.
 
-The scales are few. They are drawn by importance sampling from a proposal that is fitted to its own
-weighted points in a few turns: the density alone is evaluated, at all points at once. Where that
-fails, and where clients have mixing numbers, which are many, Hamiltonian chains run instead.
+The few scales are importance-sampled from a proposal fitted to its own weighted points; where that
+fails, and for clients' many mixing numbers, Hamiltonian chains run instead.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ LEAST_PILOT, WORK = 64, 2_000_000  # points of a turn for each scale and one, an
 MANY_SCALES = 12  # more of them are tempered sooner
 ENOUGH = 0.8  # share of the points that is effective, with which a turn is the last
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
-# Weights with such a share effective and none so many nats above the mean need no tail. k-hat, which
-# looks at the largest alone, was 0.7 to 1.1 of two corners with four times the mean.
+# Weights with such a share effective and none so many nats above the mean need no tail. k-hat, of
+# the largest alone, was 0.7 to 1.1 of two corners with four times the mean.
 FLAT_SHARE, FLAT = 0.5, math.log(10.0)
 MANY_CLIENTS = 4000  # with which a chain would take minutes
 FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
@@ -182,10 +181,7 @@ def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
 
 
 def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> Proposal | None:
-    """Fit a proposal to the quadratic through log densities at y (S, K); None if it has no peak.
-
-    The posterior of many clients is so narrow that tempered turns would creep toward it.
-    """
+    """Fit a proposal to the quadratic through log densities at y (S, K); None if it has no peak."""
     size, (loc, scale) = y.shape[1], moments(y, weights.log())
     x, some = (y - loc) / (scale + 1e-300), weights > 0.0
     root, powers = weights[some].sqrt()[:, None], quadratic_in(x[some])

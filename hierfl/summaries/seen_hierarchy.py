@@ -36,10 +36,7 @@ FAR = 0.7  # how far a site is moved to see what it changes
 
 
 def seen_hierarchy(reading: Reading) -> Hierarchy:
-    """Return the prior of a program, tested at random points, not proven.
-
-    Local sites that are not Normal given what can be sampled, or whose prior reads rows, are refused.
-    """
+    """Return a program's prior, tested at random points; refuse local sites it cannot sample."""
     plain = Hierarchy(replace(reading, effects=None))
     with trial():
         g = torch.Generator().manual_seed(0)

@@ -58,10 +58,8 @@ class Known:
 def surprises(known: Known) -> Surprise:
     """Return each client's tail probability and distance; NaN for a client that cannot be checked.
 
-    The others' posterior is the posterior of all, weighted by 1 / the client's marginal likelihood.
-    If these weights cannot be trusted, it is resampled, for the most surprising clients. Not
-    checked are programs whose local sites are not Normal given the global ones, programs without
-    local sites, and runs of more than 2,000 clients.
+    The others' posterior is that of all, weighted by 1 / the client's marginal likelihood; if these
+    weights cannot be trusted, it is resampled, for the most surprising clients.
     """
     surrogate, factors = known.surrogate, known.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy

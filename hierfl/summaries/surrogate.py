@@ -1,8 +1,4 @@
-"""The surrogate posterior, the prior times the clients' factors; and what it says of any client's v.
-
-It takes the server no round. Any client's v has the moments of p(v | z) over draws of z, at first
-of the prior.
-"""
+"""The surrogate posterior, the prior times the clients' factors; and moments of a client's v."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Units: what the likelihood of many clients is a product over, each a client to the program.
 
-The log likelihood of one unit is recorded once as a list of torch's operations. A unit is a row; or
-all rows of a client, where a likelihood is not a product over rows (a Gaussian process, say).
+A unit is a row, or all rows of a client where a likelihood is no product (a Gaussian process).
 """
 
 from __future__ import annotations

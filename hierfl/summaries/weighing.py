@@ -2,9 +2,8 @@
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
-The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized. Its
-points come from the same standard normal points at every z, so that their errors largely cancel
-between two z.
+The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized, by the
+same standard normal points at every z, so that errors largely cancel between two z.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ CONDITIONALS = 1 << 21  # draws x clients x (D + 1)^2 scalars carried at once
 class Ratios(NamedTuple):
     """C clients' marginal likelihoods over those of their factors, at S draws.
 
-    The error is by the difference of two halves of the points. All points together have moments
-    that halves do not have, so that it is too large rather than too small.
+    The error, by the difference of two halves of the points, is too large rather than too small.
     """
 
     log: Tensor  # (C, S) log E[ p(y_k | v) / factor_k(v) ]
@@ -63,11 +61,7 @@ def ratios_of(
     keys: Tensor,
     proposals: Proposal | None = None,
 ) -> Ratios:
-    """Return the ratios of C clients at draws of z, (S, K).
-
-    `keys` (C, 2) int32 are the clients' at this step, `proposals` those of their mixing variables,
-    (C, 2, M) and (C, 2, M, M).
-    """
+    """Return C clients' ratios at z (S, K); `keys` are (C, 2), `proposals` (C, 2, M, ...)."""
     whole = _Clients(hierarchy, rows, factor, fields, keys, proposals)
     each = [whole.some(who).ratios(draws) for who in rows.blocks()]
     return Ratios(*(torch.cat(parts) for parts in zip(*each, strict=True)))

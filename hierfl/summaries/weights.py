@@ -1,16 +1,13 @@
 """Weighted draws of the server of two_stage, and wider ones where weights have a heavy tail.
 
-A likelihood may fall slower than its Gaussian factor on one side: that of a client without a single
-event is flat there. Draws of the surrogate then miss a tail of the posterior, and weights, which
-are of these draws, hardly show it. (For such a client alone in its region, means were off by 0.15
-posterior sds at a k-hat of 0.51.) Draws are therefore made once more, of a surrogate in which the
-factors of these clients are raised to a small power. Both sets count:
+The likelihood of a client without an event is flat on one side; draws of the surrogate miss a tail
+there, and weights hardly show it (means were off by 0.15 sds at a k-hat of 0.51). Draws are made
+once more, with the factors of such clients raised to a small power. Both sets count:
 
     w_i = p(x_i) / ( q1(x_i) / Z1 + q2(x_i) / Z2 )
 
 Sources: the balance heuristic, Veach and Guibas 1995, doi:10.1145/218380.218498; Z2 / Z1 by reverse
-logistic regression, Geyer 1994, which is the bridge sampling of Meng and Wong 1996, Statistica
-Sinica 6.
+logistic regression, Geyer 1994, the bridge sampling of Meng and Wong 1996, Statistica Sinica 6.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ from hierfl.method import Reports
 from hierfl.summaries.hierarchy import Factors
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
-# How far above the mean, in nats, the largest weight of a tail is. Where no weight is twice the
-# mean, what lies beyond adds nothing, and its shape misleads: of 200 sets of binomial rows k-hat
-# was above 0.7 in 30, with 99.8 % of the draws effective.
+# Nats of a tail's largest weight above the mean: with no weight twice the mean, the tail adds
+# nothing, and k-hat misleads (above 0.7 in 30 of 200 sets, 99.8 % of whose draws were effective).
 TAIL = math.log(2.0)
 LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
 PASSES, LEAST_SHARE = 4, 0.4  # of the fit of a quadratic; of the draws asked for, effective in it
@@ -122,11 +118,9 @@ def quadratic_in(x: Tensor) -> Tensor:
 def everywhere(
     log_ratios: Tensor, at: Tensor, draws: Tensor, log_base: Tensor
 ) -> tuple[Tensor, float]:
-    """Return the log ratio of all clients together at draws (S, K), (S,), from (A,) at draws `at`.
+    """Return all clients' log ratio at draws (S, K), (S,), from (A,) at draws `at`; its error's sd.
 
-    The posterior of many clients is narrow, and their log ratio is smooth: a quadratic of z fits
-    where the posterior is, which is where its squares are weighted: log weights are `log_base` (S,)
-    plus log ratios. The second is the sd of its error there; 0 where all draws were asked for.
+    A quadratic of z is fitted where the posterior is, by log weights `log_base` (S,) + log ratios.
     """
     if len(at) == len(draws):
         return log_ratios, 0.0
@@ -163,11 +157,9 @@ def raised(factors: Factors, powers: Tensor) -> Factors:
 def powers_of(
     heavy: Tensor, log_weights: Tensor, log_p: Tensor, wider: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the least power of heavy factors that leaves enough draws effective, (N,).
+    """Return the least powers (N,) of heavy factors with enough draws effective; others' are 1.
 
-    With r = p / q2, a share 1 / (E_p[r] E_p[1 / r]) of draws is effective. Others' powers are 1.
-    `log_p` (S,) are the draws' log densities under the surrogate, `wider` maps powers to those
-    under the surrogate of raised factors.
+    With r = p / q2, a share 1 / (E_p[r] E_p[1 / r]) of draws is effective.
     """
     powers = torch.ones(len(heavy))
     for power in POWERS:
@@ -180,10 +172,9 @@ def powers_of(
 
 
 def combined(first: Tensor, second: Tensor, log_target: Tensor) -> Tensor:
-    """Return the log weights of two sets of S draws taken together, (2 S,).
+    """Return the log weights of two sets of S draws together, (2 S,).
 
-    `first` is the log density, up to a constant, of the surrogate that the first S draws are from,
-    `second` that of the others', and `log_target` that of the posterior, (2 S,) each.
+    `first` and `second`, (2 S,), are log densities of the surrogates that each half is from.
     """
     half, apart = len(first) // 2, second - first
 
