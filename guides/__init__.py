@@ -1,8 +1,6 @@
 """Guides: families of approximate posteriors for any model, one file per family.
 
-Pyro's own automatic guides draw from torch's generator, keep their params in modules and fix the
-number of clients at their first call. They therefore cannot run one client at a time, with noise
-that is a function of a key. A hand-written guide function can be used wherever a family can.
+Pyro's automatic guides keep params in modules and cannot run one client at a time, by a key.
 """
 
 import lazy_loader

@@ -35,9 +35,8 @@ class FromFactor:
 
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
-    Of several candidates from a wider q one is kept by importance weight. Its density is
-    p(y, w | z) over the mean weight, an unbiased estimate of p(y | z). `hierarchy` is set once the
-    program is read; before, standard normals show the reader its sites.
+    Of several candidates from a wider q one is kept by importance weight. The mean weight gives an
+    unbiased estimate of p(y | z). `hierarchy` is set once the program is read.
     """
 
     def __init__(
@@ -112,11 +111,7 @@ class FromFactor:
 
 
 def spread_out(first: Tensor, count: int) -> Tensor:
-    """Return normals (count, C, M) that are spread out evenly, the `first` (C, M) in front.
-
-    Sobol' points, all shifted by the first (Cranley and Patterson 1976, doi:10.1137/0713071). Each is
-    normal; of a client with two modes, independent ones would too often all miss one.
-    """
+    """Return normals (count, C, M) by Sobol' points shifted by `first` (doi:10.1137/0713071)."""
     if count == 1:
         return first[None]
     points = SobolEngine(first.shape[-1]).draw(count, dtype=first.dtype)[1:]

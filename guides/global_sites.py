@@ -242,8 +242,7 @@ def spline_flow(
         noise_ = pyro.sample("_shared", standard, infer={"is_auxiliary": True})
         bent, jacobian = functional_call(flow, weights, (noise_,))
         vector = loc + scale * bent
-        # The density of z is that of e over the Jacobian. This factor is a site of its own, because
-        # the model has only the sites cut from z.
+        # The density of e over the Jacobian is a site of its own: the model has only those of z.
         stretch = dist.Delta(torch.zeros(()), log_density=-jacobian - scale.log().sum())
         pyro.sample("_shared.stretch", stretch, infer={"is_auxiliary": True})
         return Drawn(vector, bent, emit(block, vector, batch))

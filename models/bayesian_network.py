@@ -150,10 +150,7 @@ def network(
 
 @dataclass(frozen=True, eq=False)
 class WeightPriors:
-    """The priors of all weight tensors of a network; the options are those of `bayesian_network`.
-
-    w_k ~ Normal(theta, s^2)  for each local tensor,    theta alone  for each global one
-    """
+    """Priors of all weight tensors: local w_k ~ Normal(theta, s^2), global ones theta alone."""
 
     tensors: Mapping[str, Tensor]  # name -> the module's own values
     own: frozenset[str]  # names of the local tensors
@@ -201,8 +198,7 @@ class WeightPriors:
 
     def below(self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sample the local tensors, (C, 1, *shape) each. Call it inside the clients plate."""
-        # Guides start at the prior's mean. Where that is a given number, they start at the module's
-        # values instead: with all weights at 0, a network has no gradient.
+        # Guides start at the module's values where the prior's mean is a number: 0 has no gradient.
         known = self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
         return {
             name: varying(

@@ -5,12 +5,11 @@ The Gaussian, Bernoulli, Poisson and exponential families are built in.
 An exponential family with log-normalizer g and natural parameter s has the mean mu = grad g(s);
 conversely, s = grad g*(mu), where g* is the convex conjugate of g. Its scaled density is exp(-lam
 D_{g*}(x, mu)) times factors that depend on x alone (Shi et al. 2023, arXiv:2310.09183, Eq. 4 to 6).
-The priors here keep only the kernel exp(-lam D_{g*}(x, mu)), as the authors do, and drop those
-factors. For the Gaussian family the kernel is the Gaussian density. For the other families it is a
-different density with the same mode mu; for the exponential family it is Gamma(lam + 1, lam / mu).
-These priors are therefore for point estimates (guide `delta`) and cannot be sampled.
+The priors here keep only the kernel, as the authors do. The kernel has the mode mu, and is Gaussian
+for the Gaussian family and Gamma(lam + 1, lam / mu) for the exponential. These priors are for point
+estimates (guide `delta`) and cannot be sampled.
 
-Table 7 of the paper has misprints. The entries here are derived from g and tested against it.
+Table 7 of the paper has misprints. Entries here are derived from g.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Each is a frozen dataclass with three functions of one tensor: `above(name, start)` declares the
 global params, `given(above)` returns the prior of a client's local tensor, and `hyper(above)` is a
-penalty on the global params themselves. Where there is a closed form, `best(gamma, mean, spread)`
-returns the global params that minimize the weighted mean of -log prior over clients, given the mean
-of the clients' tensors and their variance about it.
+penalty on the global params themselves. With a closed form, `best(gamma, mean, spread)` returns the
+best global params, given the mean and variance of the clients' tensors.
 """
 
 from __future__ import annotations

@@ -59,11 +59,7 @@ app.add_typer(node, name="node", no_args_is_help=True)
 
 
 def main() -> None:
-    """Run the command line.
-
-    OpenMP reads `GOMP_SPINCOUNT` when torch is first imported, which a command does later: how long
-    a waiting thread spins before it sleeps. docs/runs.md says what it costs.
-    """
+    """Run the command line, with GOMP_SPINCOUNT set before torch is imported (docs/runs.md)."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     app()

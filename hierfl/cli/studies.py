@@ -37,8 +37,7 @@ def demo(
 
     from hierfl.demo.run import run
 
-    # Small tensors are faster on one thread, and Newton's Hessians are safer in double precision.
-    # These settings are global, but the process is ours.
+    # One thread is faster for small tensors, and double precision safer for Hessians.
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     began, progress, console = time.perf_counter(), Console(stderr=True), Console()

@@ -27,11 +27,7 @@ Both = tuple[ClientData, ClientData]  # training and test rows of the same clien
 
 @dataclass(frozen=True)
 class Federation:
-    """Rows of a study; `classes` 0: real labels in sds of the training ones, but about drawn lines.
-
-    `foreign` images are of no client's classes, by set, as many for each client as it has test
-    rows.
-    """
+    """Rows of a study; `classes` 0: real labels in sds; `foreign`: images of no client, by set."""
 
     train: ClientData
     test: ClientData

@@ -17,10 +17,9 @@
     name = "pfedbred"
     settings = { strategy = "lg" }
 
-Every table has a class here or in `study_data`, whose docstring says what
-its keys mean. `[quick]` holds what `--quick` changes, table by table, and `[variants.NAME]` what is
-changed in a study of that name: a file with variants is as many studies. Unknown keys and values
-are errors that name the key and the nearest known one.
+Every table has a class here or in `study_data`, whose docstring says what its keys mean. `[quick]`
+holds what `--quick` changes, table by table, and `[variants.NAME]` what is changed in a study of
+that name: a file with variants is as many studies. Unknown keys and values are errors.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from torch import Tensor
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import offsets_of
 
-# values to stand in where the rows do not matter; two of each, so that it shows where they do
-# matter
+# Two stand-ins where rows do not matter, so that it shows where they do.
 FILLS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 2.0), (0.5, 0.25))
 
 

@@ -207,10 +207,7 @@ class ClientBatch:
 
 
 class JointNormal(dist.MultivariateNormal):
-    """The joint Normal of rows: `loc` (..., B), and `inside` (..., B) for those that are no padding.
-
-    Padded rows add nothing: independent, at their mean, with their density taken off.
-    """
+    """The joint Normal of rows: `loc` (..., B); rows not `inside` (..., B), padding, add 0."""
 
     def __init__(self, loc: Tensor, covariance: Tensor, inside: Tensor) -> None:
         both = inside[..., :, None] & inside[..., None, :]

@@ -1,9 +1,7 @@
 """Partitions of labeled rows over clients: `labels, num_clients, seed -> ids`, one per row.
 
-The id of a row that no client gets is -1. Each function depends on its arguments alone, gives every
-client at least one row, and raises where that is impossible. `to_clients` turns the ids into
-`ClientData`; split that into training and test rows (`ClientData.split`), so that a client's test
-rows have its own mix of labels. Two partitions come from flwr-datasets (the `data` extra).
+The id of a row that no client gets is -1. Each function gives every client a row, or raises. Split
+(`ClientData.split`) what `to_clients` returns: test rows then have a client's own mix of labels.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ def from_flwr_datasets(
     )
     ids = np.full(len(codes), LEFT_OUT)
     with warnings.catch_warnings():
-        # The partitioners warn of repeated draws and of classes left out; our docstrings document
-        # both.
+        # Our docstrings document what the partitioners warn of: repeated draws, classes left out.
         warnings.simplefilter("ignore", UserWarning)
         for k in range(num_clients):
             ids[maker.load_partition(k)[:]["row"]] = k

@@ -1,7 +1,6 @@
 """Standardization and filling of missing values, by statistics of each client's own rows.
 
-For each feature a client sends the number of its values, their mean and their sum of squares about
-that mean, which merge in any order (Chan, Golub and LeVeque 1983). No row leaves a client.
+Clients send counts, means and sums of squares, no rows (merged as by Chan et al. 1983).
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tens
     seen = ~values.isnan()
     zeros = torch.zeros(clients, *values.shape[1:], dtype=torch.float64)
     count = zeros.index_add(0, client, seen.double())
-    # In two passes, because the difference of raw sums of squares would cancel for values far from
-    # 0.
+    # In two passes: the difference of raw sums of squares cancels for values far from 0.
     mean = zeros.index_add(0, client, values.nan_to_num(0.0)) / count.clamp(min=1.0)
     deviation = torch.where(seen, values - mean[client], 0.0)
     mean = mean + zeros.index_add(0, client, deviation) / count.clamp(min=1.0)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import shipped
 
-# Fixed clinical units, (value - center) / unit. They are not computed from data, so that no hospital has to
-# share its statistics.
+# Fixed clinical units, (value - center) / unit: no hospital has to share its statistics.
 _UNITS = {
     "age": (50.0, 10.0),
     "trestbps": (130.0, 20.0),
@@ -19,8 +18,7 @@ _UNITS = {
     "thalach": (140.0, 25.0),
     "slope": (2.0, 1.0),
 }
-# Nominal codes: one column for each except the most common, which is the reference (asymptomatic, normal,
-# normal).
+# One column per nominal code but the most common (asymptomatic, normal, normal).
 _CODES = {
     "cp": {1: "cp_typical", 2: "cp_atypical", 3: "cp_nonanginal"},
     "restecg": {1: "restecg_st_t", 2: "restecg_lvh"},

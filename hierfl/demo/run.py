@@ -1,7 +1,6 @@
 """The demo `hierfl demo`: heart disease at four hospitals that do not share rows.
 
-Four logistic regressions on the same 27 columns; units are fixed and missing values are 0 with an
-indicator column, so that nothing is computed from held-out rows and no patient is dropped.
+Four logistic regressions on the same 27 columns; nothing is computed from held-out rows.
 
 * local-only: each hospital alone. Coefficients ~ Normal(0, 2.5^2); posterior by Laplace's method.
 * pooled: the same model and prior for the rows of all hospitals together.
@@ -92,10 +91,10 @@ def run(
 ) -> Result:
     """Fit the four methods, score them and write the results to the folder `out`.
 
-    `seed` is that of the split, and of every fit and draw. `quick` takes few features, rounds and
-    draws, and its numbers mean nothing. `workers` processes run the fits without one hospital; with
-    1, this process does. `say` is called with a line for each step. Before any fit, an OSError says
-    that `out` cannot be written to, or holds files of these names that the demo did not write.
+    `seed` is that of the split, fits and draws. `quick` takes few features, rounds and draws; its
+    numbers mean nothing. `workers` processes run the fits without one hospital; 1: this one. `say`
+    gets a line for each step. An OSError says at once that `out` is not writable, or not the
+    demo's.
     """
     folder = Path(out)
     claim(folder, FILES)

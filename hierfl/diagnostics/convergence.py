@@ -1,8 +1,7 @@
 """Has a run converged to the posterior? Importance weights decide; the ELBO's trend advises.
 
-Where k-hat is low and enough draws are effective, the guide is good if its moments agree with the
-weighted ones; local sites are judged given the global ones as well. The limits were tuned on random
-fits of known posteriors and tested on others: benchmarks/CONVERGENCE.md.
+A guide is good if k-hat is low, enough draws are effective, and its moments agree with weighted
+ones. The limits were tuned on random fits of known posteriors: benchmarks/CONVERGENCE.md.
 """
 
 from __future__ import annotations

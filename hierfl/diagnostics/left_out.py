@@ -5,8 +5,7 @@ Both evidences of p(y without i) and p(y) are means of importance weights of the
     p(y_i | y without i) = E[r] / E[r / p_i] = sum_s v_s p_i(s),
     v_s = (r_s / p_i(s)) / sum_t (r_t / p_i(t)).
 
-r are the weights that turn the guide's draws into draws of the posterior, p_i the likelihood of
-what is left out at a draw.
+r are the guide's importance weights, p_i the likelihood of what is left out at a draw.
 """
 
 from __future__ import annotations

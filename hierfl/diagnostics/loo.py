@@ -1,18 +1,16 @@
 """Leave-one-out predictive densities of rows or clients, without refitting.
 
 By row it estimates p(y_i | all other rows), by client p(y_k | all other clients) with the client's
-local sites integrated out. Both are ratios of evidences, p(y) / p(y without i), and both evidences
-are means of importance weights of the guide's draws (`hierfl.posterior.corrected`):
+local sites integrated out. Both are ratios of evidences, means of importance weights of the guide's
+draws (`hierfl.posterior.corrected`):
 
     p(y) = E[r],    p(y without i) = E[r / p_i],    r = p(z) / q(z) * prod_k W_k,
 
 where p_i is the likelihood of row i at the draw, or client k's W_k. W_k is an unbiased estimate of
-p(y_k | z), so r / W_k is free of it: no estimate stands in a denominator, and the guide need not be
-the posterior. The weights r / p_i are Pareto-smoothed.
+p(y_k | z), so r / W_k is free of it. The weights r / p_i are Pareto-smoothed.
 
-Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; with weights that correct an approximate
-posterior, Magnusson, Andersen, Jonasson and Vehtari 2019, arXiv:1904.10679; by group with the
-group's own effects integrated out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
+Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; for approximate posteriors, Magnusson et
+al. 2019, arXiv:1904.10679; by group, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
 """
 
 from __future__ import annotations

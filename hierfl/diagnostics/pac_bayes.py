@@ -20,9 +20,8 @@ and take the bound on the others:
     before = hierfl.fit(method, first)
     diagnostics.pac_bayes(before.personalize(second), prior=before).bound()
 
-Sources: Catoni 2007, arXiv:0712.0248; Germain, Bach, Lacoste and Lacoste-Julien 2016; Alquier,
-Ridgway and Chopin 2016, arXiv:1506.04091, section 4; priors from a part of the data, Dziugaite et
-al. 2021, arXiv:2006.10929.
+Sources: Catoni 2007, arXiv:0712.0248; Germain et al. 2016; Alquier et al. 2016, arXiv:1506.04091,
+section 4; priors from part of the data: Dziugaite et al. 2021, arXiv:2006.10929.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 Each replication draws parameters from the prior and data given them, fits the guide to the data,
 and ranks the parameters. If the guide is the posterior, ranks are uniform and intervals cover at
-their nominal rate, whatever the prior. All replications are fitted together: each step is one
-optimizer step on the negative ELBO of the full batch, under `torch.vmap`.
+their nominal rate, whatever the prior. All replications are fitted together, under `torch.vmap`.
 
-Source: Talts et al. 2018, arXiv:1804.06788; the band: Säilynoja, Bürkner and Vehtari 2022,
-arXiv:2103.10522, Algorithm 1.
+Sources: Talts et al. 2018, arXiv:1804.06788; band: Säilynoja et al. 2022, arXiv:2103.10522.
 """
 
 from __future__ import annotations

@@ -163,8 +163,7 @@ def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> 
     scalars = sum(ratio.shape[1] for ratio in ratios)
     if not scalars:
         return None
-    # sampling error of S draws adds about 1 / S per scalar for the posterior, and as much for the
-    # global prior unless its draws are pooled over clients
+    # S draws add about 1 / S per scalar, also for the global prior unless pooled over clients
     nats -= scalars / len(mine) * (1.0 if pooled else 2.0)
     columns = {
         "nats": nats.clamp(min=0.0).numpy(),

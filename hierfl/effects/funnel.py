@@ -1,7 +1,6 @@
-"""Sampling limits of standardized ratios: of one client, and of a funnel plot.
+"""Sampling limits of standardized ratios, of one client or a funnel plot.
 
-Source: Spiegelhalter 2005, Statistics in Medicine 24:1185, appendix A.1.1, for interpolated limits;
-exact limits of a count are those of Clopper and Pearson 1934 and of Garwood 1936.
+Source: Spiegelhalter 2005, Stat. Med. 24:1185, A.1.1; Clopper and Pearson 1934; Garwood 1936.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ def ratio_interval(
 
 
 def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple[Floats, Floats]:
-    """Return limits, (n,), of observed / expected where the true ratio is 1: interpolated exact quantiles.
-
-    The number of events is binomial, of expected / rate trials; with rate None it is Poisson.
-    """
+    """Return limits (n,) of observed / expected at ratio 1: binomial, or Poisson for rate None."""
     at = np.asarray(expected, dtype=np.float64)
     fn = _counts(at, rate)
     found = []

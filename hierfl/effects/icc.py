@@ -1,7 +1,4 @@
-"""Intraclass correlations: the share of the latent variance that lies between groups.
-
-Source: Nakagawa, Johnson and Schielzeth 2017, Journal of the Royal Society Interface 14:20170213.
-"""
+"""Intraclass correlations (Nakagawa, Johnson and Schielzeth 2017, doi:10.1098/rsif.2017.0213)."""
 
 from __future__ import annotations
 

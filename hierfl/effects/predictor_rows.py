@@ -23,11 +23,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The columns of n rows, (n, P) common ones and (n, q) of each term with a bar, Intercept first; float64.
-
-    `codes` are the index of each row's group, (n,) int64; `fields` "y", "trials" and "weights",
-    (n,).
-    """
+    """Columns of n rows, (n, P) and (n, q) a bar term, Intercept first; `codes`, `fields` (n,)."""
 
     common: Tensor
     offset: Tensor

@@ -1,7 +1,6 @@
-"""Profiles of clients: own effects, ranks and standardized ratios, all with their uncertainty.
+"""Profiles of clients: own effects, ranks and standardized ratios, with their uncertainty.
 
-Source: indirectly standardized ratios and funnel plots, Spiegelhalter 2005, Statistics in Medicine
-24:1185; ranks and their uncertainty, Goldstein and Spiegelhalter 1996, JRSS A 159:385.
+Sources: Spiegelhalter 2005, Stat. Med. 24:1185; Goldstein and Spiegelhalter 1996, JRSS A 159:385.
 """
 
 from __future__ import annotations

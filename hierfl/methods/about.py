@@ -1,10 +1,4 @@
-"""What a method says of itself, for the tables of the docs and the names of recipes.
-
-    @About(infers="one global model", common="weights", own="none", ...)
-    def fedavg(model, ...): ...
-
-A wrapper of a method has `@Wrapper(...)` in its place.
-"""
+"""What a method, or a wrapper of one, says of itself, for the tables of the docs and recipes."""
 
 from __future__ import annotations
 
@@ -32,18 +26,10 @@ HEADINGS = {
 class About:
     """A decorator of a method's builder, which also makes it recorded.
 
-    Args:
-        infers: what the method infers.
-        source: the paper; "": none.
-        common: what is common to all clients, and its kind.
-        own: what a client has for itself.
-        guide: the form of the posterior; "points" where there is none.
-        kept: what a client keeps from round to round.
-        crosses: what a client sends, in a few words.
-        discloses: as `Method.discloses`.
-        new: how a client that joins later is served.
-        down: what every client of a cohort receives.
-        up: what a client sends, by entry: `name`, or `name`* if its weight is the number of rows.
+    What it `infers`; its paper, `source`; what is `common` to clients, and a client's `own`; the
+    posterior's form, `guide`, or "points"; what is `kept` between rounds, and what `crosses`;
+    `discloses` as in `Method`; how `new` clients are served; what clients get, `down`, and send,
+    `up`, by entry: `name`, or `name`* if weighted by rows.
     """
 
     infers: str
@@ -65,12 +51,7 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
-    """A decorator of a wrapper's builder, which also makes it recorded.
-
-    Args:
-        call: how it is called, without its name: "(method, beta=2.0)".
-        adds: what it adds to the method in it.
-    """
+    """A decorator of a wrapper's builder: its `call` without the name, and what it `adds`."""
 
     call: str = "(method)"
     adds: str

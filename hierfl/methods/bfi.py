@@ -5,14 +5,12 @@ the prior out of all but one:
 
     A = sum_k A_k - (N - 1) Lam,    z = A^-1 (sum_k A_k z_k - (N - 1) Lam z_0)
 
-Here a center divides the prior out of its Gaussian before sending it, as the precision A_k - Lam
-and the matching shift, and the server finds the mode of the prior times these factors. This is the
-same where the prior is Gaussian, and correct where it is not.
+Here a center sends the precision A_k - Lam and the matching shift, and the server finds the mode of
+the prior times these factors: the same where the prior is Gaussian, and correct where not.
 
 Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R
-package BFI. Parameters of a single center (BFI's "stratified" parameters, or a hierarchy's local
-sites, which BFI does not have) are integrated out by Laplace's method. The price of one round: each
-Gaussian is taken at its center's own mode, far from the common one where a center has few rows.
+package BFI. A center's own parameters (local sites) are integrated out by Laplace's method. Each
+Gaussian is taken at its center's own mode, far from the common one where rows are few.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@
              w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)                  as in FedAvg
     server:  theta <- sum_k (n_k / n) w_k
 
-Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both use the theta received, so that their
-order does not matter. The paper does not say where v starts: here a client that has been in no
-round, or joins later, is at theta. As a model: v_k ~ Normal(theta, 1 / prox), with theta plugged in
-from FedAvg, not learned from the v_k.
+Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. The paper does not say where v starts: here a
+client that has been in no round, or joins later, is at theta. As a model: v_k ~ Normal(theta, 1 /
+prox), with theta plugged in from FedAvg, not learned from the v_k.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad[ nll(w) + prox/2 |w - theta|^2 ]
     server:  theta <- sum_k (n_k / n) w_k
 
-Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; FedProx: Li et al. 2020,
-arXiv:1812.06127, Eq. (2).
+Sources: McMahan et al. 2017, arXiv:1602.05629; FedProx: Li et al. 2020, arXiv:1812.06127, Eq. (2).
 """
 
 from __future__ import annotations

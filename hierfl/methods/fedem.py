@@ -6,10 +6,8 @@
     server:  theta_m <- sum_k (n_k / n) w_m
 
 Source: Marfoq et al. 2021, arXiv:2108.10252, Algorithm 1. A client predicts by the mixture of
-probabilities. One that joins later keeps the theta_m, and fits its shares alone.
-
-As a Bayesian model it is a mixture with one label per row, y ~ sum_m pi_km p(y | x; theta_m), and
-the exact posterior of the labels (the q_j). Shares and models are points, under flat priors.
+probabilities. One that joins later keeps the theta_m, and fits its shares alone. It is a mixture
+with one label per row, whose posterior (the q_j) is exact; all else are points.
 """
 
 from __future__ import annotations

@@ -16,15 +16,13 @@ through three stages; each round is one evaluation:
     weight   clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
              one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
              Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z
-             | y). While too few points are effective, the stage is repeated with a t refitted to
-             those draws, and with twice as many points. It begins with 512.
+             | y). Until enough are effective, it repeats with a refitted t and twice the points.
 
 The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is
 exact where the model is Gaussian.
 
-This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical
-integration over z is replaced by natural-gradient variational inference (Khan and Rue 2023,
-arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
+It is INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated, with natural gradients (Khan and
+Rue 2023, arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
 """
 
 from __future__ import annotations
@@ -48,15 +46,12 @@ from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, s
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
-# Newton steps to the mode of the local sites: in the first round, from the mode of the last round,
-# for draws
+# Newton steps to the local mode: in the first round, from the last mode, for draws
 COLD, WARM, FOR_DRAWS = 25, 4, 6
-# Rounds by which `fit(..., rounds=None)` ends where q does not settle before. It takes 5 to 15 in
-# benchmarks/ROUNDS.md and in the tests; the rounds that are left then weight the points as they are, and k-hat
-# says whether they may be trusted.
+# Rounds by which `fit(..., rounds=None)` ends if q has not settled, which takes 5 to 15
+# (benchmarks/ROUNDS.md); those left weight the points, and k-hat judges them.
 MOST_ROUNDS = 100
-# K x D above which fedlaplace says that it is slow: at 56 x 28, with four clients and 644 rows, a
-# settling round takes 21 s of one core; at 18 x 9 and 920 rows, 0.6 s
+# K x D above which fedlaplace says that it is slow: 56 x 28 takes 21 s a round, 18 x 9 0.6 s
 SLOW = 1000
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 # the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s

@@ -29,9 +29,7 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 
 PARTS = 16  # settling rounds with different points; after them the points repeat
-# points of the first weighting round, with each of which a client sends a number: 512 make most
-# posteriors whose k-hat is small (radon: 0.04), and 4,096, as every round had before, took up to
-# half of a run's time
+# points of the first weighting round: 512 are enough for most posteriors with a small k-hat
 FIRST = 512
 FREEDOM = 15.0  # degrees of freedom of the Student t in the weighting stage
 FAR = 3.0  # sds of q at which its sides are measured; beyond, the tail of the t is wide enough
@@ -163,8 +161,7 @@ class Rounds:
         message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
         if stage != WEIGHT:
             return message
-        # only the shape of "points" counts, which is known where a step is traced: it has no
-        # entries
+        # only the shape of "points" counts, known where a step is traced
         points = torch.zeros(self.points.sizes[int(state["part"])], 0)
         return {**message, "right": state["right"], "left": state["left"], "points": points}
 

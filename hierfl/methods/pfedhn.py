@@ -6,10 +6,7 @@
 
 Source: Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1. There one client takes part in a round:
 cohort=1. With more, their gradients are summed. A client that joins later keeps phi as it is, and
-fits an embedding of its own.
-
-As a Bayesian model it is a link, w_i = h(e_i; phi), with a flat prior; phi and the e_i are points, and on
-the server.
+fits an embedding of its own. It is a link w_i = h(e_i; phi) with a flat prior; both are points.
 """
 
 from __future__ import annotations

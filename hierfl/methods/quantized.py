@@ -2,13 +2,11 @@
 
     p_k = v_k - v + e_k      v_k what client k would send, v the same before its first step
     sent: C(p_k)             C(p) = s round(p / s),  s = max |p| / (2^(bits - 1) - 1) per tensor
-    e_k: at first 0
-    e_k <- p_k - C(p_k)
+    e_k <- p_k - C(p_k)      at first 0
     server: v + the weighted mean of C(p_k), in place of the weighted mean of v_k
 
-Sources: Karimireddy et al. 2019, arXiv:1901.09847, Algorithm 2 (EF-SGD), with v - v_k for its step
-gamma g; the idea is in Seide et al. 2014, 1-bit stochastic gradient descent, Interspeech, section
-3. The compressor is hierfl's choice.
+Sources: Karimireddy et al. 2019, arXiv:1901.09847, Algorithm 2 (EF-SGD); Seide et al. 2014,
+Interspeech, section 3. The compressor is ours.
 """
 
 from __future__ import annotations

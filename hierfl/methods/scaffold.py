@@ -7,11 +7,8 @@
              c <- c + (S / N) mean_k (c_k' - c_k)                over S of N clients
 
 Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. Difference: both means may be
-weighted by rows. With one weight for w and another for c, c would decide the optimum, so there is
-one option for both. No part is
-Bayesian: the params have a flat prior and a point estimate. A correction is a factor of the
-client's likelihood that is linear in w; it has no density, so that only a finite number of steps
-makes sense of it.
+weighted by rows. One option sets both, else c would decide the optimum. No part is Bayesian: params
+are points, and a correction, linear in w, has no density.
 """
 
 from __future__ import annotations

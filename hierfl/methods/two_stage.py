@@ -19,13 +19,11 @@ The weighted draws have no approximation left, and k-hat says whether the weight
 Clients keep only their last factor between rounds, by which they draw their own sites.
 
 A Gaussian likelihood whose noise scale is global or fixed takes one round: its factor is known
-exactly at every scale from four sums of a client's rows (`hierfl.summaries.exact`), so that nothing
-is left to weight.
+exactly at every scale from four sums of its rows (`hierfl.summaries.exact`).
 
 It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the
 likelihoods, with the hierarchical prior kept exact; near to expectation propagation over sites of
-data (Vehtari et al. 2020, JMLR 21(17)), without its divisions. To a medical statistician it is a
-two-stage random-effects meta-analysis, made exact.
+data (Vehtari et al. 2020, JMLR 21(17)). It is a two-stage random-effects meta-analysis, made exact.
 """
 
 from __future__ import annotations

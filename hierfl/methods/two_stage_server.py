@@ -34,8 +34,7 @@ from hierfl.summaries.weights import apart, asked_of, moments, smoothed, unweigh
 
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
 STILL, STILL_SD = 0.1, 0.05
-# clients beyond which fewer draws are weighted, as each costs every client a pass over its rows;
-# and the fewest
+# clients beyond which fewer draws are weighted, as each is a pass over all rows; the fewest
 MANY, FEWEST_WEIGHTED = 500, 1000
 FAR_MANY = 1000  # clients beyond which they weight only as many draws as a quadratic needs
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients

@@ -1,7 +1,4 @@
-"""Plots of runs, posteriors and predictions.
-
-Each function draws on the Matplotlib Axes that it is given, and returns them.
-"""
+"""Plots of runs, posteriors and predictions, on the Matplotlib Axes that are given."""
 
 import lazy_loader
 

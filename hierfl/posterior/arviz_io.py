@@ -34,8 +34,7 @@ def arviz_of(
     """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree, of one chain.
 
     `groups`: group -> variable -> (S, *shape), or (*shape) in "observed_data"; `dims`: variable or
-    "group/variable" -> names of *shape; `coords`: dimension -> labels, or name -> (dimension,
-    labels).
+    "group/variable" -> names of *shape; `coords`: dimension -> labels, or name -> both.
 
     >>> groups = {"posterior": {"w": np.zeros((5, 2))}}
     >>> found = arviz_of(groups, {"w": ["client"]}, {"client": ["north", "south"]})

@@ -8,10 +8,8 @@ w_N) of the guide has weight
 In one more round each client returns log W_k of every draw, and the server adds them up. For each z
 a client draws its local sites `inner` times, returns the log of the mean of W_k, and keeps one draw
 with probability proportional to its weight. The mean is an unbiased estimate of p(y_k | z), so the
-weights stay correct and vary less. The client also returns the log weight of its first draw alone:
-k-hat of the guide is that of these. While too few draws are effective, the server asks for another
-round, at points z of a Student t fitted to the weighted draws so far
-(`hierfl.posterior.proposals`).
+weights stay correct and vary less. The client's first draw gives k-hat of the guide. Until enough
+draws are effective, more rounds take z of a Student t (`hierfl.posterior.proposals`).
 
 Sources: Pareto smoothing and k-hat, Vehtari et al. 2024, arXiv:1507.02646; k-hat as a diagnostic of
 variational posteriors, Yao, Vehtari, Simpson and Gelman 2018, arXiv:1802.02538; weights with

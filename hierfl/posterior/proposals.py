@@ -2,11 +2,10 @@
 
 A guide's Gaussian global sites are a vector of coordinates x (K,) of known density, so points of
 any other proposal have known weights: adaptive importance sampling (Cappe, Douc, Guillin, Marin and
-Robert 2008, Statistics and Computing 18) with a multivariate t, because a Gaussian that is too
-narrow has weights of infinite variance. A client's local sites can be drawn from an equal mixture
-of the guide's Gaussian and the same one stretched about its mean. Weights by the mixture
-(Hesterberg 1995, Technometrics 37) show a guide that is too narrow, which those of its own draws
-hardly do.
+Robert 2008, Statistics and Computing 18) with a multivariate t, as weights by a narrow Gaussian
+have infinite variance. A client's local sites can be drawn from an equal mixture of the guide's
+Gaussian and the same one stretched about its mean. Weights by the mixture (Hesterberg 1995,
+Technometrics 37) show a guide that is too narrow.
 """
 
 from __future__ import annotations

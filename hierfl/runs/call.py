@@ -169,8 +169,7 @@ def _no_method(method: Any) -> str | None:
         return f"model is the string '{method}': hand over hierfl.methods.{made}(model)"
     if isinstance(method, Program):
         return "model is a Program, which is read already: hand over hierfl.methods.fedsvi(model)"
-    # a Fit takes half a second to import, and nodes check methods too; where there is one, it is
-    # imported
+    # nodes call this too, and a Fit takes half a second to import: only where there is one
     result = sys.modules.get("hierfl.runs.result")
     if result is not None and isinstance(method, result.Fit):
         return "model is a Fit: hand over the method that it was fitted by, fit.method"

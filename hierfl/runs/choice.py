@@ -22,20 +22,15 @@ from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Model
 from hierfl.summaries.reading import is_curved, read_likelihood
 
-# The numbers that a likelihood reads, v, for which two_stage is taken: a client's factor is a
-# matrix of v x v, and it is the mean of one such matrix for each of its rows, 80 KB at 100.
+# two_stage: v numbers read by a likelihood; a v x v matrix for each row is 80 KB at 100.
 MOST_READ = 100
-# The global numbers for which two_stage is taken: the server decomposes K x K matrices at each of
-# its draws, and 300 is also the limit of fedlaplace and pvi.
+# two_stage: K global numbers; it decomposes K x K matrices, as do fedlaplace and pvi.
 MOST_SHARED = 300
-# The unknowns of one client and the global level together, above which a guide is mean_field:
-# `structured` keeps a D x (K + D) matrix at each client, a million numbers here.
+# Unknowns, D + K, above which a guide is mean_field: `structured` keeps D x (K + D) at a client.
 MANY = 1000
-# Global times local numbers up to which fedlaplace takes seconds a round; above, it warns that it
-# takes minutes.
+# Global times local numbers up to which fedlaplace takes seconds a round, not minutes.
 SLOW = 1000
-# what a program may raise that two_stage or fedlaplace cannot differentiate; a ProgramError is a
-# ValueError
+# what two_stage or fedlaplace cannot differentiate raises (ProgramError is a ValueError)
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 NETWORKS = frozenset({"bayesian_network", "network", "batch_norm_network", "learned_prior_network"})
 
@@ -110,11 +105,7 @@ def too_much(method: Method, data: ClientData) -> ValueError:
 # ------------------------------------------------------------------ what the model declares
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """A model, what was read of it, and the warnings that were said.
-
-    `shared` and `own` count its unknowns of the global level and of a client; `made_by` is its
-    builder in `hierfl.models`, "" for any other model.
-    """
+    """A model, what was read of it, warnings, and counts of its `shared` and `own` unknowns."""
 
     model: Model
     read: ModelRead

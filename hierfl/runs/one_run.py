@@ -185,8 +185,7 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
         yield tick
 
 
-# Rounds of the attempts. Each attempt begins from scratch, so that the fit is the one that `fit(method,
-# data, rounds=...)` gives, with its step sizes falling over all of its rounds. radon needs 550.
+# Rounds of the attempts, each from scratch: the fit is that of its `rounds`. radon needs 550.
 ATTEMPTS = (200, 600, 2000)
 DRAWS = 64  # for the gradient at the end
 WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it takes minutes

@@ -35,8 +35,7 @@ def personalized(
             )
         start = subset(fit.progress.table, fit.federation.data.index(data.names))
     table = adapt(federation, fit.progress.server, rounds, start)
-    # weights of these clients alone would correct the draws toward a posterior without the fitted
-    # ones
+    # weights of these clients alone would leave the fitted ones out of the posterior
     history = without_correction(fit.progress.history)
     return federation, replace(fit.progress, table=table, history=history)
 

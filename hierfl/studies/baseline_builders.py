@@ -54,10 +54,9 @@ def held_out(train: ClientData) -> ClientData:
 class Budget:
     """What a client may spend, and what the methods of posteriors start from.
 
-    `evaluations` are gradient evaluations of a round, or steps if `counts_steps`; `passes` over
-    rows come nearest to them. `rows` are a mini-batch's, `client_rows` a client's on average,
-    `scale` the sd at which learned prior scales start. `tune_steps` 0: as many as a round has.
-    `likelihood` None: classes.
+    `evaluations` are gradient evaluations of a round, or steps if `counts_steps`; `passes` come
+    nearest. `rows` are a mini-batch's, `client_rows` a client's on average, `scale` the sd at which
+    learned prior scales start. `tune_steps` 0: as many as a round has. `likelihood` None: classes.
     """
 
     evaluations: int

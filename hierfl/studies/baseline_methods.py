@@ -1,15 +1,13 @@
 """The methods that study files name, each built at a step size and a budget.
 
 The budget of a round is a number of gradient evaluations: gradients of the likelihood of one model
-on one mini-batch. Gradients in which the likelihood is constant (those of a client's copy of a
-prior) are not counted, nor are evaluations without a gradient.
+on one mini-batch. Those of a client's copy of a prior are not counted, nor what has no gradient.
 
 All else is at the defaults of `hierfl.methods`, which are the authors', but for: FedABML takes one
-draw, K = 5, and a KL weight of 0.05, chosen on validation rows of Fashion-MNIST; FedProx' weight is
-that of FedABML's paper; FedPA takes the number of passes nearest to the budget; FedPop's server
-takes Adam with a tenth of the step size; learned prior scales start at the study's value; sigma of
-FedAMP is the number of clients, so that equal models at the start weigh 1 together; clustered_fl
-halves no cluster before round 20, or before half of fewer than 40 rounds.
+draw, K = 5, and a KL weight of 0.05; FedProx' weight is that of FedABML's paper; FedPA takes the
+number of passes nearest to the budget; FedPop's server takes Adam with a tenth of the step size;
+learned scales start at the study's; FedAMP's sigma is the number of clients; clustered_fl halves no
+cluster before round 20, or before half of fewer than 40 rounds.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ def _all(total: int) -> int:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One method of the comparison: `made` from a network, with the evaluations `spent` in a round.
+    """A method `made` from a network, with the evaluations `spent` in a round.
 
-    It `tunes` before a prediction, averages it over `draws`, has Adam's step size if `adaptive`,
+    It `tunes` before a prediction, averages over `draws`, has an `adaptive` step size (Adam's),
     needs a layer below the last (`body`), or `everyone` in each of then fewer rounds.
     """
 

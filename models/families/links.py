@@ -117,8 +117,7 @@ def cloglog_logits(eta: Tensor) -> Tensor:
         eta: linear predictor, of any shape. Above 80 it counts as 80, where the probability is 1.
     """
     rate = eta.clamp(max=80.0).exp()
-    # log(expm1(rate)) = rate + log(1 - exp(-rate)); below exp(-8) it is log(rate) + rate / 2 to
-    # 1e-8
+    # log(expm1(rate)) = rate + log1p(-exp(-rate)); below exp(-8), log(rate) + rate / 2 to 1e-8
     small = eta < -8.0
     safe = torch.where(small, torch.ones_like(rate), rate)
     return torch.where(small, eta + 0.5 * rate, safe + log1mexp(safe))

@@ -177,8 +177,7 @@ class PiecewiseExponential(dist.TorchDistribution):
         hazard = rate * length
         before = torch.nn.functional.pad(hazard[..., :-1].cumsum(-1), (1, 0))
         lost = torch.exp(-hazard)
-        # integrals over a piece of S(t) dt and of the residual time times S(t) dt, given the
-        # survival
+        # integrals of S(t) dt and of residual time x S(t) dt over a piece, given survival
         finite = torch.where(length.isfinite(), length, torch.zeros_like(length))
         area = -torch.expm1(-hazard) / rate
         moment = (area - finite * lost) / rate + left * area
