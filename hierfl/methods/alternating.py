@@ -1,6 +1,7 @@
 """Alternating steps: per mini-batch, K on local params and one on a copy of the global ones.
 
-Clients that join later take the K steps alone. The guide is delta in pFedMe, else mean-field.
+A client that joins later takes the K steps alone, at the server's global params. pFedMe is this
+with a delta guide, and pFedBayes with a mean-field one.
 
 pFedMe: personalized models that are pulled toward a local copy of the global one.
 
@@ -12,7 +13,8 @@ pFedMe: personalized models that are pulled toward a local copy of the global on
 Source: T. Dinh et al. 2020, arXiv:2006.08848, Algorithm 1; its beta is that of `over_relaxed`. In a
 program v is the client's own site, w its prior's mean, and D = |v - w|^2 / 2 minus the log density
 of a prior of unit scale, constants apart; another prior gives another D. As in the paper the mean
-over clients is uniform (its code has `by_rows`); as in its code the first prox starts at theta.
+over clients is uniform (its code weights by rows: `by_rows`); as in its code a round's first prox
+starts at the global model.
 
 pFedBayes: a mean-field posterior for each client, under a global Gaussian prior.
 
@@ -23,8 +25,9 @@ pFedBayes: a mean-field posterior for each client, under a global Gaussian prior
     server:  theta <- sum_k (n_k / n) theta_k
 
 Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and unconstrained scales
-is the paper's rule. Differences from the public port: noise of standard deviation 1 (there 0.001),
-and a mini-batch scaled to the size of all rows.
+is the paper's rule; it is no product of posteriors. Differences from the public port: noise of
+standard deviation 1 (there 0.001, in effect a point estimate), and a mini-batch scaled to the size
+of all rows.
 """
 
 from __future__ import annotations

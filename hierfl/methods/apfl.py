@@ -9,7 +9,9 @@
 
 Source: Deng et al. 2020, arXiv:2003.13461, Algorithm 1; all of a step is at the old values. It
 mixes params, as in the paper; the authors' code mixes outputs, and steps alpha with a decay.
-Nothing in it is Bayesian: w and v are points, v near theta by few steps; the guide is `delta`.
+Nothing in it is Bayesian: w and v are points under flat priors. With alpha above 0 the mixture can
+be any point, so that nothing shrinks v at convergence; only few steps keep it near theta. At alpha
+0 the step of v is 0, so that v stays as it is. The guide is `delta`.
 """
 
 from __future__ import annotations

@@ -4,14 +4,17 @@
     predicting:  the same,    mean and var over all rows of the client, at its prediction weights
 
 Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the
-method has it. Statistics are found when the run ends (and before a score or a checkpoint), kept,
-and sent to nobody. They are exact, and at the weights served, not those of the last step.
+method has it. The statistics are no part of the method. A client finds those of its own rows when
+the run ends (and before a score or a checkpoint), keeps them, and sends them to nobody. They are
+exact, not a running mean, and at the weights that the client is served, not at those that its last
+local step ended at.
 
 Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et
 al. 2020, arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN
 (`hierfl.methods.fedbn`) scale and shift stay with the client too.
 
-Nothing in the statistics is Bayesian: a posterior takes those at its mean, for all draws.
+Nothing in the statistics is Bayesian: under a posterior they are those at its mean, for all draws
+and for importance weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`).
 """
 
 from __future__ import annotations

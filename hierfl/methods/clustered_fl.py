@@ -8,8 +8,10 @@
 Source: Sattler et al. 2020, arXiv:1910.01991, Algorithm 1 (its Eq. (13) is the condition, with
 rounds counted as in its code). The best halving by that measure is single linkage; the code's
 complete linkage often misses it. A client that joins later takes the cluster whose model has the
-smallest loss on its rows, where the paper sends its update down the tree of halvings. As a Bayesian
-model it is a mixture of clients with hard labels, found greedily, and points.
+smallest loss on its rows, where the paper sends its update down the tree of halvings, for which the
+server would have to keep every update.
+
+As a Bayesian model it is a mixture of clients with hard labels, found greedily, and points.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ HeurFedAMP fixes xi_ii, and shares what remains by softmax_j(sigma cos(w_i, w_j)
 
 Source: Huang et al. 2021, arXiv:2007.03797, Algorithm 1. The weights as printed lack a factor 2:
 fixed points are stationary for sum_i f_i + (prox / 2) sum_{i<j} A(|w_i - w_j|^2), A(d) = 1 - exp(-d
-/ sigma), lambda there is our prox. Clients start at their last model, new ones at the mean.
+/ sigma), where the paper has lambda, our prox. The paper does not say where a client starts its
+steps: here at its own last model. A client that joins later starts at the mean of all models, and
+is pulled to it.
 
 As a Bayesian model it is a pairwise random field exp(-prox/2 sum_{i<j} A(|w_i - w_j|^2)), of which
-the w_i are a mode; it is no proper prior.
+the w_i are a mode; the field is bounded, so that it is no proper prior.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@
     served:  (theta, h_0), after personalize: tuned on the client's rows, both parts or the head alone
 
 Source: Oh et al. 2022, arXiv:2106.06042, Algorithm 1. As in the authors' code the mean over clients
-is uniform (`by_rows` weights it by rows). Their step size falls tenfold twice; here it is constant.
-Nothing in it is Bayesian: both are points, near their start by few steps; the guide is `delta`.
+is uniform (`by_rows` weights it by rows). Theirs multiplies the step size by 0.1 at half and at
+three quarters of the rounds; here it is constant. Nothing in it is Bayesian: the body is one point
+given a fixed head, and what is tuned a point under a flat prior, held near its start by the few
+steps alone; the guide is `delta`.
 """
 
 from __future__ import annotations

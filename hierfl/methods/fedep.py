@@ -6,15 +6,18 @@
     server:  q <- q prod_k (q_k / q)^delta
     SEP:     clients keep nothing; t_k is one N-th of all factors, (q / t_0)^(1 / N)
 
-It is PVI with moments in place of the reverse KL; with full factors both are exact for Gaussians.
-The moments are weighted means over quasi-random points of the Laplace approximation to the tilted
-posterior. Local sites are integrated out by Laplace's method.
+It is PVI with another projection: moments, in place of the reverse KL. With diagonal factors the
+two differ, even where all is Gaussian; with full ones both are then exact. The moments are weighted
+means over quasi-random points of the Laplace approximation to the tilted posterior. Local sites are
+integrated out by Laplace's method.
 
 Source: Guo et al. 2023, arXiv:2302.04228, Algorithms 1 and 2. Differences: the authors' clients
 have networks, fit moments by SGD, a scaled identity or a diagonal Fisher, and temper; clip changes
 and precisions; and step the server with momentum, after which q is no product of factors. Here
-damping is all. In the authors' SEP the cavity is q^(1 - 1 / N), whose fixed point has lost the
-prior: `lost_prior=True`. Here t_0 stays in it.
+models have few global unknowns, and damping is all. In the authors' SEP the cavity is q^(1 - 1 /
+N), whose fixed point has lost the prior: `lost_prior=True`. Here t_0 stays in it.
+
+It is Bayesian throughout: the posterior under the program's own prior, by Gaussian factors.
 """
 
 from __future__ import annotations

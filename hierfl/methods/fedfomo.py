@@ -9,7 +9,10 @@
 
 Source: Zhang et al. 2021, arXiv:2012.08565, Eqs. (3) and (4) and Algorithm 1. A client's own last
 model does not count among the M here, and is never sent back. Where no s_n is positive, theta_i
-stays. As in the paper, it compares with the previous model. It is a heuristic, not Bayesian.
+stays. The README of the authors' code compares with the client's first model; the paper, and this,
+with the previous one.
+
+Nothing in it is Bayesian: it is a heuristic average of models.
 """
 
 from __future__ import annotations

@@ -16,13 +16,15 @@ through three stages; each round is one evaluation:
     weight   clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
              one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
              Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z
-             | y). Until enough are effective, it repeats with a refitted t and twice the points.
+             | y). While too few points are effective, the stage is repeated with a t refitted to
+             those draws, and with twice as many points. It begins with 512.
 
 The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is
 exact where the model is Gaussian.
 
-It is INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated, with natural gradients (Khan and
-Rue 2023, arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
+This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical
+integration over z is replaced by natural-gradient variational inference (Khan and Rue 2023,
+arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
 """
 
 from __future__ import annotations

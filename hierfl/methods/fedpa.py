@@ -12,7 +12,10 @@ In the first rounds D_k is theta minus the last iterate, as in FedAvg.
 Source: Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, arXiv:2010.05273, Algorithms 1 to 4.
 Weights by rows belong to posteriors of the mean loss, and so it is the mean loss that clients fit
 here. `posterior="laplace"` is hierfl's: a Gaussian at the client's own mode in place of draws. It
-is exact where the model is Gaussian. The answer is a point, for flat priors.
+is exact where the model is Gaussian.
+
+Its Bayesian part is each client's posterior under a flat prior, as a Gaussian, and the mode of their
+product. The answer is a point.
 """
 
 from __future__ import annotations
@@ -170,7 +173,7 @@ class Iterates:
 def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
     """Return S^-1 (theta - mean x), (d,); `sums` (l, d) is Y times `steps`, Y = x - theta.
 
-    Woodbury's identity takes O(l^2 d), with Y~ = Y less its mean:
+    With Y~ = Y less its mean, Woodbury's identity gives in O(l^2 d) (rank-one updates in the paper)
 
         S^-1 b = (b - rho Y~' (I + rho Y~ Y~')^-1 Y~ b) / r,    b = -mean Y
     """

@@ -10,8 +10,11 @@
              a = argmin over the simplex of  sum_j a_j^2 V_j + |h_k - sum_j a_j h_j|^2
 
 Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11); weights below
-0.001 become 0, as in its code. Classes without a mean pull to the client's; at first there is no
-pull. Loosely, the pull is a prior of features with plugged-in means; heads are no hierarchy.
+0.001 become 0, as in the authors' code. A class whose mean nobody has sent yet pulls to the
+client's own mean; the first round has no pull.
+
+Loosely, its Bayesian part is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with
+plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
 """
 
 from __future__ import annotations

@@ -10,12 +10,16 @@ By Fisher's identity the server's sum is the gradient of the log marginal likeli
 integrated out.
 
 Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This
-follows the paper, not its code, which has no noise and returns the best round on test rows. The
-paper's chain is not corrected: on a Gaussian of precision P its variance is 1 / (P (1 - gamma P /
-2)). `stiffness` in the history is the mean of gamma P, P the curvature along each client's steps;
-where it is 2 or more the chain diverges, and the client fails. With `metropolis=True` each step is
-accepted or rejected (MALA: Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2). Local sites
-have draws, kept by clients (the guide); what is global is a point, a marginal mode.
+follows the paper, not its code, which leaves the noise out, steps theta at one client after
+another, and returns the best of all rounds on the test rows. The paper's chain is not corrected: on
+a Gaussian of precision P its variance is 1 / (P (1 - gamma P / 2)). `stiffness` in the history is
+the mean of gamma P, P the curvature along each client's steps; where it is 2 or more the chain
+diverges, and the client fails. With `metropolis=True` each step is accepted or rejected (MALA:
+Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2), so that the draws are of the posterior
+given theta.
+
+Its Bayesian part are the local sites, by draws that clients keep (the guide). What is global is a
+point, at the mode of its marginal posterior, or of its marginal likelihood where it has no prior.
 """
 
 from __future__ import annotations

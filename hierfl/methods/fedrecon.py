@@ -9,7 +9,9 @@
 Source: Singhal et al. 2021, arXiv:2102.03448, Algorithm 1. Differences from the authors' code: rows
 are split at random in each round (theirs alternates mini-batches), and passes are not cut off at 50
 mini-batches. No round reads what an earlier one left at a client: h is kept for predictions alone.
-It has no posterior: h is held near its fixed start by few steps alone; the guide is `delta`.
+The prior in it is implicit: h is a point under a flat prior, held near its fixed start by the few
+steps; theta is a point that maximizes, to first order, the likelihood of the query after
+reconstruction. Neither has a posterior; the guide is `delta`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@
 
 Sources: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; FedPer: Arivazhagan et al. 2019,
 arXiv:1912.00818, Algorithms 1 and 2. Differences from the authors' code: each part has an optimizer
-of its own (theirs share one with momentum); there is no weight decay, and no last round in which
-all clients refit their heads (`fit.personalize` does so, from the common start). Nothing in it is
-Bayesian: body and heads are points; the guide is `delta`.
+of its own (theirs keeps one with momentum, under which the frozen part moves on); there is no
+weight decay (theirs is 1e-4); and no last round in which all clients refit their heads
+(`fit.personalize` does so, from the common start). Nothing in it is Bayesian: the body is one point
+for all clients and each head a point under a flat prior, so that heads do not borrow strength; the
+guide is `delta`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ every client of the cohort returns the gradient of N times its part, and the ser
 optimizer step along their mean. Those of w_k stay at the client.
 
 Source: SFVI and SFVI-Avg, Hassan, Salomone and Mengersen 2023, arXiv:2302.03314, section 3.
-Differences: any model, guide and optimizers; with `global_steps` > 1 the mean gradient along the
-clients' paths is a pseudo-gradient (Reddi et al. 2021, arXiv:2003.00295), not a barycenter.
+Differences: any model, any reparameterized guide and any optimizers; and with `global_steps` > 1
+the mean gradient along the clients' own paths is a pseudo-gradient for the server's optimizer
+(Reddi et al. 2021, arXiv:2003.00295) instead of a barycenter.
 """
 
 from __future__ import annotations

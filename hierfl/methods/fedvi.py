@@ -7,8 +7,9 @@
     server:  theta <- theta + SGD with momentum along the weighted mean
 
 A new client needs rows only, no labels. Source: Vedadi et al. 2023, arXiv:2305.13672, Algorithm 1
-and Section 5, Eq. (8) with the nll as a mean over rows (which makes tau hardly matter).
-Differences: no dropout; halves are every other row of a shuffled mini-batch.
+and Section 5, Eq. (8) with the nll as a mean over rows (the paper's tau of 1e-9 then hardly
+matters, as it does there).
+Differences: no dropout; the halves are every other row of a shuffled mini-batch of any size.
 """
 
 from __future__ import annotations

@@ -7,8 +7,11 @@
 Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1, with averages of models; clients count
 equally, as in the authors' code (`hierfl.methods.by_rows` does not apply: the mean is by cluster;
 take weights="rows"). A client sends its model at its cluster's place among zeros, and the mask: the
-server needs sums alone, and does not learn who chose what. Test clients choose by their own rows.
-It is a mixture of clients with a hard, uniform label z_k; the theta_k are points.
+server needs sums alone, and does not learn who chose what. The code picks a test client's cluster
+by its test loss; here by its own rows.
+
+As a Bayesian model it is a mixture of clients, w_k = theta_{z_k}, with a hard, uniform label z_k.
+The theta_k are points.
 """
 
 from __future__ import annotations

@@ -3,10 +3,14 @@
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)     (as in FedAvg)
              keeps some of its rows
     server:  theta <- sum_k (n_k / n) w_k
-    predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k kept rows of nearest f
+    predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k rows kept whose features are
+    nearest
 
 Source: Marfoq et al. 2022, arXiv:2111.09360. Features are those of the last theta: a client keeps
-rows, not features. A client that joins later keeps its rows, and trains nothing. Not Bayesian.
+rows, not features. A client that joins later keeps its rows, and trains nothing.
+
+Nothing in it is Bayesian: theta is a point, and the prediction a mix of two with a weight that is
+given.
 """
 
 from __future__ import annotations

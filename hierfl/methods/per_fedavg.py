@@ -11,7 +11,9 @@
     server:  theta <- sum_k (n_k / n) w_k
 
 Source: Fallah, Mokhtari and Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 and Section 5.
-Differences: means are weighted by rows, and the last step takes all rows. Not Bayesian.
+Differences: means are weighted by rows, as in `fedavg`, and the step before a prediction takes all
+training rows. No part is Bayesian: one step from theta is a MAP estimate that stops early, under a
+Normal prior about theta only where the model is linear.
 """
 
 from __future__ import annotations

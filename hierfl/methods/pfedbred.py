@@ -16,13 +16,15 @@ How the strategies choose mu:
     mh-code mh24 with a mini-batch for each gradient, and w itself takes the first of its two steps
 
 Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, Eq. (14), and Eq. (24) for mh24; mh-code is
-what the authors' code does under the name mh. All of it moves in natural parameters, by gradients
-in the means (mirror steps), so that values stay in range. For a Gaussian of unit precision d D(v,
-mu(s)) / ds = mu - v exactly, and what is left is d mu / d w = 1, unless `jacobian="exact"`.
+what the authors' code does under the name mh. All of it moves in natural
+parameters, by gradients in the means (mirror steps), so that values stay where they are defined;
+for a Gaussian of unit precision the two are one. There d D(v, mu(s)) / ds = mu - v exactly, and the
+approximation left is d mu / d w = 1: `jacobian="exact"` does without it.
 
 The paper's "+FT" and "+AM" are `fine_tuned(..., when="every round", mirror=True)` and
 `over_relaxed`. In its Algorithm 1, as in the authors' code, all clients train and S of N are
-averaged: `averaging_some(..., share=S / N)`. Their code weights clients by rows: `by_rows`.
+averaged: `averaging_some(..., share=S / N)`. Their code weights clients by rows, `by_rows`; the
+paper's mean is uniform.
 """
 
 from __future__ import annotations

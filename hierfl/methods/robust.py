@@ -8,7 +8,8 @@
 
 Sources: Yin et al. 2018, arXiv:1803.01498, Definitions 1 and 2 (median, trimmed); Blanchard et al.
 2017, arXiv:1703.02757, section 4 (Multi-Krum); Karimireddy et al. 2021, arXiv:2012.10333, section 4
-(clipped, there about the last mean, here about the medians).
+(clipped, there about the last mean, here about the medians). Nothing in them is Bayesian: of a
+posterior's mean they make a robust estimate with no known standard deviation.
 """
 
 from __future__ import annotations
