@@ -218,6 +218,18 @@ def chained(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(rate * batch.time), obs=batch.visits)
 
 
+def nested(batch: ClientBatch) -> None:
+    """A plate of three parts within each client."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        b = pyro.sample("b", dist.Normal(mu, tau).expand([3]).to_event(1))
+        with batch.data():
+            part = torch.nn.functional.one_hot(batch.part, 3).to(batch.x.dtype)
+            pyro.sample("y", dist.Normal((part * (a + b)).sum(-1), 0.7), obs=batch.y)
+
+
 def three_effects(batch: ClientBatch) -> None:
     """Three local unknowns, for which a client weighs by quasi-random points."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
