@@ -19,6 +19,7 @@ QUICK = ("fedavg", "scaffold I")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
 )
+@pytest.mark.filterwarnings("ignore:too few rows at")  # of batch_normed
 def test_compiled_steps_of_every_method(name: str) -> None:
     fits = []
     for how in (False, True):
