@@ -65,7 +65,7 @@ def test_a_methods_example_runs(word: str, pages: Any, monkeypatch: pytest.Monke
     exec(compile(code, word, "exec"), {"__name__": "page"})
 
 
-def run_script(name: str, monkeypatch: pytest.MonkeyPatch, rounds: str = r"\1") -> None:
+def run_script(name: str, monkeypatch: pytest.MonkeyPatch, rounds: str = r"\g<0>") -> None:
     """Run a script of the gallery, as users run it or for a few rounds."""
     from matplotlib import pyplot
 
