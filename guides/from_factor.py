@@ -91,7 +91,7 @@ class FromFactor:
         """Return the candidate (C, 1, D) chosen by weight, and its log density; `first` are its normals."""
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
-        e = spread_out(first, count)
+        e = first[None] if count == 1 else spread_out(first, count)
         # half of them are of the prior alone where there are mixing variables
         sides = torch.arange(count) * 2 // count * (hierarchy.mixing is not None)
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
@@ -112,8 +112,6 @@ class FromFactor:
 
 def spread_out(first: Tensor, count: int) -> Tensor:
     """Return normals (count, C, M) by Sobol' points shifted by `first` (doi:10.1137/0713071)."""
-    if count == 1:
-        return first[None]
     points = SobolEngine(first.shape[-1]).draw(count, dtype=first.dtype)[1:]
     uniform = (torch.special.ndtr(first) + points[:, None]) % 1.0
     least = torch.finfo(first.dtype).eps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pyro.distributions as dist
@@ -95,18 +95,13 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
 )
 
 
-def carried() -> AbstractContextManager[None]:
-    """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
-    return _replaced(_INSTEAD)
-
-
-def of_many_draws() -> AbstractContextManager[None]:
-    """Let a draw whose matrix is not positive definite be NaN, not the end of all draws."""
-    return _replaced(((torch.linalg, "cholesky", _cholesky),))
+# a draw whose matrix is not positive definite is NaN, not the end of all draws
+OF_MANY_DRAWS = ((torch.linalg, "cholesky", _cholesky),)
 
 
 @contextmanager
-def _replaced(instead: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+def carried(instead: Sequence[tuple[Any, str, Any]] = _INSTEAD) -> Iterator[None]:
+    """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
     before = [(where, name, vars(where)[name]) for where, name, _ in instead]
     for where, name, function in instead:
         setattr(where, name, function)

@@ -24,7 +24,6 @@ from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import (
     effective_share,
-    highest,
     moments,
     quadratic_in,
     smoothed,
@@ -136,7 +135,8 @@ def by_importance(
         weights = smoothed(ratios)
         # of few points k-hat is rough, and moments need no tails
         share = weights.effective / many
-        if share > FLAT_SHARE and float(highest(ratios)) < FLAT:
+        far = float(ratios.max() - ratios.logsumexp(0)) + math.log(many)
+        if share > FLAT_SHARE and far < FLAT:
             weights = weights._replace(k_hat=0.0)
         fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
         if not (fits and share > LEAST_SHARE):

@@ -11,7 +11,7 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.program.carried import of_many_draws
+from hierfl.program.carried import OF_MANY_DRAWS, carried
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.traces import Site
@@ -98,7 +98,7 @@ class Surrogate:
         """Return a function of one draw at all draws (S, ...), some at once."""
         size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
         at_once = max(1, AT_ONCE // (size + (len(self.hierarchy.inside) + 1) ** 2))
-        with unchecked(), of_many_draws():
+        with unchecked(), carried(OF_MANY_DRAWS):
             return torch.vmap(one, chunk_size=min(at_once, len(draws[0])))(*draws)
 
 
