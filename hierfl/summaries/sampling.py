@@ -24,6 +24,7 @@ from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import (
     effective_share,
+    highest,
     moments,
     quadratic_in,
     smoothed,
@@ -135,8 +136,7 @@ def by_importance(
         weights = smoothed(ratios)
         # of few points k-hat is rough, and moments need no tails
         share = weights.effective / many
-        far = float(ratios.max() - ratios.logsumexp(0)) + math.log(many)
-        if share > FLAT_SHARE and far < FLAT:
+        if share > FLAT_SHARE and float(highest(ratios)) < FLAT:
             weights = weights._replace(k_hat=0.0)
         fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
         if not (fits and share > LEAST_SHARE):

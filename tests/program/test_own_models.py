@@ -74,7 +74,7 @@ def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
     data = ClientData.from_arrays(CLIENT, x=X, y=np.where(SEEN, Y, np.nan))
     kept = ClientData.from_arrays(CLIENT[SEEN], x=X[SEEN], y=Y[SEEN])
     found = hierfl.fit(model_of(observe), data, seed=0)
-    # poutine.mask is recognized as Gaussian, .mask() is not: compared with rows left out alike
+    # poutine.mask is recognized as Gaussian, .mask() is not: both compared with rows left out
     known = hierfl.fit(model_of(masked if observe is nan_masked else observe), kept, seed=0)
     for name, value in found.draws(200).shared.items():
         torch.testing.assert_close(value, known.draws(200).shared[name], rtol=1e-4, atol=1e-5)
