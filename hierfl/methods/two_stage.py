@@ -11,9 +11,8 @@ the likelihood reads itself). The hierarchy above the factors is kept exact.
     server     samples p(z) prod_k integral p(w | z) exp(eta_k . v - v' Lambda_k v / 2) dw
     weight     one more round: clients send how much log p(y_k | z) differs from their factors' at
                the server's draws; Pareto-smoothed weights make these draws from the posterior
-    widen      if a client's weights have a heavy tail, a second set of draws, from wider factors,
-               is weighted too, and both count (`hierfl.summaries.weights`): a likelihood may
-               fall slower than its factor
+    again      if some client's weights have a heavy tail, as its likelihood falls slower than its
+               factor, or few draws are effective, draws about the weighted ones are weighted
 
 The weighted draws have no approximation left, and k-hat says whether the weights can be trusted.
 Clients keep only their last factor between rounds, by which they draw their own sites.
@@ -113,11 +112,10 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     The history has the next stage (0 gather, 1 weight, 2 done); how far means moved (in posterior
     sds, `moved`) and sds changed (as ratios, `changed`); split R-hat of the server's chains; the
     number of eigenvalues of factors raised to 0 (`raised`); k-hat and the effective number of
-    draws; the largest k-hat of a single client's ratio; and the number of clients with widened
-    factors (`widened`). With three or more local unknowns, or some that are
-    not Normal, clients integrate by quasi-random points: the history then has the variance of their
-    error in a client's log ratio (`inner_variance`, a mean over clients), and the sd of the error
-    of the log weights (`inner_error`, in nats).
+    draws; and the largest k-hat of a single client's ratio. With three or more local unknowns, or
+    some that are not Normal, clients integrate by quasi-random points: the history then has the
+    variance of their error in a client's log ratio (`inner_variance`, a mean over clients), and the
+    sd of the error of the log weights (`inner_error`, in nats).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 

@@ -113,10 +113,9 @@ def finished(state: Tree) -> bool:
 
 
 def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, moves of the posterior, R-hat, k-hat, ESS and widened factors."""
+    """Return the next stage, moves of the posterior, R-hat, k-hat and ESS."""
     numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
-    widened = {"widened": float((state["powers"] < 1.0).sum())}
-    return {n: v for n, v in {**numbers, **widened}.items() if math.isfinite(v)}
+    return {n: v for n, v in numbers.items() if math.isfinite(v)}
 
 
 def warn(state: Tree, left: int) -> None:

@@ -157,7 +157,7 @@ class Rounds:
         if not still or self.gathers is not None:
             state = self.work.sampled(state, factors, "scouts", clock)
         elif bool((seen | state["failed"]).all()):
-            state = self.work.to_weight({**state, "powers": torch.ones(len(seen))}, clock)
+            state = self.work.to_weight(state, clock)
         scouts = state["scouts"]
         known = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
         return {**state, **known}
@@ -191,7 +191,7 @@ class Rounds:
             return None
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             factors, draws = Factors(**state["factors"]), state["final"]["draws"]
-            if bool((state["powers"] < 1.0).any() | state["proposed"]):
+            if bool(state["proposed"]):
                 weights = state["final"]["log_weights"] - state["ratios"]
                 draws = resampled(draws, weights.log_softmax(0), len(draws))
             surrogate, seed = self.work.surrogate, self.work.seed
@@ -218,10 +218,4 @@ def _nothing(count: int, weighted: int, kept: int) -> Tree:
             **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
         },
         "ratios": torch.zeros(weighted),
-        "powers": torch.ones(count),
-        "narrow": {
-            "draws": torch.zeros(weighted, kept),
-            "log_target": torch.zeros(weighted),
-            "weighted": none.clone(),
-        },
     }

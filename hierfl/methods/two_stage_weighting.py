@@ -8,21 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, chosen, normal_points, resampled
+from hierfl.core.importance_sampling import K_HAT, normal_points, resampled
+from hierfl.core.proposal import fitted
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
 from hierfl.methods.two_stage_checks import DONE, GATHER, WEIGHT
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.proposal import fitted
 from hierfl.summaries.sampling import Start, sample
 from hierfl.summaries.surrogate import Surrogate, any_client
 from hierfl.summaries.weights import (
-    combined,
     everywhere,
     is_heavy,
     k_hats_of,
-    powers_of,
-    raised,
     smoothed,
     tempered,
     unweighted,
@@ -60,11 +57,11 @@ class Weighting:
         return {"loc": loc, "covariance": covariance}
 
     def to_weight(self, state: Tree, clock: Clock) -> Tree:
-        """Return the state with draws from factors raised to `powers`, for clients to weight."""
+        """Return the state with draws of the surrogate for clients to weight."""
         if len(state["asked"]) < len(state["final"]["draws"]):
             return self._proposed(state, state["scouts"])
-        factors = raised(Factors(**state["factors"]), state["powers"])
-        return {**self.sampled(state, factors, "final", clock), **self._asking(state)}
+        drawn = self.sampled(state, Factors(**state["factors"]), "final", clock)
+        return {**drawn, **self._asking(state)}
 
     def sampled(self, state: Tree, factors: Factors, name: str, clock: Clock) -> Tree:
         """Return the state with new draws of the surrogate, as scouts or as the final ones."""
@@ -134,42 +131,30 @@ class Weighting:
 
     def _after_all(self, state: Tree, factors: Factors, error: float, clock: Clock) -> Tree:
         """Return the state once every client has answered: done, or with other draws to weight."""
-        left = clock.rounds - clock.round - 1
+        left, count = clock.rounds - clock.round - 1, len(state["ratios"])
         k_hat, effective = float(state["k_hat"]), float(state["effective"])
-        if bool((state["powers"] < 1.0).any()):
-            # a client that failed once would count in a part of the draws
-            equal = bool((state["weighted"] == state["narrow"]["weighted"]).all())
-            state = self._together(state, factors) if equal else state
-            if equal and left > 0 and self._is_poor(state):
-                return self._proposed(state, state["final"])
-            return {**state, "stage": torch.tensor(DONE)}
-        before = state["before"]
-        least = min(float(before["effective"]), ENOUGH * len(state["ratios"]))
-        if bool(state["proposed"]) and not effective >= least:
+        again, proposed, before = int(state["again"]), bool(state["proposed"]), state["before"]
+        few, better = effective < ENOUGH * count, k_hat < float(before["k_hat"])
+        right = not effective < min(float(before["effective"]), ENOUGH * count)
+        if proposed and not (right or (better and effective > PROPOSING * count)):
             return {**state, **before, "stage": torch.tensor(DONE)}  # it missed more than they did
-        far = k_hat >= K_HAT or effective < PROPOSING * len(state["ratios"])
         if error > ROUGH and left > 0:  # a quadratic will not do
             return {**state, **self._asking(state), "asked": torch.zeros_like(state["ratios"])}
-        if bool(state["proposed"]) and far and int(state["again"]) < AGAIN and left > 0:
-            return self._proposed({**state, "again": state["again"] + 1}, state["final"])
-        if bool(state["heavy"].any()) and left > 0 and not bool(state["proposed"]):
-            return self._widened(state, factors, clock)
-        if left > 0 and not bool(state["proposed"]) and self._is_poor(state, AGAIN):
-            return self._proposed(state, state["final"])
-        if k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
+        if proposed:
+            more = (few or k_hat >= K_HAT) and again < AGAIN
+        else:
+            poor = few or (k_hat >= K_HAT and again >= AGAIN)
+            more = bool(state["heavy"].any()) or (poor and self.shared <= MOST_PROPOSED)
+        if more and left > 0 and not self.surrogate.mixed:
+            return self._proposed({**state, "again": state["again"] + proposed}, state["final"])
+        if k_hat >= K_HAT and again < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
-    def _is_poor(self, state: Tree, least: int = 0) -> bool:
-        """Return whether few draws are effective or k-hat is high, as of many slightly skewed clients."""
-        few = float(state["effective"]) < ENOUGH * len(state["ratios"])
-        few = few or (float(state["k_hat"]) >= K_HAT and int(state["again"]) >= least)
-        return few and not self.surrogate.mixed and self.shared <= MOST_PROPOSED
-
     def _wider(self, state: Tree, factors: Factors) -> Tensor:
         """Return the surrogate's log density minus that which the draws are from, (S,)."""
-        final, powers = state["final"], state["powers"]
-        if bool((powers == 1.0).all()) and not bool(state["proposed"]):
+        final = state["final"]
+        if not bool(state["proposed"]):
             return torch.zeros(len(final["draws"]))
         return self.log_p(final["draws"], factors) - final["log_p"]
 
@@ -179,8 +164,7 @@ class Weighting:
         proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
         drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
-        powers = torch.ones_like(state["powers"])
-        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn, "powers": powers}
+        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn}
         kept = {name: state[name] for name in state["before"]}
         if math.isfinite(float(kept["effective"])):
             proposed["before"] = kept
@@ -194,37 +178,6 @@ class Weighting:
             "asked": torch.zeros_like(state["asked"]),
             "ratios": torch.zeros_like(state["ratios"]),
             "inner_error": torch.tensor(torch.nan),
-        }
-
-    def _widened(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
-        """Return the state with wider draws, as some clients' weights are heavy-tailed."""
-        final = state["final"]
-        powers = powers_of(
-            state["heavy"],
-            final["log_weights"],
-            final["log_p"],
-            lambda powers: self.log_p(final["draws"], raised(factors, powers)),
-        )
-        log_target = state["ratios"] + final["log_p"]
-        narrow = {"draws": final["draws"], "log_target": log_target, "weighted": state["weighted"]}
-        return self.to_weight({**state, "powers": powers, "narrow": narrow}, clock)
-
-    def _together(self, state: Tree, factors: Factors) -> Tree:
-        """Return the state with equally weighted draws of the first and the wider set."""
-        narrow, wide = state["narrow"], state["final"]
-        draws = torch.cat([narrow["draws"], wide["draws"]])
-        first = self.log_p(draws, factors)
-        second = self.log_p(draws, raised(factors, state["powers"]))
-        ratios = torch.cat([narrow["log_target"] - first[: len(wide["draws"])], state["ratios"]])
-        weights = smoothed(combined(first, second, ratios + first))
-        at = chosen(weights.log, len(wide["draws"]))
-        final = {**unweighted(*draws[at].shape), "draws": draws[at], "log_p": first[at]}
-        return {
-            **state,
-            "final": final,
-            "ratios": ratios[at],
-            "k_hat": torch.tensor(weights.k_hat),
-            "effective": torch.tensor(weights.effective),
         }
 
     def _from_weighted(self, state: Tree, factors: Factors) -> Tree:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import LOG_2_PI, Quadratic
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import climb, curvature
 from hierfl.program.sites import Values
-from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
 from hierfl.summaries.hierarchy import Hierarchy, given
 
 # a proposal is the sinh of a Normal: its tails are wider than exponential ones

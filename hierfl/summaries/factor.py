@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.summaries.gaussians import inverse, times
+from hierfl.core.gaussians import inverse, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
 from hierfl.summaries.reading import Nodes, node_at_mean
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import Normal, Quadratic, times_factor, without_own
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import sites_at
 from hierfl.program.few_rows import in_dtype
@@ -27,7 +28,6 @@ from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, per_client, scored
 from hierfl.summaries.exact import Spread
-from hierfl.summaries.gaussians import Normal, Quadratic, times_factor, without_own
 from hierfl.summaries.mixing import Mixing, means_of, precision_of
 from hierfl.summaries.reading import Reading
 

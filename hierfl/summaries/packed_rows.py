@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import inverse, product
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.gaussians import inverse, product
 from hierfl.summaries.reading import Nodes, Reading
 from hierfl.summaries.units import Units, UnitScore
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import chosen, normal_points, resampled
+from hierfl.core.proposal import Proposal, fitted
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.chains import Sampled, Whitening, sampled
 from hierfl.summaries.hierarchy import Factors, of_means
-from hierfl.summaries.proposal import Proposal, fitted
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import (
     effective_share,

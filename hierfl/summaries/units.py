@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.graphs import graph_of
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import predictors, scores
 from hierfl.laplace.trials import FAILS, moved_rows, nearly_equal
 from hierfl.program.few_rows import in_double
-from hierfl.summaries.graphs import graph_of
 from hierfl.summaries.reading import Line, start_of
 
 AWAY = 0.3  # sd of the random points at which a graph is compared with its program

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.gaussians import product
 from hierfl.core.importance_sampling import normal_points
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
-from hierfl.summaries.gaussians import product
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.reading import gauss_hermite

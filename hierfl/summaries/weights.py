@@ -1,29 +1,20 @@
-"""Weighted draws of the server of two_stage, and wider ones where weights have a heavy tail.
+"""Weights of the draws of the server of two_stage, and which clients' weights have a heavy tail.
 
 The likelihood of a client without an event is flat on one side; draws of the surrogate miss a tail
-there, and weights hardly show it (means were off by 0.15 sds at a k-hat of 0.51). Draws are made
-once more, with the factors of such clients raised to a small power. Both sets count:
-
-    w_i = p(x_i) / ( q1(x_i) / Z1 + q2(x_i) / Z2 )
-
-Sources: the balance heuristic, Veach and Guibas 1995, doi:10.1145/218380.218498; Z2 / Z1 by reverse
-logistic regression, Geyer 1994, the bridge sampling of Meng and Wong 1996, Statistica Sinica 6.
+there, and weights hardly show it (means were off by 0.15 sds at a k-hat of 0.51).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.core.importance_sampling import smoothed as pareto_smoothed
 from hierfl.core.trees import Tree
 from hierfl.method import Reports
-from hierfl.summaries.hierarchy import Factors
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
 # Nats of a tail's largest weight above the mean: with no weight twice the mean, the tail adds
@@ -32,9 +23,6 @@ TAIL = math.log(2.0)
 LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
 PASSES, LEAST_SHARE = 4, 0.4  # of the fit of a quadratic; of the draws asked for, effective in it
 HEAVY, FAR = 0.3, 1.5  # k-hat, and nats of the largest over the mean, of heavy weights
-POWERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
-LEAST = 0.1  # share of the wider surrogate's draws that must be effective on their own
-FARTHEST = 1e3  # nats between Z1 and Z2
 
 
 def unweighted(count: int, size: int) -> Tree:
@@ -137,7 +125,6 @@ def everywhere(
     return powers @ fitted, float(((share * left.square()).sum() / degrees).sqrt())
 
 
-# -------------------------------------------------------------------------------------- wider draws
 def is_heavy(k_hats: Tensor, log_ratios: Tensor) -> Tensor:
     """Return which clients' weights are heavy, (N,), by k-hats (N,) and log ratios (S, N)."""
     return (k_hats > HEAVY) & (highest(log_ratios) > FAR)
@@ -146,42 +133,3 @@ def is_heavy(k_hats: Tensor, log_ratios: Tensor) -> Tensor:
 def highest(log_ratios: Tensor) -> Tensor:
     """Return by how much the largest weights of (S, ...) exceed their means, in nats."""
     return log_ratios.max(0).values - log_ratios.logsumexp(0) + math.log(len(log_ratios))
-
-
-def raised(factors: Factors, powers: Tensor) -> Factors:
-    """Return factors raised to powers (N,)."""
-    precision = factors.precision * powers[:, None, None]
-    return factors._replace(precision=precision, shift=factors.shift * powers[:, None])
-
-
-def powers_of(
-    heavy: Tensor, log_weights: Tensor, log_p: Tensor, wider: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return the least powers (N,) of heavy factors with enough draws effective; others' are 1.
-
-    With r = p / q2, a share 1 / (E_p[r] E_p[1 / r]) of draws is effective.
-    """
-    powers = torch.ones(len(heavy))
-    for power in POWERS:
-        powers = torch.where(heavy, power, 1.0)
-        log_r = log_weights + log_p - wider(powers)
-        share = -(log_weights + log_r).logsumexp(0) - (log_weights - log_r).logsumexp(0)
-        if float(share) >= math.log(LEAST):
-            break
-    return powers
-
-
-def combined(first: Tensor, second: Tensor, log_target: Tensor) -> Tensor:
-    """Return the log weights of two sets of S draws together, (2 S,).
-
-    `first` and `second`, (2 S,), are log densities of the surrogates that each half is from.
-    """
-    half, apart = len(first) // 2, second - first
-
-    def excess(constant: float) -> float:
-        from_second = (apart - constant).sigmoid()
-        return float(from_second[:half].sum() - (1.0 - from_second[half:]).sum())
-
-    middle = float(apart.median())
-    constant = brentq(excess, middle - FARTHEST, middle + FARTHEST)
-    return log_target - torch.logaddexp(first, second - constant)

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
+from hierfl.core.chains import Sampled, Whitening, largest_r_hat, sampled
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling
-from hierfl.summaries.chains import Sampled, Whitening, largest_r_hat, sampled
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.sampling import MIXED_WELL, Start, bounds_of, sample

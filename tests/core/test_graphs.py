@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hierfl.core.graphs import graph_of
 from hierfl.laplace.links import softplus
-from hierfl.summaries.graphs import graph_of
 
 
 def density(x: Tensor, y: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hierfl.core.importance_sampling import normal_points
+from hierfl.core.proposal import fitted
 from hierfl.program.few_rows import double_precision
-from hierfl.summaries.proposal import fitted
 
 
 def skewed(count: int, seed: int) -> torch.Tensor:
