@@ -21,8 +21,7 @@ from hierfl.effects.intervals import statistics
 from hierfl.effects.predictor import mean_response, predictor
 from hierfl.effects.predictor_rows import Rows, evaluated, predictors, rows_of_client, typical
 from hierfl.formulas.columns import by_client, complete, prepared
-from hierfl.formulas.formula import Formula
-from hierfl.formulas.frames import Frames
+from hierfl.formulas.formula import Formula, Frames
 from hierfl.formulas.terms import described
 from hierfl.posterior.snapshot import Snapshot
 

@@ -11,7 +11,7 @@ from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
-from hierfl.formulas.frames import Frames, of_frames
+from hierfl.formulas.formula import Frames, of_frames
 from hierfl.guides import delta
 from hierfl.method import Clock, Method
 from hierfl.methods.fedsvi import fedsvi

@@ -19,6 +19,7 @@ from hierfl.formulas.transforms import STATEFUL, Constants, Sums, moments, polyn
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
+FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
 
 def agreed(
@@ -37,10 +38,10 @@ def agreed(
 
     Without `declared` the schema is of columns alone, and `start` is one to begin with.
     """
-    known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
+    known = _known_levels(levels, units, kinds, declared)
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = declared.parts.response if declared is not None and is_ordinal else ""
-    if start is None or not _has(start, kinds):
+    if start is None or not has_columns(start, kinds):
         answers = ask(Question("columns", min_count, known=tuple(known)))
         censored = "" if declared is None else declared.parts.additions.get("cens", "")
         known.setdefault(censored, tuple(CENSORED))
@@ -52,14 +53,48 @@ def agreed(
                 if declared is not None and name == declared.parts.response:
                     column = _two_levels(declared, column)
                 column = _with_rare(name, column, ask, rare, min_count, name == ordinal)
-                if name not in known and not column.rare:
-                    _warn_of_empty(name, column, of_one)
+                named = dict.fromkeys(n for answer in of_one.values() for n in answer.declared)
+                lost = [level for level in named if level not in column.levels]
+                if lost and name not in known and not column.rare:
+                    warnings.warn(
+                        f"column '{name}' has no rows of its levels {', '.join(lost)}, which are left "
+                        f"out: keep them by schema(..., levels={{'{name}': [...]}})",
+                        stacklevel=2,
+                    )
             columns[name] = column
         start = Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
     return start if declared is None else agree_on_formula(start, declared, ask, known)
 
 
-def _has(start: Schema, kinds: Kinds) -> bool:
+def _known_levels(
+    levels: Mapping[str, Sequence[Any]],
+    units: Mapping[str, str],
+    kinds: Kinds,
+    declared: Declaration | None,
+) -> dict[str, tuple[str, ...]]:
+    """Return the names of levels that are agreed beforehand; refuse what nothing would use."""
+    groups = (
+        [] if declared is None else [b for b in declared.groupings if declared.clients not in b]
+    )
+    usable = {*kinds, *map(grouping_name, groups)}
+    for argument, given in (("levels", levels), ("units", units)):
+        if unused := sorted({*given} - usable):
+            raise ValueError(
+                f"{argument} has '{unused[0]}', which is none of {', '.join(sorted(usable))}: "
+                "correct its name, or leave it out"
+            )
+    known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
+    for name, of in known.items():
+        refuse_similar({*of}, f"levels of '{name}'")
+        if isinstance(levels[name], str) or len({*of}) < len(of) or kinds.get(name) == "number":
+            raise ValueError(
+                f"levels of '{name}' are {levels[name]!r}: give a list of different names, of a "
+                "column or groups that the formula does not read as a number"
+            )
+    return known
+
+
+def has_columns(start: Schema, kinds: Kinds) -> bool:
     """Return whether a schema has all columns, as categories where the formula needs them."""
     return all(
         name in start.columns and (kind is None or start.columns[name].kind == kind)
@@ -80,16 +115,6 @@ def _two_levels(declared: Declaration, column: Column) -> Column:
     )
 
 
-def _warn_of_empty(name: str, column: Column, answers: Mapping[str, OfColumn]) -> None:
-    declared = dict.fromkeys(level for answer in answers.values() for level in answer.declared)
-    if lost := [level for level in declared if level not in column.levels]:
-        warnings.warn(
-            f"column '{name}' has no rows of its levels {', '.join(lost)}, which are left out: "
-            f"keep them by schema(..., levels={{'{name}': [...]}})",
-            stacklevel=2,
-        )
-
-
 def _with_rare(
     name: str, column: Column, ask: Ask, rare: Rare, least: int, is_ordinal: bool
 ) -> Column:
@@ -103,6 +128,11 @@ def _with_rare(
             f"column '{name}' of client '{left[0]}' has rare levels, and they are ordered: they "
             "cannot be merged into one beyond all others; agree on them beforehand, "
             f"schema(..., levels={{'{name}': [...]}})"
+        )
+    if rare == "refuse" and least == 1:
+        raise ValueError(
+            f"column '{name}' of client '{left[0]}' has values that are none of the levels "
+            f"{', '.join(column.levels)}: correct them, or name them all in levels={{...}}"
         )
     if rare == "refuse":
         raise ValueError(
@@ -199,11 +229,21 @@ def agree_on_formula(
             elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):
                 raise ValueError(
                     f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
-                    "so that it has no effect: take it out of the formula"
+                    "or values too near to it, so that it has no effect: take it out of the "
+                    "formula, or subtract a round number from the column first"
                 )
         margins[name] = Margin(mean, sd, above)
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
+    for name, of in [
+        *margins.items(),
+        *([(declared.parts.response, response)] if response else []),
+    ]:
+        if 0.0 < of.sd < FAR * abs(of.mean):
+            raise ValueError(
+                f"'{name}' has the mean {of.mean:.9g} and the sd {of.sd:.3g}, of which single "
+                "precision loses the digits: subtract a round number from the column first"
+            )
     return replace(schema, design=margins, response=response)
 
 
@@ -249,8 +289,8 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
         raise ValueError(
-            f"the argument of '{text}' has one value, {mean:.6g}, everywhere: take it out of the "
-            "formula"
+            f"the argument of '{text}' has one value, {mean:.6g}, everywhere, or values too near "
+            "to it: take it out of the formula, or subtract a round number first"
         )
     needs = STATEFUL[str(call.callee)]
     if not needs:

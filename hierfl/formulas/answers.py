@@ -75,9 +75,7 @@ def of_columns(
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: n for level, n in counts.items() if n >= least}
-        declared: tuple[
-            str, ...
-        ] = ()  # levels of an ordered category, the only order that leaves the client
+        declared: tuple[str, ...] = ()  # the only order that leaves the client
         if hasattr(frame[name], "cat") and frame[name].cat.ordered:
             declared = tuple(map(level_name, frame[name].cat.categories))
         found[name] = OfColumn("category", unit, None, seen, declared)
@@ -114,13 +112,6 @@ def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
     for part in parts[1:]:
         joined = np.char.add(np.char.add(joined, ":"), part)
     return joined
-
-
-def count_outside(
-    frame: pd.DataFrame, by: tuple[str, ...], client: str, groups: tuple[str, ...]
-) -> int:
-    """Return how many rows have a level, or lie in a group, that is not among the agreed ones."""
-    return int((~np.isin(group_names(frame, by, client), groups)).sum())
 
 
 # ------------------------------------------------------------ the formula's parts

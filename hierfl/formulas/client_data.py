@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import rows_of_above
+from hierfl.formulas.terms import columns_of
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there
@@ -126,11 +128,12 @@ def _tensor(values: NDArray[Any]) -> torch.Tensor:
 
 
 def _of_response(declared: Declaration) -> tuple[str, ...]:
-    """Return the columns of additions that only a known response has: censoring and weights."""
+    """Return the columns of additions that only a known response has, such as weights, and no term reads."""
+    read = {*chain(*declared.groupings), *chain(*map(columns_of, declared.described))}
     return tuple(
         column
         for addition, column in declared.parts.additions.items()
-        if addition not in declared.family.required
+        if addition not in declared.family.required and column not in read
     )
 
 

@@ -25,11 +25,15 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Term:
-    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male"."""
+    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
+
+    `parts` says what it is made of: a column called "x:z" is not the product of x and z.
+    """
 
     name: str
     columns: tuple[str, ...]
     coords: tuple[str, ...]
+    parts: frozenset[tuple[type, str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,9 +163,10 @@ def _named(name: str, term: Any, width: int) -> Term:
     """Return a term with the names of its columns."""
     labels = tuple(term.labels)
     is_coded = any(component.kind == "categoric" for component in term.components)
+    parts = frozenset((type(component), component.name) for component in term.components)
     if width == 1 and not is_coded:
-        return Term(name, (name,), ())
+        return Term(name, (name,), (), parts)
     coords = tuple(
         label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
-    return Term(name, labels, coords)
+    return Term(name, labels, coords, parts)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from itertools import chain
+from typing import Any, TypeVar
+
+import pandas as pd
 
 from hierfl.core.arguments import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.formulas.agree import Rare, agreed
+from hierfl.formulas.agree import Rare, agreed, has_columns
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.layout import Dims, Layout, dims, layout
 from hierfl.formulas.parse import Declaration, Missing
 from hierfl.formulas.priors import all_priors
-from hierfl.formulas.questions import Kinds, ask_here
+from hierfl.formulas.questions import Kinds, Question, answering
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import additions_of, source
+from hierfl.formulas.terms import columns_of
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 from hierfl.models.priors import Prior
+
+Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
+M = TypeVar("M")
 
 
 @spelled
@@ -73,7 +80,8 @@ class Formula:
     @property
     def has_schema(self) -> bool:
         """Whether clients have agreed on all that the formula needs."""
-        return self.schema is not None and self.schema.formula == self.text
+        found, kinds = self.schema, self.declared.columns
+        return bool(found and found.formula == self.text and has_columns(found, kinds))
 
     @cached_property
     def layout(self) -> Layout:
@@ -163,21 +171,6 @@ class Formula:
             self.declared, self.agreed, self.layout, frames, self._inside, labeled=labeled
         )
 
-    def check_inside(self, clients: Collection[str]) -> None:
-        """Refuse clients whose numbering of the groups within them is not known any more.
-
-        Raises:
-            ValueError: there are such clients.
-        """
-        for term in self.layout.at("within"):
-            lost = [name for name in clients if (name, term.group.name) not in self._inside]
-            if lost:
-                raise ValueError(
-                    f"which group of '{term.group.name}' of client '{lost[0]}' was which is not "
-                    "known, since the fit was loaded or made of ClientData: call "
-                    "formula.data(the rows it was fitted to) of fit.method.model first"
-                )
-
 
 @spelled
 def formula(
@@ -231,9 +224,16 @@ def formula(
         )
     if missing not in ("refuse", "drop"):
         raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
+    if schema is not None and schema.clients != clients:
+        raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
     made = Formula(text, chosen, clients, dict(priors or {}), missing, schema)
-    made.declared.described  # noqa: B018  # what cannot be read is refused now
-    given = made.declared.parts.additions
+    given, groups = made.declared.parts.additions, made.declared.groupings
+    read = {*chain(*map(columns_of, made.declared.described), *groups, given.values()), clients}
+    if (response := made.declared.parts.response) in read:
+        raise ValueError(
+            f"'{response}' has the name of the response, and is read in another place too: take it "
+            "out there"
+        )
     if "trials" in chosen.required and "trials" not in given:
         raise ValueError(
             f"family '{chosen.name}' counts successes of trials: write "
@@ -292,8 +292,13 @@ def schema(
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
     read = kinds if declared is None else declared.columns
+
+    def ask(question: Question) -> dict[str, Any]:
+        answer = answering(question, by, read, declared)
+        return {client: answer(frame, client) for client, frame in rows.items()}
+
     return agreed(
-        partial(ask_here, frames=rows, clients=by, kinds=read, declared=declared),
+        ask,
         by,
         read,
         declared,
@@ -303,3 +308,39 @@ def schema(
         rare=rare,
         start=start,
     )
+
+
+# ------------------------------------------------------------ frames in place of `ClientData`
+def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
+    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are."""
+    within = None if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
+    if isinstance(within, Formula) and not isinstance(data, ClientData):
+        if not within.has_schema:
+            raise ValueError(
+                f"the method's formula '{within.text}' has no schema: give the method "
+                "formula.on(frame), and fit it to the frame"
+            )
+        return model, rows_of(within, data), rows_of(within, validation)
+    if not isinstance(model, Formula):
+        return model, data, validation
+    ready: Any = model if isinstance(data, ClientData) else model.on(data)
+    return ready, rows_of(ready, data), rows_of(ready, validation)
+
+
+def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bool = False) -> Any:
+    """Return frames of a formula, and only those, as a program's rows; when `asked` some may lack the response."""
+    if not isinstance(model, Formula) or rows is None or isinstance(rows, ClientData):
+        return rows
+    for term in model.layout.at("within"):
+        names = [name for name in by_client(rows, model.clients) if name in fitted]
+        if lost := [name for name in names if (name, term.group.name) not in model._inside]:
+            raise ValueError(
+                f"which group of '{term.group.name}' of client '{lost[0]}' was which is not "
+                "known, since the fit was loaded or made of ClientData: call "
+                "formula.data(the rows it was fitted to) of fit.method.model first"
+            )
+    frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
+    response = model.declared.parts.response
+    labeled = all(response in getattr(frame, "columns", ()) for frame in frames)
+    agreed_on = model.declared, model.agreed, model.layout
+    return client_data(*agreed_on, rows, model._inside, labeled=labeled, asked=asked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -159,9 +158,10 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
         if name in reserved:
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
         reserved[name] = "the response" if name == names[0] else "another term"
-    for columns in (found.common.columns, *(term.columns for term in found.groups)):
-        for name, times in Counter(columns).most_common(1):
-            if times > 1:
+    made_of: dict[str, frozenset[tuple[type, str]]] = {}
+    for design in (found.common, *(term.design for term in found.groups)):
+        for name, parts in ((name, term.parts) for term in design.terms for name in term.columns):
+            if design.columns.count(name) > 1 or made_of.setdefault(name, parts) != parts:
                 raise ValueError(f"two terms have a column '{name}': rename one of their columns")
 
 

@@ -223,7 +223,9 @@ def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
     additions: dict[str, str] = {}
     if bar == len(tokens):
         return name[0].lexeme.strip("`"), additions
-    for _, term in _summands(tokens[bar + 1 :]):
+    for sign, term in _summands(tokens[bar + 1 :]):
+        if sign == "-":
+            raise ValueError(f"the response has '- {_text(term)}': additions are joined by '+'")
         for addition, column in _addition(term):
             if addition in additions:
                 raise ValueError(f"the response has the addition '{addition}' twice: remove one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyro.distributions as dist
@@ -14,7 +15,7 @@ from torch.distributions import Distribution
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.models.families import as_source, half_student, intercept_prior
+from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale
 
 Priors = Mapping[str, Prior]
@@ -48,13 +49,20 @@ def all_priors(
     if declared.family.link == "identity" and spread == 0.0:
         raise ValueError(
             f"the response '{declared.parts.response}' has one value, {response.mean:.6g}, in all "
-            "rows: there is nothing to fit"
+            "rows, or values too near to it: there is nothing to fit"
         )
-    if OFFSET in schema.design:  # the intercept is what an average offset leaves
-        center = float(f"{center - schema.design[OFFSET].mean:.6g}")
     has_unit = declared.family.kind == "real" and declared.family.link != "log"
     unit = spread if has_unit else 1.0
     known: dict[str, Prior] = dict(declared.family.parameters(response))
+    if OFFSET in schema.design:  # the intercept, or what takes its place, is what it leaves
+        left = float(f"{center - schema.design[OFFSET].mean:.6g}")
+        if declared.family.kind == "ordered":
+            before: Any = known["thresholds"]
+            known["thresholds"] = Ordered(dist.StudentT(3.0, -left, 2.5), before.size)
+        elif not declared.family.has_intercept:
+            rate = replace(response, mean=response.mean * math.exp(center - left))
+            known |= declared.family.parameters(rate)
+        center = left
     if found.has_intercept:
         known[INTERCEPT] = intercept_prior(center, spread, unit)
     step = spread if declared.family.link == "identity" else unit

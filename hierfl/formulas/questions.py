@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 
@@ -25,7 +26,7 @@ from hierfl.formulas.answers import (
     OfColumn,
     OfDesign,
     OfGroups,
-    count_outside,
+    group_names,
     of_call,
     of_columns,
     of_design,
@@ -104,8 +105,10 @@ def answering(
         if not set(by) <= {*allowed, clients}:
             raise ValueError(f"the question reads {', '.join(by)}, which the formula does not")
         if question.kind == "outside":
-            levels = question.levels  # whether there are some; how many is not needed
-            return lambda frame, client: int(count_outside(frame, by, client, levels) > 0)
+            agreed = question.levels  # whether there are others; how many is not needed
+            return lambda frame, client: int(
+                not np.isin(group_names(frame, by, client), agreed).all()
+            )
         return lambda frame, client: of_groups(frame, by, clients, client, least)
     assert declared is not None and schema is not None
     if question.kind == "call":
@@ -122,19 +125,6 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
             if call.callee in STATEFUL and str(call) == text:
                 return call
     raise ValueError(f"the formula has no transform '{text}'")
-
-
-def ask_here(
-    question: Question,
-    *,
-    frames: Mapping[str, pd.DataFrame],
-    clients: str,
-    kinds: Kinds,
-    declared: Declaration | None,
-) -> dict[str, Any]:
-    """Return the answers of clients whose complete rows are here."""
-    answer = answering(question, clients, kinds, declared)
-    return {client: answer(frame, client) for client, frame in frames.items()}
 
 
 # ------------------------------------------------------------ clients elsewhere

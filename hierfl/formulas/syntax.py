@@ -94,17 +94,22 @@ def _advice(error: Exception) -> str:
     return "write a sum of columns, products a * b, and functions of columns"
 
 
-def _check_sum(tree: Any) -> None:
+def _check_sum(tree: Any, *, inside: bool = False) -> None:
     """Refuse what a sum of terms cannot hold, such as numbers and comparisons."""
     if isinstance(tree, Grouping):
-        _check_sum(tree.expression)
+        _check_sum(tree.expression, inside=True)
     elif isinstance(tree, Unary):
-        _check_sum(tree.right)
+        _check_sum(tree.right, inside=inside)
     elif isinstance(tree, Binary) and tree.operator.kind in ("PLUS", "MINUS"):
-        _check_sum(tree.left)
-        _check_sum(tree.right)
+        _check_sum(tree.left, inside=inside)
+        _check_sum(tree.right, inside=inside)
         if tree.operator.kind == "MINUS":
             _check_removed(tree)
+            if inside and isinstance(tree.right, Literal):  # formulae keeps the intercept
+                raise ValueError(
+                    f"'{_text(tree)}' takes the intercept away in parentheses: put 0 at the start of "
+                    "the terms, outside of parentheses"
+                )
     elif not (isinstance(tree, Literal) and type(tree.value) is int and tree.value in (0, 1)):
         _check_term(tree, inside=False)
 
@@ -183,7 +188,7 @@ def _factors(tree: Any) -> Iterator[str]:
         yield from _factors(tree.left)
         yield from _factors(tree.right)
     else:
-        yield _text(tree)
+        yield _text(tree).strip("`")
 
 
 def _is_offset(tree: Call) -> bool:

@@ -65,6 +65,12 @@ def check_support(site: Site) -> None:
             f"site '{name}' is latent and drawn from a Delta, which fixes its value: write it as "
             f"pyro.deterministic('{name}', value)"
         )
+    if kind in ("VonMises", "SineBivariateVonMises", "SineSkewed"):
+        raise ProgramError(
+            f"site '{name}' ({kind}) is a latent angle, whose density goes round for ever on the real "
+            "numbers, so that there is no posterior: sample two Normals u and v instead, and take "
+            "torch.atan2(v, u); or sum the angle out"
+        )
     try:
         biject_to(support)
     except NotImplementedError as error:

@@ -10,7 +10,7 @@ from hierfl.core.arguments import expect_path, spelled_or
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
-from hierfl.formulas.frames import Frames, of_frames
+from hierfl.formulas.formula import Frames, of_frames
 from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows

@@ -27,7 +27,7 @@ from hierfl.effects import (
 )
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
-from hierfl.formulas.frames import Frames, rows_of
+from hierfl.formulas.formula import Frames, rows_of
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
 from hierfl.posterior.draws import Draws, posterior_draws

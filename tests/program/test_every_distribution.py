@@ -60,6 +60,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
         "CoalescentTimes CoalescentTimesWithRate OneOneMatching OneTwoMatching ProjectedNormal "
         "VonMises3D Wishart",
     ),
+    ("is a latent angle", BOTH, "SineBivariateVonMises SineSkewed VonMises"),
     (
         "cannot be repeated over its plates",
         IN_PLATES,
