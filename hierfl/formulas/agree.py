@@ -264,12 +264,11 @@ def _grouping(
     if not known and most > 1 and not hidden and len(set(seen)) == len(seen):
         return Grouping("within", most=most)
     groups = known or ordered(seen)
-    outside = hidden and (known or most == 1)
-    lost = ask(Question("outside", by=by, levels=groups)) if outside else {}
-    for client in hidden if outside else ():
-        if lost[client]:
+    if hidden and (known or most == 1):
+        outside = ask(Question("outside", by=by, levels=groups))
+        if lost := [client for client in hidden if outside[client]]:
             raise ValueError(
-                f"client '{client}' has a group of '{name}' that is not among "
+                f"client '{lost[0]}' has a group of '{name}' that is not among "
                 f"{', '.join(groups)}: add it to schema(..., levels={{'{name}': [...]}})"
             )
     if hidden and not known and most > 1:

@@ -80,6 +80,11 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
     for name, frame in frames.items():
         if not len(frame):
             raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
+        if clients in frame and frame[clients].nunique() > 1:
+            raise ValueError(
+                f"the frame of client '{name}' has {frame[clients].nunique()} clients in its column "
+                f"'{clients}': give the frame itself, or correct the column"
+            )
         parts[level_name(name)] = frame
     return parts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from formulae.categorical import ENCODINGS, CategoricalBox, Sum, Treatment
@@ -23,7 +24,6 @@ from hierfl.formulas.transforms import (
     OTHERS,
     STATEFUL,
     Constants,
-    applied,
 )
 
 # Functions in reach of a formula: formulae's own, then numbers' functions.
@@ -155,7 +155,8 @@ def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
     """Set the agreed constants of a `formulae` model's transforms, in `LazyCall.stateful_transform`."""
     for call in calls(found):  # products hold copies of their parts
         if str(call) in constants:
-            call.stateful_transform = applied(str(call.callee), constants[str(call)], str(call))
+            found_of = constants[str(call)]
+            call.stateful_transform = partial(found_of, str(call.callee), str(call))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -73,8 +73,8 @@ class Constants:
     degree: int = 0
     polynomials: tuple[tuple[float, ...], ...] = ()
 
-    def __call__(self, name: str, x: Any, text: str = "") -> Values:
-        """Apply the named transform to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""
+    def __call__(self, name: str, text: str, x: Any, *args: Any, **options: Any) -> Values:
+        """Apply a named call to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""
         values = np.asarray(x, dtype=np.float64)
         if name == "center":
             return values - self.mean
@@ -100,11 +100,6 @@ class Constants:
             columns: Values = powers @ np.array(self.polynomials).T
             return columns
         return scaled
-
-
-def applied(name: str, constants: Constants, text: str) -> Callable[..., Values]:
-    """Return a transform with its constants, to be called as the formula calls it."""
-    return lambda x, *args, **options: constants(name, x, text)
 
 
 @dataclass(frozen=True)

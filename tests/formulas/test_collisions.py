@@ -133,3 +133,10 @@ def test_words_that_are_numbers_in_a_category_keep_their_names() -> None:
     narrow = pd.Categorical(np.tile(np.array([1, 2], dtype="float32"), 10))
     frames = {"a": BASE[:20].assign(k=narrow), "b": BASE[20:40].assign(k=np.tile([1, 2], 10))}
     assert on("y ~ C(k)", frame=frames).layout.common.columns == ("C(k)[2]",)
+
+
+def test_a_frame_of_one_client_does_not_hold_several() -> None:
+    """They were one client, and their column was not read."""
+    made = hierfl.formula("y ~ x + (1 | h)", clients="h")
+    refused(lambda: made.on({"all": BASE}), "'all'", "3 clients", "'h'")
+    assert made.on({"one": BASE[:20], "two": BASE[20:40]}).agreed.rows == 40
