@@ -19,11 +19,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +43,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 LINK = int(os.environ.get("HOSPITALS_PORT", "8443"))
 FIRST_NODE = LINK + 757  # the ports of SuperNodes, 9200 and on
-MARK = ".made-by-deploy"  # in a folder that this script has made
-MADE = (
-    *("*ca.crt", "*server.pem", "*server.key", "unknown", "unknown.pub", "*.log", "*.pt"),
-    *("secret", "superexec.secret", "home", "nodes", "server", "project-*"),
-    *("means.json", "hospitals.csv", "two_stage.json", "fedavg.json", "chosen.json"),
-)
 NUTS = {"intercept_loc": "alpha", "slope_loc": "beta", "intercept_scale": "s", "slope_scale": "t"}
 PRIVATE = (
     serialization.Encoding.PEM,
@@ -299,35 +293,22 @@ def training_rows() -> hierfl.ClientData:
     return data.select(sorted(data.names))
 
 
-def emptied(folder: Path, names: tuple[str, ...]) -> None:
-    """Make a private folder, or remove from it what this script made; other files stay.
-
-    Raises:
-        FileExistsError: the folder holds something, and this script has not made it.
-    """
-    mark = folder / MARK
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise FileExistsError(f"'{folder}' is no folder: name another one, --out")
-    if folder.exists() and any(folder.iterdir()) and not mark.is_file():
-        raise FileExistsError(
-            f"'{folder}' holds what this script has not made: name another folder, --out"
-        )
-    private_folder(folder)
-    folder.chmod(0o700)
-    own = (*MADE, *names, *(f"{name}.pub" for name in names))
-    for path in folder.iterdir():
-        if any(fnmatch(path.name, pattern) for pattern in own):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    write_private(mark, b"")
+def new_folder(out: Path) -> Path:
+    """Make a new private folder for a run in `out`, of which nothing else is touched."""
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{datetime.datetime.now():%Y-%m-%d-%H%M}-", dir=out))
 
 
 def settled(folder: Path) -> hierfl.ClientData:
-    """Make certificates, keys, each hospital's folder with its rows, and Flower's settings; return all rows."""
+    """Make certificates, keys, each hospital's folder with its rows, and Flower's settings; return all rows.
+
+    Raises:
+        FileExistsError: the folder is there and holds something.
+    """
     data = training_rows()
-    emptied(folder, data.names)
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"'{folder}' holds something already: name another folder")
+    private_folder(folder)
     private_folder(folder / "home")
     certificates(folder, "")
     certificates(folder, "unknown-")
@@ -401,11 +382,13 @@ def deployed(method: str, folder: Path) -> float:
 def main() -> None:
     """Deploy, run, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo-flower-out"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-flower-out"), help="gets a new folder for this run"
+    )
     parser.add_argument("--method", action="append", choices=["two_stage", "fedavg"])
     args = parser.parse_args()
     torch.set_default_dtype(torch.float64)
-    folder, methods = args.out.resolve(), args.method or ["two_stage", "fedavg"]
+    folder, methods = new_folder(args.out.resolve()), args.method or ["two_stage", "fedavg"]
     data, began = settled(folder), time.monotonic()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn) as beside:  # while the programs start
@@ -420,7 +403,7 @@ def main() -> None:
             )
     if "two_stage" in methods:
         print(against_nuts(folder))
-    print(f"in all: {time.monotonic() - began:.0f} s")
+    print(f"in all: {time.monotonic() - began:.0f} s; logs and results: {folder}")
 
 
 if __name__ == "__main__":

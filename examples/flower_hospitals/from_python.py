@@ -23,7 +23,7 @@ from hierfl.core.disk import write_private
 from hierfl.core.trees import named_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
-from deploy import LINK, deployment, project, settled
+from deploy import LINK, deployment, new_folder, project, settled
 from hospitals.model import hierarchy
 
 OPEN = "cleveland"  # the hospital whose policy lets summaries and scores out
@@ -33,7 +33,7 @@ def main() -> None:
     """Deploy, fit from here, ask the nodes, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo-flower-out"))
-    folder = parser.parse_args().out.resolve()
+    folder = new_folder(parser.parse_args().out.resolve())
     torch.set_default_dtype(torch.float64)
     data = settled(folder)
     for name in data.names:

@@ -114,7 +114,7 @@ def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]
         else:
             message = one["msg"].removeprefix("Value error, ")
             shown = (
-                "" if one["type"] in ("missing", "value_error") else f" (it is {one['input']!r})"
+                "" if one["type"] in ("missing", "value_error") else f" (it is {one['input']!r:.80})"
             )
             yield f"{place}: {message}{shown}" if place else f"{message}{shown}"
 

@@ -249,7 +249,7 @@ class Study(Table):
         if not isinstance(methods, Mapping):
             return given
         out = given.get("leave_out", ())
-        if not isinstance(out, list | tuple):
+        if not isinstance(out, list | tuple) or not all(isinstance(one, str) for one in out):
             raise ValueError(f"leave_out must be a list of labels, and is {out!r}")
         for label in out:
             if label not in methods:

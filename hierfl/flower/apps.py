@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,9 @@ def apps(
 
 
 def _policy_of(context: Context) -> str | None:
+    for key in context.node_config:
+        if key != "policy" and ("polic" in key.lower() or get_close_matches(key, ["policy"])):
+            raise Refused(f"the node's configuration has '{key}': a policy is named as 'policy'")
     policy = context.node_config.get("policy")
     return None if policy is None else str(policy)
 

@@ -46,7 +46,7 @@ def answer_schema(
 ) -> bytes:
     """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
     root = Path(folder)
-    allowed = policy_at(policy_file(root, policy))
+    allowed = policy_at(policy_file(root, policy), root)
     with log.answering(root):
         clients = by_client(frames, formula.clients)
         if len(clients) != 1:

@@ -59,7 +59,7 @@ def introduce(
         Forbidden: the policy does not allow the method, or the client has too few rows.
     """
     root = Path(folder)
-    allowed = policy_at(policy_file(root, policy), own=method)
+    allowed = policy_at(policy_file(root, policy), root, own=method)
     with log.answering(root):
         said = Introduction.of(data)
         allowed.check(method, said.rows)
@@ -100,7 +100,7 @@ def node(
         Forbidden: the policy does not allow the run.
     """
     root, file = Path(folder), policy_file(Path(folder), policy)
-    allowed = policy_at(file, own=method)
+    allowed = policy_at(file, root, own=method)
     with log.answering(root, of_owner=True):
         said = Introduction.of(data)
         if (said.client, said.rows) not in zip(agreement.names, agreement.rows, strict=True):
@@ -160,9 +160,8 @@ def answer(node: Node, content: bytes) -> bytes:
 
 def _allowed(node: Node) -> Policy:
     """Return the policy as it is now: the owner may have changed it during the run."""
-    needed = node.policy != policy_file(node.folder, None)
     try:
-        policy = policy_at(node.policy, needed=needed, own=node.method)
+        policy = policy_at(node.policy, node.folder, own=node.method)
     except ValueError as error:
         raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
     rows = node.federation.data.num_rows

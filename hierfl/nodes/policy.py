@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
+from unicodedata import normalize
 
+from hierfl.core.disk import private_folder, write_private
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.listed import names
 from hierfl.nodes.messages import Refused
 
-FILE = "policy.toml"  # in the node's folder
+FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 DISCLOSES = ("sums", "summaries")
 Approve = Literal["ask", "always"]
 Kind = Literal["summaries", "draws", "predictions", "scores"]  # of answers about the client
@@ -134,26 +137,71 @@ def _rows_of(phase: Phase, rows: int) -> int:
 
 
 def policy_file(folder: Path, policy: str | Path | None) -> Path:
-    """Return the file of a node's policy: the named one, which must exist, or the one in its folder."""
-    if policy is not None and not Path(policy).is_file():
-        raise ValueError(f"there is no policy '{policy}': write it, or name the file that there is")
+    """Return the file of a node's policy: the named one, or the one in its folder."""
     return folder / FILE if policy is None else Path(policy)
 
 
-def policy_at(path: Path, *, needed: bool = False, own: Method | None = None) -> Policy:
-    """Read a policy; without a file, unless it is `needed`, the default one. It may name the user's `own` method."""
+def policy_at(path: Path, folder: Path | None = None, *, own: Method | None = None) -> Policy:
+    """Read the policy of a node, by default of the file's folder; it may name the user's `own` method.
+
+    Returns:
+        The default policy where the folder has no policy file, never had one, and none is named.
+
+    Raises:
+        ValueError: the file is not there, or wrong; or another one could be meant.
+    """
+    root = path.parent if folder is None else folder
+    content, seen = b"", root / SEEN
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        if needed:
-            raise ValueError(f"the policy '{path}' is gone: put the file back") from None
-        return Policy()
+    except OSError as error:
+        if path != root / FILE or os.path.lexists(path) or seen.exists():
+            raise ValueError(_lost(path, seen, error)) from error
+    _check_alone(path, root)
+    if path.exists() and not (seen.exists() and seen.read_text() == str(path)):
+        private_folder(root)
+        write_private(seen, str(path).encode())
     try:
         found = policy_of(tomllib.loads(content.decode()))
         _check_methods(found.methods or (), own)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the policy '{path}' cannot be read ({error}): fix the file") from error
     return found
+
+
+def _lost(path: Path, seen: Path, error: OSError) -> str:
+    """Return what to say of a policy that is named, or was there, and cannot be read."""
+    if not isinstance(error, FileNotFoundError):
+        return f"the policy '{path}' cannot be read ({error.strerror}): it must be a readable file"
+    found = os.listdir(path.parent) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, found, n=1)
+    said = f"there is no policy '{path}'" + (f" (there is '{near[0]}')" if near else "")
+    if not seen.exists():
+        return f"{said}: write it, or name the file that there is"
+    return (
+        f"{said}, and the node has been under '{seen.read_text()}': put that file back, or remove "
+        f"'{seen}' to go on under the default policy"
+    )
+
+
+def _check_alone(path: Path, folder: Path) -> None:
+    """Refuse a folder with another file that its owner may take for the policy."""
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+        other = folder / name
+        same = path.exists() and other.exists() and path.samefile(other)
+        if name != SEEN and not same and looks_like_a_policy(name, path.exists()):
+            raise ValueError(
+                f"'{folder}' holds '{name}', and the node's policy is read from '{path}' alone: "
+                f"rename it to '{FILE}', or remove it"
+            )
+
+
+def looks_like_a_policy(name: str, there: bool) -> bool:
+    """Return whether a file may be meant as the policy; where one is there, copies may have other endings."""
+    plain = normalize("NFKC", name).casefold().strip()
+    near = difflib.SequenceMatcher(None, plain, FILE).ratio() > 0.75
+    near |= "policy" in plain and (".toml" in plain or plain.partition(".")[0] == "policy")
+    return near and (not there or plain.endswith((".toml", ".txt")))
 
 
 def _check_methods(found: Collection[str], own: Method | None) -> None:
@@ -168,8 +216,10 @@ def _check_methods(found: Collection[str], own: Method | None) -> None:
 def policy_of(found: Mapping[str, Any]) -> Policy:
     """Return the policy of some keys and values; refuse unknown ones."""
     known = [each.name for each in fields(Policy)]
-    for key in found:
+    for key, value in found.items():
         if key not in known:
+            if isinstance(value, Mapping):
+                raise ValueError(f"there is no table '{key}': keys stand at the top, in no table")
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
             raise ValueError(f"there is no key '{key}': did you mean '{near}'?")
     values: dict[str, Any] = {

@@ -20,6 +20,7 @@ from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
+from hierfl.nodes.policy import FILE, looks_like_a_policy
 from hierfl.runs.run_folder import checkpoints
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def in_process(
             warning, while so many remain.
 
     Raises:
-        ValueError: `fewest` is below 1, or above the number of clients.
+        ValueError: `fewest` is below 1, or above the number of clients; or a policy lies where no node
+            reads it.
     """
     parts: dict[str, ClientData | pd.DataFrame]
     if isinstance(data, ClientData):
@@ -158,6 +160,7 @@ def in_process(
     if not 1 <= fewest <= len(parts):
         raise ValueError(f"fewest is {fewest}: it must be 1 to {len(parts)}")
     folders = {name: _folder(Path(folder), name) for name in parts}
+    _check_policies_are_read(Path(folder), [path.name for path in folders.values()])
     return InProcess(parts, folders, fewest)
 
 
@@ -166,6 +169,23 @@ def _folder(home: Path, client: str) -> Path:
     name = _FORBIDDEN.sub(lambda c: f"%{ord(c[0]):02X}", normalize("NFC", client))
     there = home.iterdir() if home.is_dir() else ()
     return next((path for path in there if normalize("NFC", path.name) == name), home / name)
+
+
+def _check_policies_are_read(home: Path, clients: list[str]) -> None:
+    """Refuse a policy that no node reads: beside the clients' folders, or in one of nearly a client's name."""
+    known = {_plain(name): name for name in clients}
+    for path in sorted(home.iterdir()) if home.is_dir() else ():
+        near = known.get(_plain(path.name), "")
+        unread = looks_like_a_policy(path.name, False) or (near and (path / FILE).exists())
+        if unread and path.name not in clients:
+            whose = near or "its client"
+            raise ValueError(
+                f"no node reads the policy '{path}': a node reads '{home / whose / FILE}' alone"
+            )
+
+
+def _plain(name: str) -> str:
+    return normalize("NFKC", name).casefold().strip()
 
 
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|%]|^\.|[. ]$')  # in names of files, of any system

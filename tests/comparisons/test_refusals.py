@@ -68,6 +68,8 @@ def test_a_label_cannot_leave_its_folder(label: str, tmp_path: Path) -> None:
         ("variants = { a = { quick = 5 } }\n" + MINIMAL, "variants.a.quick must be a table"),
         ("leave_out = 5\n" + MINIMAL, "leave_out must be a list of labels"),
         ('leave_out = "one"\n' + MINIMAL, "leave_out must be a list of labels"),
+        ("leave_out = [{}]\n" + MINIMAL, "leave_out must be a list of labels"),
+        ("leave_out = [[1]]\n" + MINIMAL, "leave_out must be a list of labels"),
         (MINIMAL.replace('{ one = { name = "fedavg" } }', "5"), "methods"),
         (MINIMAL.replace('{ name = "fedavg" }', "5"), "methods.one must be a table, and is 5"),
         (MINIMAL.replace('"fedavg"', "5"), "methods.one.name"),

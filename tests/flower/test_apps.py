@@ -210,3 +210,7 @@ def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"node 14 is left out: .* does not allow method 'apfl'"):
         run(pair, grid)
     assert found[1].withheld.keys() == {"east", "north", "south"}
+    grid = Grid(pair.client, tmp_path / "again")
+    grid.contexts[14].node_config["polcy"] = str(tmp_path / "west.toml")
+    with pytest.warns(UserWarning, match=r"node 14 is left out: .* has 'polcy': a policy is named"):
+        run(pair, grid)

@@ -12,19 +12,24 @@ deploy = pytest.importorskip("deploy", reason="cryptography and flwr are not ins
 
 
 def test_files_are_private_and_others_stay(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for _ in range(2):  # again in the same folder
+    """Also files that are named as this script names its own."""
+    names = ("thesis.tex", "model.pt", "north.log", "my-ca.crt", "home/notes.txt", "nodes/a/b.csv")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    made = [deploy.new_folder(tmp_path) for _ in range(2)]
+    assert made[0] != made[1] and {one.parent for one in made} == {tmp_path}
+    for out in made:
         deploy.settled(out)
-        for path in out.rglob("*"):
-            public = path.name == "mine.txt" or path.suffix in (".crt", ".pem", ".pub", ".toml")
-            assert public or path.stat().st_mode & 0o077 == 0, path
         assert out.stat().st_mode & 0o777 == 0o700
-        (out / "mine.txt").write_text("mine")
-    assert (out / "mine.txt").read_text() == "mine"
+        for path in out.rglob("*"):
+            public = path.suffix in (".crt", ".pem", ".pub", ".toml")
+            assert public or path.stat().st_mode & 0o077 == 0, path
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(FileExistsError, match="has not made"):
+    with pytest.raises(FileExistsError, match="holds something already"):
         deploy.settled(tmp_path)
-    assert (tmp_path / "thesis.tex").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.nodes.preview import preview
 from hierfl.nodes.run import fit_nodes
+from hierfl.nodes.same_process import in_process
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
@@ -74,6 +76,156 @@ def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> No
     assert policy.may_leave == frozenset() and policy.approve == "always"
 
 
+# ------------------------------------------------------------ files that could be meant
+NEARLY = [
+    "Policy.toml", "policy.TOML", "policy.toml.txt", "polcy.toml", "policy.toml ", ".policy.toml",
+    "policy", "policy.toml~", "policy.toml.bak", "pol\u0456cy.toml", "node-policy.toml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_a_policy_of_nearly_the_right_name_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("min_rows = 50")
+    part = rows().select(["east"])
+    with pytest.raises(ValueError, match=f"holds '{re.escape(name)}'.*rename it to 'policy.toml'"):
+        introduce(plain(), part, tmp_path)
+    with pytest.raises(ValueError, match=r"rename it to 'policy\.toml'"):
+        node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    (tmp_path / name).unlink()
+    made = node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    (tmp_path / name).write_text("min_rows = 50")  # during the run
+    with pytest.raises(Forbidden, match="cannot be read: its owner"):
+        introduced(made)
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.csv", "policyholders.csv", "policies.parquet", "config.toml", "poetry.toml"]
+)
+def test_other_files_of_a_folder_are_no_policies(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    assert introduce(plain(), rows().select(["east"]), tmp_path)
+
+
+def test_two_policies_are_refused_and_copies_beside_one_are_not(tmp_path: Path) -> None:
+    part, own = rows().select(["east"]), tmp_path / "policy.toml"
+    own.write_text('approve = "always"')
+    for copy in ("policy.toml~", ".policy.toml.swp", "policy.toml.bak"):
+        (tmp_path / copy).write_text("")
+    introduce(plain(), part, tmp_path)
+    (tmp_path / "policy.toml.txt").write_text('approve = "ask"')
+    with pytest.raises(ValueError, match=r"holds 'policy\.toml\.txt'"):
+        introduce(plain(), part, tmp_path)
+    (tmp_path / "policy.toml.txt").unlink()
+    named = tmp_path / "elsewhere.toml"
+    named.write_text("min_rows = 1")
+    with pytest.raises(
+        ValueError, match=r"holds 'policy\.toml', .* from '.*elsewhere\.toml' alone"
+    ):
+        introduce(plain(), part, tmp_path, policy=named)
+    named.unlink()
+    named.symlink_to(own)  # the same file
+    assert introduce(plain(), part, tmp_path, policy=named)
+
+
+def test_a_policy_that_is_no_readable_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, own = rows().select(["east"]), tmp_path / "policy.toml"
+    own.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"there is no policy '.*policy\.toml'"):
+        introduce(plain(), part, tmp_path)
+    own.unlink()
+    own.mkdir()
+    with pytest.raises(ValueError, match=r"cannot be read .*directory"):
+        introduce(plain(), part, tmp_path)
+    own.rmdir()
+    own.write_text("")
+
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(ValueError, match=r"cannot be read .Permission denied"):
+        introduce(plain(), part, tmp_path)
+
+
+def test_a_policy_that_was_there_must_stay(tmp_path: Path) -> None:
+    """Also over a restart: each message may be answered by a new process."""
+    part, own = rows().select(["east"]), tmp_path / "node" / "policy.toml"
+    own.parent.mkdir()
+    own.write_text("min_rows = 2")
+    made = node(plain(), part, Agreement.between([Introduction.of(part)]), own.parent)
+    own.unlink()
+    with pytest.raises(Forbidden, match="cannot be read: its owner"):
+        introduced(made)
+    with pytest.raises(ValueError, match=r"put that file back, or remove .*has-policy'"):
+        introduce(plain(), part, own.parent)
+    (own.parent / "has-policy").unlink()
+    assert introduce(plain(), part, own.parent)
+    named = tmp_path / "named.toml"
+    named.write_text("min_rows = 2")
+    introduce(plain(), part, tmp_path / "other", policy=named)
+    with pytest.raises(ValueError, match=r"has been under '.*named\.toml'"):  # no more named
+        introduce(plain(), part, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"there is 'named\.toml'"):
+        introduce(plain(), part, tmp_path / "other", policy=tmp_path / "name.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[policy]\napprove = "ask"',
+        "[limits]\nmin_rows = 50",
+        "[approve]\nask = true",
+        'approve = ["ask"]',
+        'approve = "ask"\napprove = "always"',
+        'Approve = "ask"',
+        'approve = "ask "',
+        "[methods]\nfedavg = true",
+        "methods = {}",
+        "min_rows = '50'",
+        "min_rows = 50.0",
+        "min_rows = []",
+        "min_count = nan",
+        "rounds_a_day = 0",
+        "rounds_a_day = 1.5",
+        "questions_a_day = false",
+        "epsilon = 1.0",
+        "epsilon = nan\ndelta = 1e-3",
+        "epsilon = inf\ndelta = 1e-3",
+        'epsilon = "1"\ndelta = 1e-3',
+        "epsilon = true\ndelta = 1e-3",
+        "polcy = 1",
+        "min-rows = 50",
+        "min_row = 50",
+        "methods = " + "[" * 5000,
+        "\ufeffmin_rows = 50",
+    ],
+)
+def test_no_wrong_value_passes_for_a_default(text: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ValueError, match=r"policy\.toml' cannot be read"):
+        introduce(plain(), rows().select(["east"]), tmp_path)
+
+
+def test_a_policy_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_bytes("min_rows = 50".encode("utf-16"))
+    with pytest.raises(ValueError, match="cannot be read"):
+        introduce(plain(), rows().select(["east"]), tmp_path)
+
+
+def test_a_rehearsal_refuses_a_policy_that_no_node_reads(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("min_rows = 50")
+    with pytest.raises(ValueError, match="no node reads the policy"):
+        in_process(rows(), tmp_path)
+    (tmp_path / "policy.toml").unlink()
+    (tmp_path / "East").mkdir()
+    in_process(rows(), tmp_path)
+    (tmp_path / "East" / "policy.toml").write_text("min_rows = 50")
+    with pytest.raises(ValueError, match=r"no node reads .*East'.*east/policy\.toml' alone"):
+        in_process(rows(), tmp_path)
+
+
 # ------------------------------------------------------------ what is refused
 WRONG: dict[str, tuple[str, Callable[[], Method], str]] = {
     "method": (
@@ -103,7 +255,7 @@ def test_what_the_policy_does_not_allow_is_refused_before_and_during_a_run(
     agreement = Agreement.between([Introduction.of(part)])
     with pytest.raises(Forbidden, match=why):
         node(method(), part, agreement, folder)
-    (folder / "policy.toml").unlink()
+    (folder / "policy.toml").write_text("")
     made = node(method(), part, agreement, folder)
     (folder / "policy.toml").write_text(text)  # the owner changes it during the run
     with pytest.raises(Forbidden, match=why):
@@ -182,7 +334,7 @@ def test_a_preview_says_what_crosses_and_what_the_model_is(tmp_path: Path) -> No
     dot = (east.folder / "previews" / f"{east.run}.dot").read_text()
     assert '"loc" -> "slope"' in dot and dot.count("{") == dot.count("}") == 3
     # the tensors that it names are those that leave
-    (east.folder / "policy.toml").unlink()
+    (east.folder / "policy.toml").write_text("")
     fit_nodes(method, around.agreement, around.ask, rounds=1)
     update = from_bytes(dict(around.sent)["east"], most=1 << 20).tree
     at = next(k for k, line in enumerate(lines) if line.startswith("What this node sends"))
