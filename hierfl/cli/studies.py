@@ -80,13 +80,15 @@ def compare(
     ] = False,
 ) -> None:
     """Compare methods as a study file says. A stopped run resumes: --out keeps finished work."""
+    import torch
+
     if every:
         _list_studies()
         return
     if study is None:
         raise typer.BadParameter("name a study, or list them with --list", param_hint="STUDY")
     folder = out or Path(f"{Path(study).stem}{'-quick' * quick}")
-    _as_users()
+    torch.set_default_dtype(torch.float32)  # as in the processes that compute
     try:
         failed = _variants_compared(study, quick, folder, variant, processes)
     except (FileNotFoundError, ValueError, RuntimeError) as error:
@@ -201,10 +203,3 @@ def plot(
         raise stopped(str(error)) from error
     except OSError as error:
         raise unwritable(out or folder, error) from error
-
-
-def _as_users() -> None:
-    """Make this process one like those that compute: single precision."""
-    import torch
-
-    torch.set_default_dtype(torch.float32)

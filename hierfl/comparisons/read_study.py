@@ -30,7 +30,10 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
     """Return the studies of a TOML file by variant, "" if it has none; `quick` applies its `[quick]`."""
     file = Path(path)
     given = _tables(file)
-    given.pop("list", None)
+    for key, value in _table(file, given, "list").items():
+        if key not in Listing.model_fields or not isinstance(value, str):
+            known = ", ".join(Listing.model_fields)
+            raise ValueError(f"{file}: list.{key} is {value!r:.80}: list has texts alone, {known}")
     quicker = _table(file, given, "quick")
     variants = _table(file, given, "variants")
     for name in variants:
@@ -113,10 +116,9 @@ def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]
             yield f"{place}: unknown key{fix}"
         else:
             message = one["msg"].removeprefix("Value error, ")
-            shown = (
-                "" if one["type"] in ("missing", "value_error") else f" (it is {one['input']!r:.80})"
-            )
-            yield f"{place}: {message}{shown}" if place else f"{message}{shown}"
+            plain = one["type"] in ("missing", "value_error")
+            shown = message if plain else f"{message} (it is {one['input']!r:.80})"
+            yield f"{place}: {shown}" if place else shown
 
 
 def _keys_at(place: tuple[int | str, ...]) -> list[str]:

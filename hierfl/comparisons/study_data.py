@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,6 +26,17 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_boolean_is_a_number(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            yes_or_no = name in cls.model_fields and cls.model_fields[name].annotation is bool
+            several = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(v, bool | int) and isinstance(v, bool) != yes_or_no for v in several):
+                kind = "true or false" if yes_or_no else "no boolean"
+                raise ValueError(f"{name} is {value!r:.80}: it must be {kind}")
+        return given
+
 
 class Partition(Table):
     """How rows are split among clients.
@@ -44,8 +55,8 @@ class Partition(Table):
     """
 
     kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet", "class_mixes"]
-    clients: int = Field(gt=0)
-    classes: int = Field(default=2, gt=0)
+    clients: int = Field(gt=0, le=10**6)
+    classes: int = Field(default=2, gt=0, le=10**6)
     train: int = Field(default=150, gt=0)
     test: int = Field(default=25, gt=0)
     share: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -153,7 +153,7 @@ class Entry(Table):
     name: str
     label: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    grid: dict[str, Annotated[tuple[float, ...], Field(min_length=1)]] = Field(default_factory=dict)
     averages_all: bool = False
     fine_tune: bool = False
     cohort: int | None = Field(default=None, gt=0)

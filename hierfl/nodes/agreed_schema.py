@@ -26,7 +26,7 @@ from hierfl.nodes.agreement import client_name
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import check_answer, odd_answers
-from hierfl.nodes.policy import Forbidden, Policy, policy_at, policy_file
+from hierfl.nodes.policy import Forbidden, Policy, policy_at
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
@@ -46,7 +46,7 @@ def answer_schema(
 ) -> bytes:
     """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
     root = Path(folder)
-    allowed = policy_at(policy_file(root, policy), root)
+    allowed = policy_at(policy, root)
     with log.answering(root):
         clients = by_client(frames, formula.clients)
         if len(clients) != 1:

@@ -127,16 +127,13 @@ def _form(found: Any) -> Fields:
             if dtype not in NAMES:
                 raise TypeError(f"{str(dtype)[:40]} is no dtype")
             whole = all(isinstance(size, int) and not isinstance(size, bool) for size in shape)
-            if not whole or len(shape) > 8 or not min(shape, default=0) >= 0 or _large(shape):
+            large = whole and prod(max(1, size) for size in shape) > MOST_ENTRIES
+            if not whole or len(shape) > 8 or not min(shape, default=0) >= 0 or large:
                 raise ValueError(f"a row of shape {str(shape)[:80]}")
     for names in (*form.features.values(), *form.levels.values()):
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise TypeError("names of columns or levels are no strings")
     return form
-
-
-def _large(shape: Sequence[int]) -> bool:
-    return prod(max(1, size) for size in shape) > MOST_ENTRIES
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of
 from hierfl.method import Method
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
-from hierfl.nodes.local_fit import table_of_sites
+from hierfl.nodes.local_fit import table_of_rows, table_of_sites
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind
 from hierfl.posterior.snapshot import global_sites
@@ -163,7 +163,11 @@ class FitOverNodes:
         Raises:
             KeyError: rows of a client that was not fitted.
         """
-        return self._asked("predictions", _by_row, rows, site=site, draws=draws, seed=seed)
+
+        def read(found: Tree) -> pd.DataFrame:
+            return table_of_rows({name: found.get(name) for name in ("mean", "sd")})
+
+        return self._asked("predictions", read, rows, site=site, draws=draws, seed=seed)
 
     def scores(
         self,
@@ -186,7 +190,11 @@ class FitOverNodes:
         Raises:
             KeyError: rows of a client that was not fitted.
         """
-        return self._asked("scores", _one_line, rows, site=site, draws=draws, seed=seed)
+
+        def read(found: Tree) -> pd.DataFrame:
+            return pd.DataFrame({name: [float(value)] for name, value in found.items()})
+
+        return self._asked("scores", read, rows, site=site, draws=draws, seed=seed)
 
     @property
     def _server(self) -> Fit:
@@ -248,19 +256,3 @@ class FitOverNodes:
         if not nbytes(answered.tree):
             raise Refused("its answer is empty")
         return answered.tree
-
-
-def _by_row(found: Tree) -> pd.DataFrame:
-    """Return predictions as a table with a line a row; several columns where there are classes."""
-    columns: dict[str, Tensor] = {}
-    for name in ("mean", "sd"):
-        value = found.get(name)
-        if value is not None and value.dim() > 1:
-            columns |= {f"{name}[{k}]": v for k, v in enumerate(value.flatten(1).unbind(1))}
-        elif value is not None:
-            columns[name] = value
-    return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
-
-
-def _one_line(found: Tree) -> pd.DataFrame:
-    return pd.DataFrame({name: [float(value)] for name, value in found.items()})

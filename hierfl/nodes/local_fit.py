@@ -18,7 +18,6 @@ from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
 from hierfl.nodes.policy import KINDS, Kind
-from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -130,7 +129,8 @@ def _of_rows(node: Node, fit: Fit, question: Question, given: Mapping[str, Tenso
         scores = found.scores()
         _write(node, question, name, scores.to_csv().encode())
         return {k: torch.tensor(float(v), dtype=torch.float64) for k, v in scores.iloc[0].items()}
-    _write(node, question, name, _table_of_rows(found).to_csv(index=False).encode())
+    columns = {part: getattr(found, part) for part in ("mean", "sd", "label", "log_score")}
+    _write(node, question, name, table_of_rows(columns).to_csv(index=False).encode())
     return {"mean": found.mean} | ({} if found.sd is None else {"sd": found.sd})
 
 
@@ -155,26 +155,15 @@ def _new_rows(node: Node, given: Mapping[str, Tensor]) -> ClientData:
     )
 
 
-def _table_of_rows(found: Prediction) -> pd.DataFrame:
-    columns: dict[str, Tensor] = {"mean": found.mean}
-    for name in ("sd", "label", "log_score"):
-        value = getattr(found, name)
-        if value is not None:
+def table_of_rows(found: Mapping[str, Tensor | None]) -> pd.DataFrame:
+    """Return values by row as a table with a line a row; several columns where a row has several."""
+    columns: dict[str, Tensor] = {}
+    for name, value in found.items():
+        if value is not None and value.dim() > 1:
+            columns |= {f"{name}[{k}]": v for k, v in enumerate(value.flatten(1).unbind(1))}
+        elif value is not None:
             columns[name] = value
-    return pd.DataFrame(
-        {
-            (name if not place else f"{name}[{place - 1}]"): column.numpy()
-            for name, value in columns.items()
-            for place, column in _columns(value)
-        }
-    )
-
-
-def _columns(value: Tensor) -> list[tuple[int, Tensor]]:
-    """Return the columns of a value by row, numbered from 1; 0 where it has none."""
-    if value.dim() == 1:
-        return [(0, value)]
-    return list(enumerate(value.flatten(1).unbind(1), start=1))
+    return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
 
 
 def _write(node: Node, question: Question, ending: str, content: bytes) -> None:

@@ -12,20 +12,25 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, writing
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.nodes.client_state import NodeFailed
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.one_message import alone
+from hierfl.runs.run_folder import FolderInUse, held
 
 FILE, REFUSED, ACCOUNT = "left.jsonl", "refused.jsonl", "account.jsonl"
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
+WAIT, PAUSE = (
+    600.0,
+    0.02,
+)  # seconds that a message waits for the one before it, and between two looks
 # all that leaves of an error in the rows or at the node
 FAILS = "the node cannot answer: its own log says why"
 UNWRITTEN = "the node's folder cannot be written: nothing leaves that is not logged"
@@ -64,7 +69,7 @@ def left(
 def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -> Iterator[None]:
     """Answer one message, alone in the node's folder; errors leave without values of rows, except to the owner."""
     private_folder(folder)
-    with alone(folder):
+    with _alone(folder):
         try:
             yield
         except (Refused, NodeFailed) as error:
@@ -81,6 +86,22 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
             if of_owner:
                 raise
             raise failed from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for the lock on a node's folder, and hold it; refuse after too long."""
+    until = monotonic() + WAIT
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(held(folder))
+                break
+            except FolderInUse as error:
+                if monotonic() > until:
+                    raise Refused("the node is busy with another message: ask again") from error
+                sleep(PAUSE)
+        yield
 
 
 def refused(folder: Path, run: str | None, text: str, cause: BaseException | None) -> None:

@@ -67,7 +67,8 @@ def from_bytes(content: object, *, most: int) -> Message:
         raise Refused(f"it has {len(content):,} bytes, and {most + HEADER:,} at most were expected")
     try:
         leaves: dict[str, Tensor] = load(content)
-        said = read_json(_metadata(content)[SAID])
+        header = read_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        said = read_json(header["__metadata__"][SAID])
         form, about = said["tree"], said["about"]
     except Exception as error:  # a reader of crafted bytes may raise anything
         raise Refused(f"it is not a message of hierfl ({_short(error)})") from error
@@ -94,16 +95,6 @@ def read_json(content: object, most: int = 1 << 26) -> Any:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file that has been read without an error."""
-    length = int.from_bytes(content[:8], "little")
-    header = read_json(content[8 : 8 + length])
-    found = header["__metadata__"]
-    if not isinstance(found, dict):
-        raise TypeError("no metadata")
-    return {str(key): str(value) for key, value in found.items()}
 
 
 def _short(error: Exception) -> str:

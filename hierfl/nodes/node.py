@@ -25,7 +25,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import asked_first, check_approved, write_preview
 from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
-from hierfl.nodes.policy import Forbidden, Policy, policy_at, policy_file
+from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.preview import preview
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
@@ -59,7 +59,7 @@ def introduce(
         Forbidden: the policy does not allow the method, or the client has too few rows.
     """
     root = Path(folder)
-    allowed = policy_at(policy_file(root, policy), root, own=method)
+    allowed = policy_at(policy, root, own=method)
     with log.answering(root):
         said = Introduction.of(data)
         allowed.check(method, said.rows)
@@ -99,8 +99,8 @@ def node(
         ProgramError: a model or guide that cannot be run as it is written.
         Forbidden: the policy does not allow the run.
     """
-    root, file = Path(folder), policy_file(Path(folder), policy)
-    allowed = policy_at(file, root, own=method)
+    root = Path(folder)
+    allowed = policy_at(policy, root, own=method)
     with log.answering(root, of_owner=True):
         said = Introduction.of(data)
         if (said.client, said.rows) not in zip(agreement.names, agreement.rows, strict=True):
@@ -112,7 +112,9 @@ def node(
         rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
         program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
         federation = federate(method, rows, seed=seed, program=program)
-        made = Node(method, federation, run_name(method, agreement, seed), root, file)
+        made = Node(
+            method, federation, run_name(method, agreement, seed), root, Path(policy or root / FILE)
+        )
         if allowed.approve == "ask":
             write_preview(root, made.run, preview(made))
         return made
@@ -161,7 +163,8 @@ def answer(node: Node, content: bytes) -> bytes:
 def _allowed(node: Node) -> Policy:
     """Return the policy as it is now: the owner may have changed it during the run."""
     try:
-        policy = policy_at(node.policy, node.folder, own=node.method)
+        named = None if node.policy == node.folder / FILE else node.policy
+        policy = policy_at(named, node.folder, own=node.method)
     except ValueError as error:
         raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
     rows = node.federation.data.num_rows

@@ -72,8 +72,12 @@ class Policy:
             _check_count("rounds_a_day", self.rounds_a_day)
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError("epsilon and delta are one budget: give both, or neither")
-        if self.budget is not None:
-            _check_budget(*self.budget)
+        for name, value in zip(("epsilon", "delta"), self.budget or (), strict=False):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} is {value!r}: it must be a number")
+        epsilon, delta = self.budget or (1.0, 0.5)
+        if not (0.0 < epsilon < math.inf and 0.0 < delta < 1.0):
+            raise ValueError(f"epsilon is {epsilon} and delta is {delta}: above 0, and in (0, 1)")
         if self.approve not in get_args(Approve):
             raise ValueError(f"approve is {self.approve!r}: it must be 'ask' or 'always'")
 
@@ -136,26 +140,17 @@ def _rows_of(phase: Phase, rows: int) -> int:
     return min(rows, phase.count * phase.batch_size)
 
 
-def policy_file(folder: Path, policy: str | Path | None) -> Path:
-    """Return the file of a node's policy: the named one, or the one in its folder."""
-    return folder / FILE if policy is None else Path(policy)
-
-
-def policy_at(path: Path, folder: Path | None = None, *, own: Method | None = None) -> Policy:
-    """Read the policy of a node, by default of the file's folder; it may name the user's `own` method.
-
-    Returns:
-        The default policy where the folder has no policy file, never had one, and none is named.
-
-    Raises:
-        ValueError: the file is not there, or wrong; or another one could be meant.
-    """
-    root = path.parent if folder is None else folder
+def policy_at(
+    named: str | Path | None, folder: Path | None = None, *, own: Method | None = None
+) -> Policy:
+    """Read the policy of a node, the default one where there never was a file; it may name the user's `own` method."""
+    root = Path(named or "").parent if folder is None else folder
+    path = root / FILE if named is None else Path(named)
     content, seen = b"", root / SEEN
     try:
         content = path.read_bytes()
     except OSError as error:
-        if path != root / FILE or os.path.lexists(path) or seen.exists():
+        if named is not None or os.path.lexists(path) or seen.exists():
             raise ValueError(_lost(path, seen, error)) from error
     _check_alone(path, root)
     if path.exists() and not (seen.exists() and seen.read_text() == str(path)):
@@ -244,14 +239,6 @@ def _check_names(key: str, found: Collection[str], known: tuple[str, ...]) -> No
 def _check_count(key: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{key} is {value!r}: it must be an integer of 1 or more")
-
-
-def _check_budget(epsilon: Any, delta: Any) -> None:
-    for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} is {value!r}: it must be a number")
-    if not (0.0 < epsilon < math.inf and 0.0 < delta < 1.0):
-        raise ValueError(f"epsilon is {epsilon} and delta is {delta}: above 0, and in (0, 1)")
 
 
 def _listed(found: Collection[str]) -> str:

@@ -37,15 +37,15 @@ SEEN = {
 def preview(node: Node) -> dict[str, str]:
     """Return the preview of a run: "txt", and "dot", the model's graph, where it can be drawn."""
     method, program = node.method, node.federation.program
-    rows = _few(node.federation.data)
+    data = node.federation.data
+    rows = data.where(torch.arange(data.num_rows) < FEW)
     graph = _relations(node, rows)
     # one step on a few rows has the tensors of a whole round
     message, up = _first_round(node, rows)
     reads = sorted(program.reads.model | program.reads.guide)
     text = [
         f"Run {node.run}",
-        f"Client '{node.client}' with {node.federation.data.num_rows} rows, of "
-        f"{program.num_clients} clients.",
+        f"Client '{node.client}' with {data.num_rows} rows, of {program.num_clients} clients.",
         f"Method {method.name}. The server has to see {SEEN[method.discloses]}",
         "",
         f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/privacy.md has "
@@ -66,10 +66,6 @@ def preview(node: Node) -> dict[str, str]:
     ]
     found = {"txt": "\n".join(text) + "\n"}
     return found | ({"dot": _dot(graph)} if graph else {})
-
-
-def _few(data: ClientData) -> ClientData:
-    return data.where(torch.arange(data.num_rows) < FEW)
 
 
 def _first_round(node: Node, rows: ClientData) -> tuple[Tree, Tree]:

@@ -25,11 +25,10 @@ from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.leaving_one_out import WHY, LatestRound, leaving_one_out
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
-from hierfl.nodes.update_checks import check_update, unlike_others
+from hierfl.nodes.update_checks import WHY, LatestRound, check_update, unlike_others, without_one
 from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.one_run import planned_of, resumed
@@ -289,7 +288,7 @@ def fit_nodes(
         where = where or begin(everyone)
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
-        guarded = replace(everyone, server=leaving_one_out(everyone.server, nodes.latest))
+        guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
         with closing(run_rounds(guarded, where, planned, nodes.work)) as left:
             for where in left:
                 nodes.name_left_out(where.history)

@@ -71,7 +71,7 @@ def test_a_wrong_policy_is_refused_with_the_nearest_key(
 
 
 def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> None:
-    policy = policy_at(tmp_path / "policy.toml")
+    policy = policy_at(None, tmp_path)
     policy.check(methods.two_stage(regression), 1)
     assert policy.may_leave == frozenset() and policy.approve == "always"
 
@@ -167,6 +167,8 @@ def test_a_policy_that_was_there_must_stay(tmp_path: Path) -> None:
     introduce(plain(), part, tmp_path / "other", policy=named)
     with pytest.raises(ValueError, match=r"has been under '.*named\.toml'"):  # no more named
         introduce(plain(), part, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"there is no policy '.*fresh/policy\.toml'"):
+        introduce(plain(), part, tmp_path / "fresh", policy=tmp_path / "fresh" / "policy.toml")
     with pytest.raises(ValueError, match=r"there is 'named\.toml'"):
         introduce(plain(), part, tmp_path / "other", policy=tmp_path / "name.toml")
 
