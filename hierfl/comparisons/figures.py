@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -29,10 +30,11 @@ STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colo
 def draw(out: Path, file: Path | None = None) -> list[Path]:
     """Draw all figures of the study whose results are in a folder, and return their files."""
     first = file or out / "figure.png"
-    drawn = {first: figure(out)}
-    drawn |= {first.with_stem(f"{first.stem}-{n}"): own for n, own in figures(out).items()}
-    for path, own in drawn.items():
-        own.savefig(path, dpi=150)
+    with rc_context({"text.parse_math": False}):  # in labels, $ is a dollar
+        drawn = {first: figure(out)}
+        drawn |= {first.with_stem(f"{first.stem}-{n}"): own for n, own in figures(out).items()}
+        for path, own in drawn.items():
+            own.savefig(path, dpi=150)
     return list(drawn)
 
 

@@ -282,10 +282,9 @@ class Section:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw with small text, and SVG bytes that depend only on content."""
-    with mpl.rc_context(
-        {"font.size": 9.0, "axes.labelsize": 9.0, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}
-    ):
+    """Draw with small text, in which $ is a dollar, and SVG bytes that depend only on content."""
+    size: dict[str, Any] = {"font.size": 9.0, "axes.labelsize": 9.0, "text.parse_math": False}
+    with mpl.rc_context({**size, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}):
         yield
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hierfl.cli import app
 from hierfl.comparisons import cells, printed_table
 from hierfl.comparisons.compare import check_methods
+from hierfl.comparisons.figures import draw
 from hierfl.comparisons.read_study import read
 from hierfl.comparisons.result_files import COSTS, CURVES, RESULTS, STUDY, TUNED
 from tests.comparisons.small import study
@@ -144,3 +145,11 @@ def test_an_empty_column_of_numbers_is_read(tmp_path: Path) -> None:
     written(tmp_path, three(), {"best": [None] * 3, "similar": [None] * 3, "worse": [None] * 3})
     assert pd.read_csv(tmp_path / RESULTS).empty
     assert "| best |" in printed_table.markdown(tmp_path)
+
+
+def test_dollars_of_labels_are_no_mathematics_in_figures(tmp_path: Path) -> None:
+    labels = {"costs $\\frac$ more": "best", "$x^$": "similar", "worse": "worse"}
+    methods = [{"name": "fedavg", "label": label} for label in labels]
+    own = study(methods=methods, run={"seeds": [0, 1, 2]}, title="of $\\frac{ and $")
+    written(tmp_path, own, {label: VALUES[name] for label, name in labels.items()})
+    assert [path.name for path in draw(tmp_path)] == ["figure.png"]
