@@ -283,7 +283,7 @@ class Section:
 @contextmanager
 def style() -> Iterator[None]:
     """Draw with small text, in which $ is a dollar, and SVG bytes that depend only on content."""
-    size: dict[str, Any] = {"font.size": 9.0, "axes.labelsize": 9.0, "text.parse_math": False}
+    size: Any = {"font.size": 9.0, "axes.labelsize": 9.0, "text.parse_math": False}
     with mpl.rc_context({**size, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}):
         yield
 
