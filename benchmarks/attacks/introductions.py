@@ -1,7 +1,7 @@
 """Crafted introductions: each is refused, or the others agree, and go through a round, beside it.
 
-"wrong" counts introductions by which a run of three honest nodes cannot begin, or a run that a server
-cannot set up in time. Run `python -m benchmarks.attacks introductions`.
+"wrong" counts introductions by which a run of three honest nodes cannot begin, is of another method, or
+cannot be set up in time. Run `python -m benchmarks.attacks introductions`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
 
+import hierfl
 from benchmarks.attacks.lying_nodes import LIAR, rows
 from benchmarks.attacks.mutations import mutated
-from hierfl import methods, models
-from hierfl.nodes import (
-    Agreement,
-    Answer,
-    Introduction,
-    Refused,
-    answer,
-    fit_nodes,
-    node,
-)
+from hierfl.nodes import Agreement, Answer, Introduction, Node, Refused, answer, introduced, node
+from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import Decided
+from hierfl.nodes.gathering import fit_introduced
 from hierfl.nodes.messages import read_json
 
 LONGEST = 20.0  # seconds that a server may take for one
@@ -52,7 +48,7 @@ FIELDS: tuple[list[Any], ...] = (
 def crafted(honest: Any, how: random.Random) -> str:
     """Return the JSON of an introduction with something else at a place; half of them can be read."""
     found = json.loads(json.dumps(honest))
-    kind = how.randrange(10)
+    kind = how.randrange(11)
     if kind == 0:
         found["rows"] = how.choice(VALUES)
     elif kind == 1:
@@ -71,45 +67,66 @@ def crafted(honest: Any, how: random.Random) -> str:
         found["form"]["fields"][how.choice(["x", "y", "z"])] = how.choice(FIELDS)
     elif kind == 8:
         found["codes"] = {how.choice(["x", "y", "z"]): [0, 1 << 30]}
+    elif kind == 10:
+        found["codes"]["region"] = how.choice([[0, 1 << 31], [-(1 << 31), 1], [0, 3], [0, 9]])
     else:
         found["form"][how.choice(["features", "levels"])] = {"x": ["a"] * how.choice([1, 2, 10**5])}
     return json.dumps(found)
 
 
-def outcome(text: str, others: list[Introduction]) -> str:
-    """Read one introduction beside those of others, and run a round over these.
+def by_region(batch: Any) -> None:
+    """A hierarchy of slopes, with an effect of each of two regions, which rows name by their codes."""
+    center = pyro.sample("center", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    effect = pyro.sample("effect", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(center, 0.5).to_event(1))
+        with batch.data():
+            mean = (batch.x * slope).sum(-1) + effect[batch.region]
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
 
-    Say "refused", "right", "wrong" or "raw".
+
+def four() -> hierfl.ClientData:
+    """Return the rows of the four clients, with a region."""
+    data = rows()
+    return data.with_fields(region=torch.arange(data.num_rows) % 2)
+
+
+def outcome(text: str, others: list[Introduction]) -> str:
+    """Read one introduction beside those of others, and fit a model over these.
+
+    Say "refused", "right", "wrong" or "raw". It is wrong as well if another method is chosen.
     """
     try:
         found = Introduction.from_json(read_json(text))
     except Refused:
         return "refused"
-    agreement, _ = Agreement.of_most([*others, found])
-    if not {one.client for one in others} - {found.client} <= set(agreement.names):
-        return "wrong"
-    model: Any = models.regression("gaussian", prior_scale=dist.HalfNormal(0.5), centered=True)
-    data = rows()
+    data, nodes = four(), dict[str, Node]()
+    honest = {one.client for one in others} - {found.client}  # one that is named twice is no one
+
+    def agree(agreement: Agreement, run: Decided, ids: Mapping[str, int]) -> Any:
+        there = honest & ids.keys()
+        folder = Path(tempfile.mkdtemp(dir=root))
+        for name in there:
+            nodes[name] = node(run.method, data.select([name]), agreement, folder / name)
+        starts = {name: introduced(nodes[name])["start"] for name in there}
+        return starts, dict.fromkeys(ids.keys() - there, "it is silent")
+
+    def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
+        for name in contents.keys() & nodes.keys():
+            yield Answer(name, answer(nodes[name], contents[name]))
+
     with tempfile.TemporaryDirectory() as root:
-        method = methods.fedsvi(model)
-        nodes = {
-            name: node(method, data.select([name]), agreement, Path(root) / name)
-            for name in agreement.names
-            if name in data.names and name != found.client
-        }
-
-        def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
-            for name in contents.keys() & nodes.keys():
-                yield Answer(name, answer(nodes[name], contents[name]))
-
-        fitted = fit_nodes(method, agreement, ask, rounds=1)
-    return "right" if fitted.history["clients"][0] == len(nodes) else "wrong"
+        every = dict(enumerate([*others, found]))
+        fitted = fit_introduced(FitCall(by_region), every, 1, agree, lambda ids: ask)
+    counted = fitted.history["clients"].tolist()
+    good = set(counted) == {len(honest)} and fitted.method.name == "two_stage"
+    return "right" if good else "wrong"
 
 
 def attack(n: int = 100, seed: int = 0) -> dict[str, int]:
     """Read n crafted introductions beside three honest ones, and count what becomes of them."""
     counts, how = dict.fromkeys(("right", "refused", "wrong", "raw"), 0), random.Random(seed)
-    data, dtype = rows(), torch.get_default_dtype()
+    data, dtype = four(), torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         others = [Introduction.of(data.select([n])) for n in data.names if n != LIAR]

@@ -294,14 +294,13 @@ def gather(
     is_mini_batch: bool = False,
 ) -> ClientBatch:
     """Gather rows `index` (C, B) of clients `ids`; `inside` (C, B) is false at padded rows."""
-    flat = (
-        index.flatten()
-    )  # index_select copies whole rows, in a third of the time of values[index]
+    flat, fields = index.flatten(), {}
+    for name, values in data.fields.items():
+        # index_select takes a third of the time, but copies all rows of `stand_in` first
+        chosen = values.index_select(0, flat) if values.stride(0) else values[flat]
+        fields[name] = chosen.unflatten(0, index.shape)
     return ClientBatch(
-        fields={
-            name: values.index_select(0, flat).unflatten(0, index.shape)
-            for name, values in data.fields.items()
-        },
+        fields=fields,
         client_fields={name: values[ids][:, None] for name, values in data.client_fields.items()},
         rows=inside,
         counts=data.counts[ids].to(torch.get_default_dtype()),

@@ -214,7 +214,8 @@ def _inside(
         if len(known) > term.size:
             raise ValueError(
                 f"client '{client}' has {len(known)} groups of '{term.group.name}', and clients "
-                f"have agreed on at most {term.size}: agree on a new schema"
+                f"have agreed on at most {term.size}: agree on a new schema, or, to predict, hand in "
+                f"rows of {term.size} of them at a time"
             )
         inside[client, term.group.name] = known
     codes = index_in(known, names)

@@ -342,5 +342,7 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     response = model.declared.parts.response
     labeled = all(response in getattr(frame, "columns", ()) for frame in frames)
-    agreed_on = model.declared, model.agreed, model.layout
-    return client_data(*agreed_on, rows, model._inside, labeled=labeled, asked=asked)
+    agreed_on, inside = (model.declared, model.agreed, model.layout), model._inside
+    if asked:  # what other clients' groups are called in one question does not bind the next
+        inside = {place: names for place, names in inside.items() if place[0] in fitted}
+    return client_data(*agreed_on, rows, inside, labeled=labeled, asked=asked)

@@ -23,6 +23,7 @@ from hierfl.program.traces import Site, samples
 SIZES, TRIES = (0.3, 2.0, 8.0), 3
 # Raised where a program cannot be computed: general methods need no structure, and report it.
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
+MANY = 1 << 20  # codes of a field
 Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
 
 
@@ -41,6 +42,8 @@ def perturbed(
         if codes is not None and name in codes:
             low, high = codes[name]
             count = high + 1 - low
+            if count > MANY:  # a permutation would take memory for each
+                return (low + torch.randint(count, v.shape, generator=g)).to(v.dtype)
             turns = [torch.randperm(count, generator=g) for _ in range(-(-v.numel() // count))]
             return (low + torch.cat(turns)[: v.numel()].view(v.shape)).to(v.dtype)
         if not v.is_floating_point():

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import torch
+
+from hierfl.data.absent import FILLS, stand_in
+from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Ask
 from hierfl.nodes.call import FitCall
@@ -13,6 +18,9 @@ from hierfl.nodes.choosing import Decided, decided
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.run import LONGEST, TooFewNodes, fit_nodes
 from hierfl.nodes.together import AskSum
+from hierfl.program.few_rows import point
+from hierfl.program.read import read_model
+from hierfl.program.sites import Model
 
 Key = TypeVar("Key")  # of a node, to the transport
 # (what all agree on, what is run, client -> its node) -> what each client starts from, and why others do not
@@ -34,6 +42,50 @@ def check_enough(found: Sized, left_out: Mapping[Any, str], fewest: int, do: str
         warnings.warn(f"{who} is left out: {reason}", stacklevel=4)
 
 
+def _whose_codes_run(
+    call: FitCall, introductions: Sequence[Introduction]
+) -> tuple[Agreement, dict[str, str]]:
+    """Return what most nodes agree on, without those alone with codes at which the model fails, who are named."""
+    agreement, differ = Agreement.of_most(introductions)
+    left = {one.client: one for one in introductions if one.client in agreement.names}
+    model, least, odd = call.named.model if call.named else call.method, len(left) // 2 + 1, {}
+    while (far := _alone_with_codes(left.values())) and _fails(model, agreement):
+        if len(left) <= least:  # it fails by itself
+            return Agreement.of_most(introductions)
+        client, name = far
+        del left[client]
+        agreement = Agreement.between(list(left.values()))
+        odd[client] = f"no other client has its codes of field '{name}', at which the model fails"
+    return agreement, differ | odd
+
+
+def _alone_with_codes(introductions: Iterable[Introduction]) -> tuple[str, str] | None:
+    """Return the client that has the code farthest beyond all others', and its field; None: nobody has."""
+    found = {}
+    for name in {name for one in introductions for name in one.codes}:
+        for sign, end in ((-1, 0), (1, 1)):
+            ends = sorted((sign * one.codes[name][end], one.client) for one in introductions)
+            if len(ends) > 2 and ends[-1][0] > ends[-2][0]:
+                found[ends[-1][0] - ends[-2][0]] = ends[-1][1], name
+    return found[max(found)] if found else None
+
+
+def _fails(model: Model, agreement: Agreement) -> bool:
+    """Return whether a model fails on rows of agreed codes, where it can be read without rows."""
+    for fills in FILLS:
+        with suppress(ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values that are not the clients'
+            found = read_model(model, stand_in(agreement.absent_rows(fills), 0)).program
+            program, g = agreement.agreed(found), torch.Generator().manual_seed(0)
+            with trial():
+                try:
+                    terms_at(program, point(program, 0.0)[1], moved_rows(program, g))
+                except FAILS:
+                    return True
+            return False
+    return False
+
+
 def fit_introduced(
     call: FitCall,
     found: Mapping[Key, Introduction],
@@ -44,7 +96,7 @@ def fit_introduced(
 ) -> FitOverNodes:
     """Let nodes agree, and fit; a method that needs every client begins again without one that fails."""
     while True:
-        agreement, differ = Agreement.of_most(list(found.values()))
+        agreement, differ = _whose_codes_run(call, list(found.values()))
         ids = {one.client: key for key, one in found.items() if one.client in agreement.names}
         check_enough(ids, differ, fewest, "have rows of one form")
         run = decided(call, agreement)

@@ -54,8 +54,9 @@ def distinct_rows(data: ClientData, labels: tuple[str, ...]) -> Tensor:
     at = torch.linspace(0, data.num_rows - 1, min(FEW, data.num_rows)).long().tolist()
     extreme: list[int] = []
     for name in labels:
-        if name in data.fields and data.fields[name].dim() == 1:
-            values = data.fields[name]
+        values = data.fields.get(name)
+        # of rows that are not there, all values are one
+        if values is not None and values.dim() == 1 and values.stride(0):
             values = values.byte() if values.dtype == torch.bool else values
             extreme += [int(values.argmin()), int(values.argmax())]
     return torch.tensor(sorted(list(dict.fromkeys([*extreme, *at]))[:FEW]))

@@ -217,7 +217,8 @@ def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
     found = {}
     for name, values in data.fields.items():
         if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
-            found[name] = int(values.min()), int(values.max())
+            one = values if values.stride(0) else values[:1]  # of rows that are not there
+            found[name] = int(one.min()), int(one.max())
     return found
 
 

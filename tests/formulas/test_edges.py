@@ -139,6 +139,27 @@ def test_wards_stand_without_a_term_of_their_hospital() -> None:
     assert means[1] == pytest.approx(means[0], abs=0.06)
 
 
+def test_wards_of_an_unseen_client_bind_no_later_question() -> None:
+    """Each question about a new hospital numbers its wards; a fit of it keeps them."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"h": np.repeat(list("abc"), 20), "ward": np.tile(list("pqr"), 20)})
+    frame["y"] = rng.normal(size=60)
+    fit = hierfl.fit(hierfl.formula("y ~ 1 + (1 | h/ward)", clients="h"), frame, seed=0)
+    new = frame[:6].assign(h="new")
+    with pytest.raises(KeyError, match="'new' was not fitted"):
+        fit.predict(new)
+    for wards in ("uvw", "pqu", "z"):
+        other = new.assign(ward=np.resize(list(wards), 6))
+        assert len(hierfl.predict_from_prior(fit, other, draws=5).mean) == 6
+    own = fit.personalize(new)
+    assert len(own.predict(new[::-1]).mean) == 6
+    with pytest.raises(ValueError, match="has the group 'z'"):
+        own.predict(new.assign(ward="z"))
+    many = frame[:8].assign(h="new", ward=list("abcdefgh"))
+    with pytest.raises(ValueError, match="hand in rows of 3 of them at a time"):
+        hierfl.predict_from_prior(fit, many)
+
+
 def test_wards_of_frames_that_do_not_name_their_hospital() -> None:
     own = pd.DataFrame({"ward": ["p", "p", "q"], "y": [0.1, 0.4, 0.2]})
     made = hierfl.formula("y ~ 1 + (1 | h:ward)", clients="h").on({"a": own, "b": own + own})

@@ -8,18 +8,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 from flwr import app as flwr
 
 import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.flower import apps
-from hierfl.nodes import FitOverNodes, TooFewNodes, in_process
+from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 from hierfl.nodes.odd_answers import odd_answers
 from hierfl.optimizers import SGD
+from hierfl.program.read import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
 from tests.formulas.frames import patients
 from tests.methods.cases import CASES, shared
@@ -255,6 +260,36 @@ def test_a_rehearsal_goes_on_without_a_node_whose_policy_forbids_it(tmp_path: Pa
     assert [one["client"] for one in again.history["left_out"][0]] == ["north"]
     with pytest.raises(TooFewNodes, match="3 nodes introduce a client, and 4 are needed"):
         hierfl.nodes.fit(method, in_process(rows(), tmp_path, fewest=4), rounds=2)
+
+
+def by_region(batch: Any) -> None:
+    """A hierarchy with an effect of each of four regions, which rows name by their codes."""
+    center = pyro.sample("center", dist.Normal(0.0, 1.0))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    effect = pyro.sample("effect", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with batch.clients():
+        level = pyro.sample("level", dist.Normal(center, spread))
+        with batch.data():
+            pyro.sample("y", dist.Normal(level + effect[batch.region], 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("codes", [(0, 1 << 31), (-(1 << 31), 3), (0, 10)])
+def test_one_nodes_codes_neither_end_a_run_nor_choose_its_method(
+    codes: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    regions, y = torch.arange(80) % 4, torch.randn(80, generator=g)
+    data = hierfl.ClientData.from_arrays(list(np.repeat(NAMES, 20)), y=y, region=regions)
+
+    def lied(of: hierfl.ClientData) -> dict[str, tuple[int, int]]:
+        return {"region": codes} if of.names == ("north",) else codes_of(of)
+
+    monkeypatch.setattr(agreement, "codes_of", lied)
+    for model in (by_region, methods.two_stage(by_region, draws=200)):
+        folder = tmp_path / str(type(model).__name__)
+        with pytest.warns(UserWarning, match="client 'north' is left out: no other client has its"):
+            fit = hierfl.nodes.fit(model, in_process(data, folder))
+        assert fit.clients == ("east", "south", "west") and fit.method.name == "two_stage"
 
 
 def test_a_schema_in_one_process_without_a_bad_frame(tmp_path: Path) -> None:
