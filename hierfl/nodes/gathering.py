@@ -48,7 +48,8 @@ def _whose_codes_run(
     """Return what most nodes agree on, without those alone with codes at which the model fails, who are named."""
     agreement, differ = Agreement.of_most(introductions)
     left = {one.client: one for one in introductions if one.client in agreement.names}
-    model, least, odd = call.named.model if call.named else call.method, len(left) // 2 + 1, {}
+    model: Any = call.named.model if call.named else call.method
+    least, odd = len(left) // 2 + 1, dict[str, str]()
     while (far := _alone_with_codes(left.values())) and _fails(model, agreement):
         if len(left) <= least:  # it fails by itself
             return Agreement.of_most(introductions)
