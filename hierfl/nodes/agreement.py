@@ -228,11 +228,7 @@ class Agreement:
         return stand_in(short.absent_rows(fills), 0)
 
     def agreed(self, program: Program) -> Program:
-        """Return a program that was read from some clients, as it is read from all of them.
-
-        Where a method starts from some client's prior, that client's fields are the same made-up
-        ones everywhere.
-        """
+        """Return a program that some clients' rows gave as all give it; its prototype's client fields are made up."""
         keys = self.absent_rows(FILLS[0]).keys
         made_up = full_batch(self.few_made_up(FILLS[0]), torch.zeros(1, dtype=torch.long))
         prototype = replace(program.prototype, client_fields=made_up.client_fields)

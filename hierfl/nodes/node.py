@@ -22,11 +22,10 @@ from hierfl.method import Clock, Method
 from hierfl.nodes import log
 from hierfl.nodes.account import Account, answer_again, digest, keep_answer
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import asked_first, check_approved, write_preview
+from hierfl.nodes.approval import asked_first, check_approved, preview, write_preview
 from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
-from hierfl.nodes.preview import preview
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe

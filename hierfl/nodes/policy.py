@@ -87,16 +87,7 @@ class Policy:
         return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
 
     def check(self, method: Method | None, rows: int) -> None:
-        """Refuse a run that is not allowed.
-
-        Args:
-            method: of the run; None: it has not been chosen yet.
-            rows: of the client.
-
-        Raises:
-            Forbidden: it is not; the message names the key of the policy.
-            ValueError: the policy names a method that does not exist.
-        """
+        """Refuse a run that is not allowed, by the key of the policy; no `method`: it is not chosen yet."""
         if rows < self.min_rows:
             raise Forbidden(
                 f"the node's policy asks for {self.min_rows} rows or more, and the client has "
