@@ -98,6 +98,8 @@ class FromFactor:
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
             each = partial(candidate, hierarchy, drawn.vector, own, batch)
             found: Candidate = torch.vmap(each)(e, sides)
+            if count == 1:
+                return found.vector[0, :, None], -found.log_weight[0, :, None]
             joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
         log_weights = joint + found.log_weight
         choice = noise.fold(batch.key, noise.word("_local.choice"))

@@ -35,7 +35,8 @@ from hierfl.summaries.weights import (
 PILOT, TURNS, MORE = ((4, 512), (12, 1024), (10**9, 2048)), 16, 3
 LEAST_PILOT, WORK = 64, 2_000_000  # points of a turn for each scale and one, and points x clients
 MANY_SCALES = 12  # more of them are tempered sooner
-ENOUGH = 0.8  # share of the points that is effective, with which a turn is the last
+# share of the points that is effective, with which a turn is the last; of many scales of rough draws
+ENOUGH, ENOUGH_OF_MANY = 0.8, 0.25
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 # Weights with such a share effective and none so many nats above the mean need no tail. k-hat, of
 # the largest alone, was 0.7 to 1.1 of two corners with four times the mean.
@@ -128,7 +129,7 @@ def by_importance(
         s, log_weights, k_hat = torch.zeros(count, 0), equal, 0.0
         _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
-        proposal, share = _adapted(density, start)
+        proposal, share = _adapted(density, start, final=final)
         many = int(count * min(MORE, max(1.0, 1.2 / share))) // 2 * 2 if final else count
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
         log_p, mean, covariance = density.at(s)
@@ -156,13 +157,14 @@ def by_importance(
     return Draws(surrogate.draws(s, mean, covariance, e), log_weights, torch.nan, k_hat)
 
 
-def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
+def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, float]:
     """Fit a proposal to its own weighted points; also return the share that is effective."""
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
     most = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
     e = normal_points(min(most, next(n for scales, n in PILOT if size <= scales)), size + 1)
     least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
+    enough = ENOUGH if final or size <= MANY_SCALES else ENOUGH_OF_MANY
     best, stuck, low = 0.0, 0, False
     for turn in range(TURNS):
         y, log_q = proposal.at(e)
@@ -171,7 +173,7 @@ def _adapted(density: Density, start: Start) -> tuple[Proposal, float]:
         share = effective_share(log_w)
         stuck = 0 if share > 1.1 * best or low else stuck + 1
         patience = 0 if share > 0.4 else 1 if share > 0.1 else 3
-        if turn and (share > ENOUGH or stuck > patience):
+        if turn and (share > enough or stuck > patience):
             break
         best, low = max(best, share), share < least
         weights = tempered(log_w, aim) if low else log_w.softmax(0)

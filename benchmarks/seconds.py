@@ -1,0 +1,144 @@
+"""CPU seconds of `hierfl.fit` beside pooled NUTS by NumPyro: `python -m benchmarks.seconds [NAME ...]`.
+
+Each problem has two processes of its own, one after the other: `hierfl.fit` and 4,000 draws, and
+NUTS as a user would run it, two chains of 500 + 1,000 steps. Seconds are CPU seconds, imports and
+first calls included; what the benchmark itself imports is not. `HIERFL_NUMPYRO` names a Python with NumPyro,
+`HIERFL_DATA` the folder of the data that do not ship. `counties` is simulated: 386 clients, 12,573
+rows, an intercept and a slope each, without NUTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+import hierfl
+from benchmarks.formula_problems import PROBLEMS as FORMULAS
+from benchmarks.pooled_nuts import ROOT, USER, has_numpyro, in_own_process, python
+from benchmarks.rounds import best_of
+from benchmarks.rounds_models import ALL
+
+# CPU seconds asked of each problem
+ASKED = {
+    **{"radon": 4.0, "hospitals": 3.5, "eight_schools": 2.0, "ilea": 4.5, "election88": 7.0},
+    **{"trauma": 3.5, "nurses": 5.0, "lung": 6.0, "demo": 11.0, "counties": 5.0},
+}
+IMPORTS = "import time, hierfl; hierfl.fit, hierfl.formula; print(time.process_time())"
+COUNTIES, ROWS = 386, 12_573
+
+
+def counties() -> pd.DataFrame:
+    """Return simulated rows of counties with intercepts and slopes of their own."""
+    rng = np.random.default_rng(0)
+    county = np.sort(rng.integers(COUNTIES, size=ROWS))
+    own, x = rng.standard_normal((2, COUNTIES)) * [[0.4], [0.2]], rng.standard_normal(ROWS)
+    y = 1.0 + own[0, county] + (0.5 + own[1, county]) * x + 0.8 * rng.standard_normal(ROWS)
+    return pd.DataFrame({"y": y, "x": x, "county": county})
+
+
+def given(name: str) -> tuple[Any, Any]:
+    """Return the program or formula of a problem, and its rows."""
+    if name == "counties":
+        return hierfl.formula(
+            "y ~ x + (1 | county) + (0 + x | county)", clients="county"
+        ), counties()
+    if name in FORMULAS and name not in ALL:
+        frame = FORMULAS[name].frame()
+        return FORMULAS[name].model(frame), frame
+    return best_of(ALL[name]).model, ALL[name].data()
+
+
+def fitted(name: str) -> dict[str, float]:
+    """Fit a problem in this process."""
+    torch.set_num_threads(1)
+    model, rows = given(name)
+    began = time.process_time()
+    fit = hierfl.fit(model, rows, seed=0, progress=False)
+    ended = time.process_time()
+    fit.draws(4000)
+    return {
+        "rounds": len(fit.history),
+        "fit": ended - began,
+        "draws": time.process_time() - ended,
+        "k_hat": float(fit.history["k_hat"].iloc[-1]),
+    }
+
+
+def run_alone(*command: str) -> str:
+    """Run Python in a process of one thread, and return the last line that it prints."""
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, *command], check=True, capture_output=True, text=True, env=one
+    )
+    return ran.stdout.splitlines()[-1]
+
+
+def by_nuts(name: str) -> float | None:
+    """Return the CPU seconds of NUTS in a process of its own, or None where it has no program."""
+    if name == "counties":
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        began = _of_children()
+        if name in ALL:
+            in_own_process(ALL[name], Path(folder), *USER)
+        else:
+            made, frame = given(name)
+            files = [Path(folder) / of for of in ("program.py", "rows.npz", "out.npz")]
+            batch = hierfl.full_batch(made.data(frame))
+            files[0].write_text(made.program())
+            rows = {n: v.numpy() for n, v in {**batch.fields, **batch.client_fields}.items()}
+            np.savez(files[1], present=batch.mask().numpy(), **rows)
+            call = [python(), "-m", "benchmarks.formula_sampler", *map(str, files)]
+            subprocess.run([*call, *USER], cwd=ROOT, check=True, capture_output=True)
+        return _of_children() - began
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a table, a row for each problem."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.seconds", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ASKED)}")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.one:
+        print(json.dumps(fitted(args.one)))
+        return
+    print(
+        "| problem | rounds | k-hat | fit, CPU s | asked | 4,000 draws, CPU s | NUTS, CPU s | ratio |"
+    )
+    print("|---|" + "---:|" * 7)
+    nuts = has_numpyro()
+    for name in args.names or ASKED:
+        imports = float(run_alone("-c", IMPORTS))
+        v = json.loads(run_alone("-m", "benchmarks.seconds", "--one", name))
+        seconds = imports + v["fit"]
+        other = by_nuts(name) if nuts else None
+        beside = "none | " if other is None else f"{other:.1f} | {other / seconds:.1f}"
+        print(
+            f"| {name} | {v['rounds']} | {v['k_hat']:.2f} | {seconds:.1f} | {ASKED[name]:.1f} "
+            f"| {v['draws']:.2f} | {beside} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
