@@ -265,8 +265,12 @@ def predicted(
 def _averaged(chunks: Iterable[Chunk]) -> dict[str, Tensor]:
     flat: dict[str, list[Tensor]] = {}
     for chunk in chunks:
-        for name, value in chunk.found.items():
-            flat.setdefault(name, []).append(averaged(name, value)[chunk.asked.mask()])
+        present = chunk.asked.mask()
+        own = {name: averaged(name, v)[present] for name, v in chunk.found.items()}
+        if "log_prob" in own:  # where no row of a chunk is padded or masked, none is counted
+            own.setdefault("counts", torch.ones_like(own["log_prob"]))
+        for name, value in own.items():
+            flat.setdefault(name, []).append(value)
     return {name: torch.cat(v) for name, v in flat.items()}
 
 

@@ -121,3 +121,17 @@ def test_a_label_counts_in_scores_as_in_the_fit(how: str) -> None:
     drawn = fit.replicate(data, draws=50)
     assert diagnostics.client_scores(found, replicates=drawn)["crps"].max() < 10.0
     assert diagnostics.client_rates(found, drawn)["observed"].abs().max() < 10.0
+
+
+def test_chunks_with_padded_rows_and_without_are_scored_together() -> None:
+    """Two clients of two and three rows are carried first, then one of three, of which none is padded."""
+    rows = FRAME.groupby("h").head(3).drop(index=FRAME[FRAME.h == "a"].index[0])
+    made = hierfl.formula("y ~ x + (1 | h)", clients="h").on(rows)
+    data, settings = made.data(rows), hierfl.Settings(chunk=2)
+    few, whole = (
+        hierfl.fit(methods.fedsvi(made), data, seed=0, rounds=2, settings=how)
+        for how in (settings, hierfl.Settings())
+    )
+    found = few.predict(data, draws=20).scores()
+    assert found["rows"].tolist() == [2, 3, 3]
+    pd.testing.assert_frame_equal(found, whole.predict(data, draws=20).scores(), rtol=1e-5)
