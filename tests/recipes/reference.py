@@ -35,6 +35,7 @@ from pyro.infer.mcmc.util import initialize_model
 from pyro.infer.reparam import LocScaleReparam
 from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
+from torch._inductor.exc import InductorError
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hierfl
@@ -132,7 +133,12 @@ def compiled(
         at: a z to trace it at.
     """
     with pyro.validation_enabled(False):  # it reads values, which a trace does not have
-        graph = torch.compile(make_fx(both)(at))
+        traced = make_fx(both)(at)
+    graph = torch.compile(traced)
+    try:
+        graph(at)
+    except InductorError:  # torch 2.13 does not lower the diagonal of a Cholesky factor
+        graph = traced
 
     class Potential(torch.autograd.Function):
         @staticmethod
