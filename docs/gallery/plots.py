@@ -2,23 +2,29 @@
 # # Every plot, at the width of a journal column
 #
 # Each function of `hierfl.plots` draws on the Matplotlib axes that it is given and returns them, so that a paper's figure is yours to lay out. All
-# pictures on this page are 3.4 inches wide. Colors are those of [Okabe and Ito](https://jfly.uni-koeln.de/color/), which all kinds of color
+# pictures on this page are 3.5 inches wide. Colors are those of [Okabe and Ito](https://jfly.uni-koeln.de/color/), which all kinds of color
 # vision tell apart.
 
 # %%
+import tempfile
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
 from torch import nn
 
 import hierfl
-from hierfl import diagnostics, methods, models, optimizers, plots
+from hierfl import diagnostics, guides, methods, models, optimizers, plots
 
 plt.rcParams |= {"font.size": 8, "figure.dpi": 130}
 
 
 def column(height=2.4):
     """Return the axes of a figure as wide as a column."""
-    return plt.subplots(figsize=(3.4, height), layout="constrained")[1]
+    return plt.subplots(figsize=(3.5, height), layout="constrained")[1]
 
 
 radon = hierfl.datasets.radon()
@@ -32,7 +38,8 @@ largest = np.argsort(-homes)
 # %% [markdown]
 # ## Clients
 #
-# `client_forest`, `shrinkage`, `prior_and_clients`, `client_map`; `forest` draws several coefficients ([results](../results.md)).
+# `client_forest`, `shrinkage`, `prior_and_clients` and `client_map`; `forest` draws several coefficients of each client over what the global level
+# predicts for a county.
 
 # %%
 ax = column(3.0)
@@ -61,10 +68,22 @@ means = np.column_stack([alone, levels.mean(0), radon.client_fields["log_uranium
 plots.client_map(column(2.8), means[largest[:7]], [names[k] for k in largest[:7]])
 plt.show()
 
+# %%
+slopes = hierfl.fit(models.regression("gaussian", y="y"), radon, seed=0)
+found = slopes.posterior(draws=1000, seed=0).posterior
+noise = np.random.default_rng(0).standard_normal(found["slope_scale"].shape)
+of_a_county = found["slope_loc"] + found["slope_scale"] * noise
+ax = plots.forest(
+    column(2.6), found["slope"].sel(client=[names[k] for k in largest[:4]]), of_a_county
+)
+ax.set_xlabel("slope, log radon")
+ax.legend(frameon=False, fontsize=7, loc="lower left")
+plt.show()
+
 # %% [markdown]
 # ## Predictions
 #
-# `coverage`, `pit`, `rates`, `reliability`; `entropies` is on [another page](unknown_images.py).
+# `coverage`, `pit`, `rates`, `reliability` and `entropies`.
 
 # %%
 replicates = fit.replicate(radon, draws=200, seed=0).numpy()
@@ -92,13 +111,80 @@ found = runs[0].predict(test, draws=1)
 ax = plots.reliability(column(2.8), {"fedavg": (found.mean.numpy(), found.label.numpy())})
 plt.show()
 
+# %%
+chance = found.mean.numpy()
+entropy = -(chance * np.log(chance) + (1 - chance) * np.log1p(-chance))
+va = test.row_client.numpy() == test.names.index("va")
+ax = plots.entropies(column(), entropy[~va], entropy[va], labels=("other hospitals", "va"))
+ax.legend(frameon=False, fontsize=7, loc="upper left")
+plt.show()
+
+# %% [markdown]
+# ## Formulas
+#
+# Effects, ranks of clients and [survival curves](survival.py) draw themselves on the `ax=` that they are given.
+
+# %%
+frame = hierfl.datasets.heart_disease("nan").frame("hospital")
+text = "y ~ age + sex + (1 | hospital)"
+formula = hierfl.formula(text, "bernoulli", clients="hospital")
+mixed = hierfl.fit(formula, frame, seed=0)
+mixed.effects("age", client="each").plot(ax=column())
+plt.show()
+
+# %%
+mixed.profile().plot_ranks(ax=column(2.2))
+plt.show()
+
 # %% [markdown]
 # ## Runs
 #
-# `convergence`: the median of three seeds, and their range.
+# `convergence` draws the median of three seeds and their range, `k_hats` each client's Pareto k-hat, `messages` what left each node.
 
 # %%
 ax = plots.convergence(
     column(), {"fedavg": [run.history for run in runs]}, column="loss", settled=0
 )
 plt.show()
+
+# %%
+plots.k_hats(column(1.9), diagnostics.loo(mixed, "client").table["k_hat"])
+plt.show()
+
+# %%
+home = Path(tempfile.mkdtemp())
+frames = {name: rows for name, rows in frame.groupby("hospital")}
+hierfl.nodes.fit(
+    hierfl.formula(text, "bernoulli", clients="hospital"), hierfl.nodes.in_process(frames, home)
+)
+logs = {name: pd.read_json(home / name / "left.jsonl", lines=True) for name in frames}
+plots.messages(column(2.2), logs)
+plt.show()
+
+# %% [markdown]
+# ## Ranks
+#
+# `rank_ecdf` and `rank_histogram` draw [simulation-based calibration](../diagnostics.md): the rank of each true value among draws of its posterior.
+
+
+# %%
+def schools(batch):
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(theta, batch.sigma / 10), obs=batch.y)
+
+
+eight = hierfl.datasets.eight_schools()
+ranks = diagnostics.sbc(schools, guides.mean_field, eight, replications=200, steps=200)
+plots.rank_ecdf(column(), ranks, "mu")
+plt.show()
+
+# %%
+plots.rank_histogram(column(), ranks, "mu")
+plt.show()
+
+# %% [markdown]
+# Both show what a mean-field guide does: it treats `mu` as independent of the schools' own means, so that its draws are too narrow, and true values
+# lie too often at the ends.

@@ -189,8 +189,21 @@ def formula_tables(formula: Formula, frame: pd.DataFrame, clients: Sequence[str]
         own = term.place in ("clients", "within")
         what = "own coefficients" if term.place == "clients" else "deviations"
         of = f"{term.group.name}: {what}{' by client' if own else ''}"
-        tables.append((of, _table(frame, [term.site], shrinkage=own)))
+        rows = frame if term.place != "within" else _named_inside(formula, term, frame)
+        tables.append((of, _table(rows, [term.site], shrinkage=own)))
     return tuple((heading, table) for heading, table in tables if len(table))
+
+
+def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.DataFrame:
+    """Name the groups within clients where names are known, without those that a client lacks."""
+    some = frame[frame["site"] == term.site]
+    parts = some["entry"].str.partition(", ")
+    known = [formula._inside.get((client, term.group.name)) for client in some["client"]]
+    of = [
+        (*n, *[None] * term.size)[int(k)] if n else k for n, k in zip(known, parts[0], strict=True)
+    ]
+    named = pd.Series(of, some.index, dtype=object)
+    return some.assign(entry=named + parts[1] + parts[2])[named.notna()]
 
 
 def _sites_of(term: GroupTerm) -> tuple[str, ...]:

@@ -71,8 +71,8 @@ class Profile:
         Args:
             ax: axes to draw on. Default None: new ones.
         """
-        from hierfl.plots.clients import NAMED
         from hierfl.plots.effects import client_ranks, new_axes
+        from hierfl.plots.style import NAMED
 
         return client_ranks(new_axes(ax, lines=min(len(self.frame), NAMED)), self.frame)
 

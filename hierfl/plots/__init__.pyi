@@ -9,6 +9,8 @@ from .predictions import pit as pit
 from .predictions import rates as rates
 from .predictions import reliability as reliability
 from .runs import convergence as convergence
+from .runs import k_hats as k_hats
+from .runs import messages as messages
 from .runs import rank_ecdf as rank_ecdf
 from .runs import rank_histogram as rank_histogram
 from .style import COLORS as COLORS

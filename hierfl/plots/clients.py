@@ -11,14 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
 from hierfl.core.arguments import shown
-from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, POINTS, mark_areas, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, POINTS, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import DataArray
 
 Floats = NDArray[np.float64]
-NAMED = 40  # most clients that get a line and a name each
 
 
 def client_forest(
@@ -60,9 +59,16 @@ def client_forest(
     if prior is not None:
         _prior_band(ax, np.asarray(prior, dtype=float), order, tails)
     size = mark_areas(count[order], largest=46.0 if len(names) <= NAMED else 22.0)
-    _posterior_intervals(ax, values[:, order], tails, size)
+    at, thin = np.arange(len(names), dtype=float), 1.0 if len(names) <= NAMED else 0.6
+    low, q1, middle, q3, high = np.quantile(values[:, order], tails, axis=0)
+    ax.hlines(at, low, high, color=COLORS[0], linewidth=thin, zorder=3)
+    ax.hlines(at, q1, q3, color=COLORS[0], linewidth=2.6 * thin, zorder=3)
+    ax.scatter(middle, at, s=size, linewidth=0.4, label="posterior", zorder=4, **POINTS)
     if local_only is not None:
-        _local_only_marks(ax, np.asarray(local_only, dtype=float)[order], size)
+        style: dict[str, Any] = {"facecolor": "white", "edgecolor": COLORS[1], "marker": "D"}
+        style |= {"s": np.maximum(size * 0.7, 8.0), "linewidth": 1.1, "zorder": 3.5}
+        alone = np.asarray(local_only, dtype=float)[order]
+        ax.scatter(alone, at, label="own rows only", **style)
     _label_clients(ax, [names[i] for i in order], count[order], with_rows=rows is not None)
     return plain(ax)
 
@@ -75,22 +81,6 @@ def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[flo
         left, center, right = left[order], center[order], right[order]
     ax.barh(at, right - left, left=left, height=1.0, color=BAND, label="global prior", zorder=1)
     ax.vlines(center, at - 0.5, at + 0.5, color=GRAY, linewidth=1.0, zorder=2)
-
-
-def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Floats) -> None:
-    at = np.arange(values.shape[1], dtype=float)
-    low, q1, middle, q3, high = np.quantile(values, tails, axis=0)
-    thin = 1.0 if len(at) <= NAMED else 0.6
-    ax.hlines(at, low, high, color=COLORS[0], linewidth=thin, zorder=3)
-    ax.hlines(at, q1, q3, color=COLORS[0], linewidth=2.6 * thin, zorder=3)
-    ax.scatter(middle, at, s=size, linewidth=0.4, label="posterior", zorder=4, **POINTS)
-
-
-def _local_only_marks(ax: Axes, local_only: Floats, size: Floats) -> None:
-    at = np.arange(len(local_only), dtype=float)
-    style: dict[str, Any] = {"facecolor": "white", "edgecolor": COLORS[1], "marker": "D"}
-    style |= {"linewidth": 1.1, "zorder": 3.5, "label": "own rows only"}
-    ax.scatter(local_only, at, s=np.maximum(size * 0.7, 8.0), **style)
 
 
 def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool) -> None:
@@ -136,7 +126,10 @@ def shrinkage(
     count = np.ones(len(x)) if rows is None else np.asarray(rows, dtype=float)
     span = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
     span += 0.06 * max(float(np.ptp(span)), 1e-9) * np.array([-1.0, 1.0])
-    _reference_lines(ax, span, center)
+    dashed: dict[str, Any] = {"color": GRAY, "linewidth": 1.0, "zorder": 1}
+    ax.plot(span, span, linestyle="--", label="no shrinkage", **dashed)
+    if center is not None:
+        ax.axhline(center, linestyle=":", label="common center", **dashed)
     ax.vlines(x, x, y, color=COLORS[5], linewidth=0.9, zorder=2)
     size = mark_areas(count, largest=70.0)
     label = "client (area: number of rows)"
@@ -146,15 +139,6 @@ def shrinkage(
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(6))
     return plain(ax)
-
-
-def _reference_lines(ax: Axes, span: Floats, center: float | None) -> None:
-    """Draw the diagonal (no shrinkage) and, if `center` is given, the line of full shrinkage."""
-    ax.plot(span, span, color=GRAY, linewidth=1.0, linestyle="--", label="no shrinkage", zorder=1)
-    if center is not None:
-        ax.axhline(
-            center, color=GRAY, linewidth=1.0, linestyle=":", label="common center", zorder=1
-        )
 
 
 def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Sequence[str]) -> Axes:
@@ -249,8 +233,7 @@ def client_map(
     _name_outermost(ax, at, names, size)
     ax.margins(0.16)
     ax.set(xlabel=f"first component ({share[0]:.0%})", ylabel=f"second component ({share[1]:.0%})")
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set(xticks=[], yticks=[])
     return plain(ax)
 
 
@@ -268,9 +251,14 @@ def _components(centered: Floats) -> tuple[Floats, Floats]:
 def _name_outermost(ax: Axes, at: Floats, names: Sequence[str], size: Floats) -> None:
     """Name all clients if there are up to 12, otherwise the 8 farthest from the origin."""
     far = np.argsort(-np.linalg.norm(at, axis=1))[: len(names) if len(names) <= 12 else 8]
-    for i in far:
-        style: dict[str, Any] = {"ha": "center", "fontsize": "small"}
-        above = (0, 2.0 + size[i] ** 0.5 / 2)
+    shown = at / np.maximum(np.ptp(at, axis=0), 1e-300)
+    for i in far:  # on the side away from the nearest other name
+        near = min(
+            set(far) - {i}, key=lambda j: float(np.abs(shown[j] - shown[i]).sum()), default=i
+        )
+        side = 1.0 if (at[i, 1], i) >= (at[near, 1], near) else -1.0
+        above = (0, side * (5.0 + size[i] ** 0.5 / 2))
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
         ax.annotate(names[i], at[i], xytext=above, textcoords="offset points", **style)
 
 

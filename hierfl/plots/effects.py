@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from hierfl.plots.clients import NAMED
-from hierfl.plots.style import COLORS, GRAY, MARKERS, plain
+from hierfl.plots.style import COLORS, GRAY, MARKERS, NAMED, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +115,7 @@ def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
         ax.set_yticks(at, names)
         ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(some) - 0.4, -0.6)
-    ax.set(xlabel="own effect, linear predictor", ylabel="client (90 % interval of its rank)")
+    ax.set(xlabel="own effect, linear predictor", ylabel="client (90 % of its rank)")
     return plain(ax)
 
 

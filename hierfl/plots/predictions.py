@@ -61,10 +61,9 @@ def reliability(
         bars = [share - low, high - share]
         ax.errorbar(mean + shifts[k], share, yerr=bars, label=name, **style)
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    ax.set_xticks([0.0, 0.25, 0.5, 0.75, 1.0])
-    ax.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+    ax.set(xlabel="predicted probability", ylabel="share of labels that are 1")
+    ax.set(xticks=np.linspace(0.0, 1.0, 5), yticks=np.linspace(0.0, 1.0, 5))
+    return plain(ax)
 
 
 def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float = 0.9) -> Axes:

@@ -1,4 +1,4 @@
-"""Plots of the progress of a run, and of the ranks of simulation-based calibration."""
+"""Plots of the progress of a run, its messages, k-hats, and the ranks of simulation-based calibration."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LogNorm
 from scipy import stats
 
-from hierfl.plots.style import COLORS, MARKERS, plain
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,6 +96,54 @@ def _set_limits(ax: Axes, late: tuple[float, float], whole: tuple[float, float])
             ax.text(0.985, height, f"{sign} to {end:.4g}", transform=ax.transAxes, **style)
 
 
+def messages(ax: Axes, logs: Mapping[str, pd.DataFrame]) -> Axes:
+    """Draw a map of what left each node: a column for each step or round, darker for more bytes.
+
+    Up to 60 cells have their number of bytes written in.
+
+    Args:
+        ax: axes to draw on.
+        logs: node -> what it logged, `pandas.read_json(f"{folder}/left.jsonl", lines=True)`: a row
+            a message, with the columns `what`, `round` (missing before the first) and `bytes`.
+
+    Raises:
+        ValueError: no node has sent anything.
+    """
+    table = pd.concat([log.assign(node=node) for node, log in logs.items()] or [pd.DataFrame()])
+    if not len(table):
+        raise ValueError("no node has sent anything: give each node's left.jsonl, as a frame")
+    step = [w if pd.isna(r) else f"round {r:.0f}" for w, r in table[["what", "round"]].to_numpy()]
+    cells = table.assign(step=step).pivot_table("bytes", "node", "step", "sum", sort=False)
+    from seaborn import heatmap  # only here: it takes a second to import
+
+    style: dict[str, Any] = {"cmap": "Blues", "norm": LogNorm(), "cbar": False, "linewidths": 1.0}
+    heatmap(cells, ax=ax, annot=cells.size <= 60, fmt=".0f", annot_kws={"fontsize": 7}, **style)
+    ax.tick_params(length=0, rotation=0)
+    ax.tick_params("x", rotation=90)
+    ax.set(xlabel="bytes that left each node", ylabel="")
+    return ax
+
+
+def k_hats(ax: Axes, values: pd.Series, *, limit: float = K_HAT) -> Axes:
+    """Draw each client's Pareto k-hat, highest at the top; those not below `limit` are crosses.
+
+    Args:
+        ax: axes to draw on.
+        values: client -> k-hat, such as `diagnostics.loo(fit, "client").table["k_hat"]`. Up to 40 are named.
+        limit: below it weights can be trusted (Vehtari et al. 2024).
+    """
+    values = values.sort_values(ascending=False)
+    at, bad = np.arange(len(values)), (values >= limit).to_numpy()
+    ax.axvline(limit, color=GRAY, linestyle="--", linewidth=1.0, zorder=1)
+    ax.plot(values[~bad], at[~bad], "o", color=COLORS[0], markersize=4.0)
+    ax.plot(values[bad], at[bad], "X", color=COLORS[1], markersize=6.0)
+    if len(values) <= NAMED:
+        ax.set_yticks(at, list(values.index))
+        ax.tick_params(axis="y", length=0)
+    ax.set(xlabel="Pareto k-hat", ylim=(len(values) - 0.4, -0.6))
+    return plain(ax)
+
+
 def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     """Draw the ECDF of a site's ranks minus the uniform CDF, over a simultaneous band.
 
@@ -108,28 +158,20 @@ def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     """
     frame = result.ecdf(site, prob=prob)
     at = frame.index.to_numpy()
-    style: dict[str, Any] = {"color": "0.87", "linewidth": 0.0, "step": "mid"}
+    style: dict[str, Any] = {"color": BAND, "linewidth": 0.0, "step": "mid"}
     ax.fill_between(at, frame.low - at, frame.high - at, label=f"{prob:.0%} band", **style)
-    _rank_lines(ax, frame, site)
-    ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
-    ax.set_xlim(0.0, 1.0)
-    ax.set_xlabel("fractional rank of the true value")
-    ax.set_ylabel("ECDF minus uniform CDF")
-    return _titled(ax, site)
-
-
-def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
-    """Draw one line per scalar; if there are more scalars than colors, all in one color."""
-    at = frame.index.to_numpy()
     names = [name for name in frame.columns if name not in ("low", "high")]
-    many = len(names) > len(COLORS)
+    many = len(names) > len(COLORS)  # then all in one color
     for k, name in enumerate(names):
         label = f"{site}{name}" if name.startswith("[") else name or site
         if many:
             label = f"{len(names)} scalars" if k == 0 else None
-        width, alpha = (0.8, 0.6) if many else (1.4, 1.0)
-        style: dict[str, Any] = {"color": COLORS[0 if many else k], "linewidth": width}
-        ax.plot(at, frame[name] - at, alpha=alpha, label=label, **style)
+        style = {"color": COLORS[0 if many else k], "linewidth": 0.8 if many else 1.4}
+        ax.plot(at, frame[name] - at, alpha=0.6 if many else 1.0, label=label, **style)
+    ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
+    ax.set(xlim=(0.0, 1.0), xlabel="fractional rank of the true value")
+    ax.set_ylabel("ECDF minus uniform CDF")
+    return _titled(ax, site)
 
 
 def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
@@ -153,9 +195,7 @@ def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: fl
     edges = np.linspace(0, result.draws + 1, bins + 1)
     ax.hist(ranks, bins=list(edges), color=COLORS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
     low, high = stats.binom.interval(prob, len(ranks), 1.0 / bins)
-    ax.axhspan(
-        low, high, color="0.87", linewidth=0.0, zorder=0, label=f"{prob:.0%} range if uniform"
-    )
+    ax.axhspan(low, high, color=BAND, linewidth=0.0, zorder=0, label=f"{prob:.0%} range if uniform")
     ax.set_xlabel(f"rank of the true value among {result.draws} draws")
     ax.set_ylabel("replications" if len(ranks) == result.replications else "ranks")
     return _titled(ax, site)
@@ -166,5 +206,4 @@ def _titled(ax: Axes, site: str) -> Axes:
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
     place |= {"ncols": 3, "borderaxespad": 0.1, "columnspacing": 1.0}
     ax.legend(frameon=False, fontsize=7, **place)
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+    return plain(ax)

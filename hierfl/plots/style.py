@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 BAND, GRAY = "0.88", "0.45"
+NAMED = 40  # most clients that get a line and a name each
 POINTS: dict[str, Any] = {"color": COLORS[0], "edgecolor": "white"}  # of a scatter plot
 
 

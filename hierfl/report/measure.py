@@ -22,6 +22,8 @@ from hierfl.diagnostics.verdict import (
     information,
     named_own,
 )
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.layout import GroupTerm
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate, sampled
 from hierfl.posterior.prediction import Prediction, predict, predict_at
@@ -180,23 +182,36 @@ class Measured:
         """The fit that is reported."""
         return self.evidence.fit
 
+    @property
+    def _groups(self) -> tuple[GroupTerm, ...]:
+        model = self.fit.method.model
+        return model.layout.groups if isinstance(model, Formula) else ()
+
     @cached_property
     def shared(self) -> list[Entry]:
-        """Every scalar of the global sites."""
+        """Every scalar of the global sites; of a formula's correlations, each once."""
         sites = {} if self.draws is None else self.draws.shared
+        factors, cors = ({getattr(t, of) for t in self._groups} for of in ("cholesky", "cor"))
         return [
             Entry(label, v)
             for name, value in sites.items()
-            for label, v in self._columns(name, value, 1)
+            if name not in factors
+            for k, (label, v) in enumerate(self._columns(name, value, 1))
+            if name not in cors or k // value.shape[1] < k % value.shape[1]
         ]
 
     @cached_property
     def own(self) -> list[Entry]:
-        """Every scalar of the local sites, without `x_offset` where `x` is made of it."""
+        """Every scalar of the local sites, without `x_offset` where `x` is made of it.
+
+        A formula's groups within clients, such as wards, are not the same in two clients.
+        """
         if self.draws is None:
             return []
-        found = []
+        found, inside = [], {term.site for term in self._groups if term.place == "within"}
         for name in named_own(self.draws):
+            if name in inside:
+                continue
             columns = self._columns(name, self.draws.own[name], 2)
             prior: list[Floats | None] = [None] * len(columns)
             lone: list[Floats | None] = [None] * len(columns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -28,11 +30,18 @@ from hierfl.report.sections import sections
 MARK = b'<meta name="generator" content="hierfl'  # near the top of every report
 
 
+def counted(checks: Sequence[Check]) -> str:
+    """Count checks by verdict: "13 checks: 1 warning, 11 good, 1 not checked"."""
+    of = Counter(check.verdict for check in checks)
+    warned = f"{of['warning']} warning{'s' * (of['warning'] != 1)}"
+    return f"{len(checks)} checks: {warned}, {of['good']} good, {of['not asked']} not checked"
+
+
 def _shown(report: Report) -> Shown:
-    frame = pd.DataFrame(
-        [(c.question, c.verdict) for c in report.checks], columns=["question", "verdict"]
-    )
-    return Shown(f"Report in {report.path}", frame, "\n".join(report.warnings))
+    each = [(c.question, c.verdict.replace("asked", "checked")) for c in report.checks]
+    frame = pd.DataFrame(each, columns=["question", "verdict"])
+    title = f"Report in {report.path}. {counted(report.checks)}."
+    return Shown(title, frame, "\n".join(report.warnings))
 
 
 @shown_as(_shown)
@@ -87,7 +96,7 @@ def write(
     text = page(
         title or f"{fit.method.name}: {names} clients",
         f"{fit.method.name}, {names} clients, {fit.federation.data.num_rows} training rows, "
-        f"{len(fit.history)} rounds",
+        f"{len(fit.history)} round{'s' * (len(fit.history) != 1)}",
         judged.lead,
         sections(found),
         asked,
@@ -117,7 +126,7 @@ def page(title: str, subtitle: str, lead: str, parts: list[Section], asked: list
         sections=parts,
         checks=asked,
         warnings=[check for check in asked if check.verdict == "warning"],
-        asked=sum(check.verdict != "not asked" for check in asked),
+        counted=counted(asked),
         version=version("hierfl"),
         footer=f"Written by hierfl {version('hierfl')} on {now:%Y-%m-%d %H:%M %Z}.",
     )

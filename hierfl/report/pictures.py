@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from hierfl import plots
 from hierfl.diagnostics import confidence, equal_mass
-from hierfl.diagnostics.check import listed, number, share
+from hierfl.diagnostics.check import listed, number
 from hierfl.diagnostics.verdict import same_for_all
 from hierfl.report.measure import Entry, Measured
 
@@ -87,30 +87,25 @@ def forest(found: Measured, entry: Entry) -> Picture:
         return picture(figure, alt, caption)
 
 
-def borrowed(entry: Entry) -> float:
-    """Return how far local-only estimates are shrunk to the center: 0 none, 1 completely."""
-    assert entry.local_only is not None
-    x, y = entry.local_only - entry.middle, entry.draws.mean(0) - entry.middle
-    return float(1.0 - (x @ y) / max(float(x @ x), 1e-300))
-
-
 def shrinkage(found: Measured, entry: Entry) -> Picture:
     """Draw the hierarchical estimates of one scalar against the local-only estimates."""
     assert entry.local_only is not None
     with style():
         figure, ax = _figure(NARROW, 4.6)
         rows = found.fit.federation.data.counts.numpy()
-        plots.shrinkage(ax, entry.local_only, entry.draws.mean(0), rows=rows, center=entry.middle)
+        alone, together = entry.local_only, entry.draws.mean(0)
+        plots.shrinkage(ax, alone, together, rows=rows, center=entry.middle)
         ax.set_title(entry.label, fontsize=9)
         _legend(figure, ax, columns=2)
-        moved = share(min(max(borrowed(entry), 0.0), 1.0))
+        before, after = abs(alone - entry.middle), abs(together - entry.middle)
         words = (
-            f"over all clients, estimates move {moved} of the way from the local-only estimate "
-            "(own rows only) to the common center."
+            f"the estimates of {int((after < before).sum())} of {len(before)} clients are nearer "
+            f"to the common center ({number(entry.middle)}) than their local-only estimates (own "
+            f"rows only). The median distance to it is {number(float(np.median(after)))}, and "
+            f"{number(float(np.median(before)))} for the local-only estimates."
         )
-        return picture(
-            figure, f"Scatter plot of clients, {entry.label}: {words}", f"{entry.label}: {words}"
-        )
+        words = f"{entry.label}: {words}"
+        return picture(figure, f"Scatter plot of clients, {words}", words)
 
 
 def densities(found: Measured, entry: Entry) -> Picture:
@@ -127,11 +122,8 @@ def densities(found: Measured, entry: Entry) -> Picture:
             f"Densities of {entry.label}: global prior, SD {number(wide)}; the clients' "
             f"posteriors, median SD {number(own)}."
         )
-        return picture(
-            figure,
-            alt,
-            f"{entry.label}: density of the global prior and of each client's posterior.",
-        )
+        words = f"{entry.label}: density of the global prior and of each client's posterior."
+        return picture(figure, alt, words)
 
 
 def clients(found: Measured) -> Picture | None:
@@ -169,16 +161,9 @@ def calibration(found: Measured) -> Picture | None:
             assert found.scored.replicates is not None
             label = prediction.known()[0].flatten()
             plots.coverage(ax, found.scored.replicates.flatten(1), label)
-            alt = (
-                "Line chart: share of rows inside central predictive intervals, by the "
-                "probability of the interval."
-            )
-            return picture(
-                figure,
-                alt,
-                "Share of rows whose label lies in its central predictive interval, by the "
-                "probability of the interval. On the diagonal, intervals are calibrated.",
-            )
+            words = "hare of rows whose label lies in its central predictive interval, by the "
+            words += "probability of the interval. On the diagonal, intervals are calibrated."
+            return picture(figure, f"Line chart: s{words}", f"S{words}")
         p, came_true = confidence(prediction)
         bins = 8 if len(p) < 2000 else 15
         plots.reliability(ax, {"rows": (p, came_true)}, bins=bins)
@@ -203,11 +188,8 @@ def rates(found: Measured) -> Picture | None:
     table = found.scored.rates
     if table is None or found.scored.prediction is None:
         return None
-    what = (
-        "event rate"
-        if found.scored.prediction.kind == "binary"
-        else f"mean {found.scored.prediction.site}"
-    )
+    prediction = found.scored.prediction
+    what = "event rate" if prediction.kind == "binary" else f"mean {prediction.site}"
     few = len(table) <= 40
     ticks = ", with a tick at the predicted mean (number of rows in brackets)" if few else ""
     with style():

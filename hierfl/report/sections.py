@@ -12,7 +12,9 @@ import pandas as pd
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.check import R_HAT, number, share
+from hierfl.diagnostics.summary import titled
 from hierfl.engine.rounds import chosen_of
+from hierfl.formulas.formula import Formula
 from hierfl.report import pictures
 from hierfl.report.measure import Entry, Measured
 from hierfl.report.pictures import Picture, Section, Table, Text
@@ -43,13 +45,15 @@ def sections(found: Measured) -> list[Section]:
 def _run(found: Measured) -> Section:
     fit, data = found.fit, found.fit.federation.data
     history, counts = fit.history, data.counts
-    latents = fit.program.latents
+    latents, model = fit.program.latents, fit.method.model
     guide: str = getattr(fit.method.guide, "__name__", type(fit.method.guide).__name__)
     stopped = ", after which the method stopped automatically" if _finished(found) else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
         "Method": chosen_of(fit.progress.history) or fit.method.name,
-        "Model": getattr(fit.method.model, "__name__", type(fit.method.model).__name__),
+        "Model": titled(model)
+        if isinstance(model, Formula)
+        else getattr(model, "__name__", type(model).__name__),
         "Guide (approximate posterior)": GUIDES.get(guide, guide),
         "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "
         f"(median {int(counts.median())})",

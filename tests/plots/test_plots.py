@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from matplotlib.axes import Axes
@@ -132,3 +133,30 @@ def test_pit_counts_the_share_of_replicates_below_and_half_of_those_equal() -> N
     assert [bar.get_height() for bar in bars] == [0.0, 0.0, 0.0, 2.0]  # 0.75 and 1
     with pytest.raises(ValueError, match=re.escape("labels (3,): they must be (S, n) and (n,)")):
         plots.pit(axes(), [[0.0, 0.0]], [1.0, 3.0, 2.0])
+
+
+def test_messages_are_summed_by_node_and_step_in_their_order() -> None:
+    log = {"what": ["schema", "schema", "update"], "round": [None, None, 0], "bytes": [100, 20, 9]}
+    logs = {"va": pd.DataFrame(log), "north": pd.DataFrame(log).iloc[:2]}
+    ax = plots.messages(axes(), logs)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["schema", "round 0"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["va", "north"]
+    cells = {text.get_position(): text.get_text() for text in ax.texts}
+    assert cells == {(0.5, 0.5): "120", (1.5, 0.5): "9", (0.5, 1.5): "120"}
+    for none in ({}, {"va": pd.DataFrame(log).iloc[:0]}):
+        with pytest.raises(ValueError, match=r"give each node's left\.jsonl, as a frame"):
+            plots.messages(axes(), none)
+    many = {"va": pd.DataFrame({"what": "update", "round": range(100), "bytes": 9})}
+    ax = plots.messages(axes(), many)
+    assert not ax.texts and 15 <= len(ax.get_xticklabels()) <= 25
+
+
+def test_k_hats_are_sorted_and_those_not_below_the_limit_are_marked() -> None:
+    ax = plots.k_hats(axes(), pd.Series({"va": 0.2, "north": 0.9, "east": 0.7, "west": 0.5}))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["north", "east", "west", "va"]
+    limit, good, bad = ax.lines
+    np.testing.assert_allclose(limit.get_xdata(), 0.7)
+    np.testing.assert_allclose(good.get_xydata(), [[0.5, 2.0], [0.2, 3.0]])
+    np.testing.assert_allclose(bad.get_xydata(), [[0.9, 0.0], [0.7, 1.0]])
+    many = plots.k_hats(axes(), pd.Series(np.linspace(0.0, 1.0, 50), [f"c{k}" for k in range(50)]))
+    assert not any(label.get_text().startswith("c") for label in many.get_yticklabels())

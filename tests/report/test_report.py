@@ -9,11 +9,14 @@ from dataclasses import replace
 from functools import cache, partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import hierfl
 from hierfl import guides, methods
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import listed, number, share
@@ -24,7 +27,8 @@ from hierfl.models import learned_prior_network, network
 from hierfl.models import regression as regression_of
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
-from hierfl.report import Report
+from hierfl.report import Report, pictures
+from hierfl.report.measure import Entry, Measured
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.runs.test_fit import kinds
@@ -237,6 +241,25 @@ OTHERS: dict[str, Callable[[ClientData], Fit]] = {
 }
 
 
+def test_a_formula_is_reported_by_its_names(tmp_path: Path, few_proposals: None) -> None:
+    source = np.random.default_rng(0)
+    frame = pd.DataFrame({"hospital": np.repeat(["va", "north", "east"], 60)})
+    frame["ward"] = np.where(np.arange(180) % 60 < 20, "w1", "w2")
+    frame["stage"] = pd.Categorical(source.choice(["I", "II"], 180))
+    frame = frame[(frame["hospital"] != "va") | (frame["ward"] == "w2")]
+    frame["y"] = (frame["stage"] == "II") + source.normal(size=len(frame))
+    text = "y ~ stage + (1 + stage | hospital) + (1 | hospital:ward)"
+    done = fit(hierfl.formula(text, clients="hospital"), frame)
+    page = Page(done.report(tmp_path / "r.html", draws=60).path.read_text(encoding="utf-8"))
+    assert f"Model {text}, gaussian with link identity" in page.text
+    assert page.text.count("cor_hospital[Intercept, stage[II]]") == 1
+    assert "stage[II] 0." in page.text and "hospital[stage[II]] of each client" in page.text
+    assert "L_hospital" not in page.text and "hospital:ward[" not in page.text
+    wards = dict(done.summary(draws=60).tables)["hospital:ward: deviations by client"]
+    named = set(zip(wards["client"], wards["term"], strict=True))
+    assert named == {("va", "w2"), *((h, w) for h in ("north", "east") for w in ("w1", "w2"))}
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_kind_of_fit_is_reported(name: str, tmp_path: Path, few_proposals: None) -> None:
     data = federation((12, 9, 21))
@@ -281,7 +304,7 @@ def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
     report = f.report(tmp_path / "r.html", held_out=test, draws=100)
     assert (
         report.warnings == []
-        and "No warnings." in Page(report.path.read_text(encoding="utf-8")).text
+        and " 0 warnings, " in Page(report.path.read_text(encoding="utf-8")).text
     )
     assert sum(check.verdict == "good" for check in report.checks) >= 8
 
@@ -312,7 +335,40 @@ def test_every_warning_is_at_the_top_and_among_the_checks(written: tuple[Report,
         len(report.warnings) == 1
         and "about as certain for foreign rows as for own rows" in report.warnings[0]
     )
-    assert page.text.count(report.warnings[0]) == 2 and "1 warning from " in page.text
+    assert page.text.count(report.warnings[0]) == 2
+
+
+def test_the_page_and_the_console_count_checks_alike(written: tuple[Report, Page]) -> None:
+    report, page = written
+    count, good = len(report.checks), sum(check.verdict == "good" for check in report.checks)
+    words = f"{count} checks: 1 warning, {good} good, {count - 1 - good} not checked"
+    assert f"{words};" in page.text and f"{words}." in str(report)
+    assert len(re.findall("✓ good|⚠ warning|. not checked", page.text)) == count
+
+
+def test_the_caption_on_shrinkage_is_counted_from_its_picture(
+    written: tuple[Report, Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(pictures, "picture", lambda figure, alt, caption: (figure, caption))
+    measured = Measured(None, None, None, None, {})  # type: ignore[arg-type]
+    monkeypatch.setattr(Measured, "fit", fitted("binary")[0])
+    for own, together in (
+        ([-3.0, -1.0, 2.0, 5.0], [-1.0, -0.5, 2.5, 1.0]),  # three nearer to 0, one farther
+        ([4.0, 4.5, 5.0, 5.5], [4.8, 4.8, 4.8, 4.8]),  # all far from the center
+    ):
+        draws = np.array(together)[None] + np.array([[-0.1], [0.1]])
+        entry = Entry("theta", draws, np.zeros((2, 4)), np.array(own))
+        figure, caption = cast(Any, pictures.shrinkage(measured, entry))
+        drawn.append(caption)
+        ax = figure.axes[0]
+        center = next(line for line in ax.lines if line.get_label() == "common center")
+        x, y = abs(ax.collections[1].get_offsets().data.T - center.get_ydata()[0])
+        assert f"of {int((y < x).sum())} of 4 clients are nearer" in caption
+        assert (
+            f"to it is {number(float(np.median(y)))}, and {number(float(np.median(x)))}" in caption
+        )
+    assert "of 3 of 4" in drawn[0] and "of 2 of 4" in drawn[1]
 
 
 # -------------------------------------------------------------------------------------------- words
