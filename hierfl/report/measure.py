@@ -94,21 +94,19 @@ class _Asked:
     def predicted(self, rows: ClientData) -> Prediction:
         if self.drawn is None:
             return predict(self.fit, rows, site=self.site, draws=self.draws, seed=self.seed)
-        few = restricted(self.fit, rows)
         name = self.fit.program.observed_site(self.site)
-        return predict_at(few, _of(self.drawn, few, self.fit), rows, site=name)
+        return predict_at(*self._restricted(self.drawn, rows), rows, site=name)
 
     def replicates(self, rows: ClientData) -> Tensor:
         if self.drawn is None:
             return replicate(self.fit, rows, site=self.site, draws=self.draws, seed=self.seed)
-        few = restricted(self.fit, rows)
         name = self.fit.program.observed_site(self.site)
-        return sampled(few, _of(self.drawn, few, self.fit), rows, self.seed)[name]
+        return sampled(*self._restricted(self.drawn, rows), rows, self.seed)[name]
 
-
-def _of(draws: Draws, few: Snapshot, fit: Snapshot) -> Draws:
-    ids = fit.federation.data.index(few.clients)
-    return Draws(draws.shared, {name: value[:, ids] for name, value in draws.own.items()})
+    def _restricted(self, drawn: Draws, rows: ClientData) -> tuple[Snapshot, Draws]:
+        few = restricted(self.fit, rows)
+        ids = self.fit.federation.data.index(few.clients)
+        return few, Draws(drawn.shared, {n: value[:, ids] for n, value in drawn.own.items()})
 
 
 def _evidence(

@@ -46,14 +46,16 @@ def _run(found: Measured) -> Section:
     fit, data = found.fit, found.fit.federation.data
     history, counts = fit.history, data.counts
     latents, model = fit.program.latents, fit.method.model
+    name = getattr(model, "__name__", type(model).__name__)
+    if isinstance(model, Formula):
+        name = titled(model)
     guide: str = getattr(fit.method.guide, "__name__", type(fit.method.guide).__name__)
-    stopped = ", after which the method stopped automatically" if _finished(found) else ""
+    finished = fit.federation.server.finished(fit.progress.server)
+    stopped = ", after which the method stopped automatically" if finished else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
         "Method": chosen_of(fit.progress.history) or fit.method.name,
-        "Model": titled(model)
-        if isinstance(model, Formula)
-        else getattr(model, "__name__", type(model).__name__),
+        "Model": name,
         "Guide (approximate posterior)": GUIDES.get(guide, guide),
         "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "
         f"(median {int(counts.median())})",
@@ -74,11 +76,6 @@ def _run(found: Measured) -> Section:
     items = tuple(facts.items())
     table = Table("Settings, size and cost of the run", ("Item", "Value"), items, words=True)
     return Section("run", "The run", (table,))
-
-
-def _finished(found: Measured) -> bool:
-    fit = found.fit
-    return bool(fit.federation.server.finished(fit.progress.server))
 
 
 def _bytes(history: pd.DataFrame) -> str:

@@ -148,7 +148,7 @@ def test_messages_are_summed_by_node_and_step_in_their_order() -> None:
             plots.messages(axes(), none)
     many = {"va": pd.DataFrame({"what": "update", "round": range(100), "bytes": 9})}
     ax = plots.messages(axes(), many)
-    assert not ax.texts and 15 <= len(ax.get_xticklabels()) <= 25
+    assert not ax.texts and len(ax.get_xticklabels()) < 50
 
 
 def test_k_hats_are_sorted_and_those_not_below_the_limit_are_marked() -> None:
