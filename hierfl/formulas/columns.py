@@ -54,7 +54,8 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         if (names == "").any():
             row = int((names == "").argmax())
             raise ValueError(
-                f"column '{clients}' has no client in row {row}: name it, or leave the row out"
+                f"column '{clients}' has no client in row {row}: name it, or leave such rows out, "
+                f"frame.dropna(subset=['{clients}'])"
             )
         if not len(names):
             raise ValueError("the frame has no rows: give at least one row of one client")

@@ -103,8 +103,8 @@ def _check_call(call: LazyCall) -> None:
         if name in NEAREST:
             raise ValueError(f"'{call}' is not supported: write {NEAREST[name]}")
         raise ValueError(
-            f"the function '{name}' of '{call}' is not known: make a column of it first, or use "
-            f"one of {', '.join(sorted(known - {'offset', 'I'}))}"
+            f"the function '{name}' of '{call}' is not known: make a column of it first, write a "
+            f"column's name in backticks, or use one of {', '.join(sorted(known - {'offset', 'I'}))}"
         )
     if not call.args:
         raise ValueError(f"'{call}' has no argument: write {name}(column)")
