@@ -155,8 +155,8 @@ def test_k_hats_are_sorted_and_those_not_below_the_limit_are_marked() -> None:
     ax = plots.k_hats(axes(), pd.Series({"va": 0.2, "north": 0.9, "east": 0.7, "west": 0.5}))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["north", "east", "west", "va"]
     limit, good, bad = ax.lines
-    np.testing.assert_allclose(limit.get_xdata(), 0.7)
-    np.testing.assert_allclose(good.get_xydata(), [[0.5, 2.0], [0.2, 3.0]])
-    np.testing.assert_allclose(bad.get_xydata(), [[0.9, 0.0], [0.7, 1.0]])
+    np.testing.assert_allclose(np.asarray(limit.get_xdata()), 0.7)
+    np.testing.assert_allclose(np.asarray(good.get_xydata()), [[0.5, 2.0], [0.2, 3.0]])
+    np.testing.assert_allclose(np.asarray(bad.get_xydata()), [[0.9, 0.0], [0.7, 1.0]])
     many = plots.k_hats(axes(), pd.Series(np.linspace(0.0, 1.0, 50), [f"c{k}" for k in range(50)]))
     assert not any(label.get_text().startswith("c") for label in many.get_yticklabels())
