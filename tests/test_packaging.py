@@ -110,6 +110,9 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     }
     expected |= {"hierfl/py.typed"} | stubs | shipped
     assert "hierfl/studies/shipped/ood-entropy.toml" in inside
+    expected |= {
+        f"hierfl/nodes/template/{p.name}" for p in (ROOT / "hierfl/nodes/template").iterdir()
+    }
     assert inside == expected | {"hierfl/report/page.html", "hierfl/comparisons/published.csv"}
 
 

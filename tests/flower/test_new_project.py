@@ -6,6 +6,7 @@ import importlib
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,23 @@ def test_flower_takes_the_written_project_as_an_app(write: Write) -> None:
         NAME.replace("_", "-")
     )
     assert len(build_fab_from_disk(project)) > 1000
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of flwr's own use of pathspec
+def test_flower_hub_takes_the_written_project(write: Write) -> None:
+    """What `flwr app publish` checks before it uploads; the Hub itself is not asked."""
+    from flwr.cli.config_utils import load_and_validate
+    from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
+
+    project = write()
+    publish = importlib.import_module("flwr.cli.app_cmd.publish")
+    config, warnings = load_and_validate(project / "pyproject.toml", check_module=True)
+    assert not warnings and "Apache License" in (project / "LICENSE").read_text()
+    found = normalize_and_validate_fab_format(config)
+    assert found.fab_format_version == 1 and found.flwr_version_min == "1.41"
+    publish._validate_description(config["project"]["description"])
+    publish._validate_app_name(config["project"]["name"], "name")
+    files = publish._collect_file_paths(project)
+    publish._validate_files(files)
+    assert {"LICENSE", "README.md", "app.py"} < {path.name for path in files}
+    assert f"hierfl {version('hierfl')} and flwr 1.41" in (project / "README.md").read_text()

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from hierfl.nodes.project import README
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text()
+README = (ROOT / "hierfl" / "nodes" / "template" / "README.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(
     (ROOT / "examples" / "flower_hospitals" / "compose.yaml").read_text()
 )
