@@ -27,8 +27,10 @@ import hierfl
 from benchmarks.flower_scale_table import append
 from hierfl import methods, models
 from hierfl.core.trees import tree_map
-from hierfl.nodes import Agreement, Answer, Introduction, fit_nodes
+from hierfl.nodes import Answer
+from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.run import fit_nodes
 
 ANSWERS = 2000
 PARAMS = (1_000, 100_000, 1_000_000)  # float32 numbers of a model

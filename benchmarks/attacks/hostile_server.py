@@ -25,9 +25,12 @@ import torch
 import hierfl
 from hierfl import methods, models
 from hierfl.formulas.questions import Question
-from hierfl.nodes import Agreement, Introduction, Node, NodeFailed, Refused, answer, node
+from hierfl.nodes import Refused
 from hierfl.nodes.agreed_schema import answer_schema
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.client_state import Node, NodeFailed
 from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.node import answer, node
 from hierfl.summaries.row_noise import RowNoise
 
 ROWS, LEAST, NAMED = 120, 40, 5  # rows of the node; that an answer must rest on; of a level

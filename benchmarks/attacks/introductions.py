@@ -23,11 +23,14 @@ import torch
 import hierfl
 from benchmarks.attacks.lying_nodes import LIAR, rows
 from benchmarks.attacks.mutations import mutated
-from hierfl.nodes import Agreement, Answer, Introduction, Node, Refused, answer, introduced, node
+from hierfl.nodes import Answer, Refused
+from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import Decided
+from hierfl.nodes.client_state import Node
 from hierfl.nodes.gathering import fit_introduced
 from hierfl.nodes.messages import read_json
+from hierfl.nodes.node import answer, introduced, node
 
 LONGEST = 20.0  # seconds that a server may take for one
 VALUES: tuple[Any, ...] = (1 << 40, -1, 0, True, 1e300, None, "x" * 5000, [], {}, "float32", [[1]])

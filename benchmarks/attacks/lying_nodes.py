@@ -27,18 +27,12 @@ import hierfl
 from hierfl import methods, models, optimizers
 from hierfl.core.trees import named_leaves, tree_map
 from hierfl.method import Method
-from hierfl.nodes import (
-    Agreement,
-    Answer,
-    FitOverNodes,
-    Introduction,
-    Node,
-    answer,
-    fit_nodes,
-    node,
-)
-from hierfl.nodes.client_state import forget
+from hierfl.nodes import Answer, FitOverNodes
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.client_state import Node, forget
 from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.node import answer, node
+from hierfl.nodes.run import fit_nodes
 
 LIAR, ROUNDS, LONGEST = "north", 3, 60.0  # seconds that a run may take
 LATE = "weighting"  # two_stage, to whose last stage alone the liar lies

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Apps:
-    """The two apps of a run.
-
-    Args:
-        server: runs where no rows are.
-        client: runs at each node.
-    """
+    """The two apps of a run: `server` runs where no rows are, `client` at each node."""
 
     server: ServerApp
     client: ClientApp

@@ -25,12 +25,7 @@ class SuperLink:
     task: Task
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it.
-
-        Raises:
-            TooFewNodes: nodes are missing, or cannot take part.
-            RuntimeError: the run at the SuperLink is over.
-        """
+        """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
         return self.server.fit(call, send_recipe=True)
 
     def close(self) -> None:

@@ -58,13 +58,17 @@ class Account:
 
     def check_budget(self, how: RowNoise, policy: Policy) -> None:
         """Refuse a step whose noise the budget of the rows does not pay for, in all runs together."""
-        epsilon, delta = policy.budget or (how.epsilon, how.delta)
-        spent = sum(float(one.get("spent", 0.0)) for one in self.entries)
-        if spent + how.spent_by_round > how.worth(epsilon, delta) * (1.0 + ROUNDING):
+        if self.share_spent(how, policy, how.spent_by_round) > 1.0 + ROUNDING:
+            epsilon, delta = policy.budget or (how.epsilon, how.delta)
             raise Forbidden(
                 f"the rows' budget of epsilon {epsilon:g} at delta {delta:g} is spent: the node "
                 "answers nothing new about them"
             )
+
+    def share_spent(self, how: RowNoise, policy: Policy, more: float = 0.0) -> float:
+        """Return which share of the rows' budget is spent, in all runs together, with what is spent `more`."""
+        worth = how.worth(*(policy.budget or (how.epsilon, how.delta)))
+        return (sum(float(one.get("spent", 0.0)) for one in self.entries) + more) / worth
 
     def put(self, kind: Kind, run: str, request: str, how: RowNoise | None = None) -> None:
         """Write down that a request is answered."""

@@ -63,7 +63,9 @@ def answer_schema(
         except ValueError as error:
             raise Refused(str(error)[:500]) from error
         _check_question(formula, asked, allowed.min_count)
-        return _answered_once(root, formula, asked, content, client, frame)
+        answer, what = _answered_once(root, formula, asked, content, client, frame)
+        about: Any = {"question": json.loads(content), "rows": len(frame), "policy": allowed.said()}
+        return log.left(root, answer.encode(), what, **about)
 
 
 def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root: Path) -> None:
@@ -124,15 +126,15 @@ def _check_question(formula: Formula, asked: Question, least: int) -> None:
 
 def _answered_once(
     root: Path, formula: Formula, asked: Question, content: bytes, client: str, frame: pd.DataFrame
-) -> bytes:
-    """Return the answer to a question, of which a node gives one, for the same rows."""
+) -> tuple[str, str]:
+    """Return the answer to a question, of which a node gives one, for the same rows, and what it is."""
     place = json.dumps([asked.kind, asked.by, asked.text, asked.at is None])
     columns = "" if asked.schema is None else _hash(asked.schema, "columns")
     basis = _hash(asked.schema, *BASIS) if asked.schema and asked.kind == "design" else ""
     about, before = _answered(root, formula, frame)
     for one in before:
         if one["place"] == place and one["request"] == digest(content):
-            return log.left(root, str(one["answer"]).encode(), "again: schema")
+            return str(one["answer"]), "again: schema"
         if one["place"] == place or (columns and one["columns"] not in ("", columns)):
             raise Refused(
                 f"it was asked '{asked.kind}' of the same columns with other levels or constants: "
@@ -142,7 +144,7 @@ def _answered_once(
     answer = json.dumps({"client": client, "answer": said})
     line = {"about": about, "place": place, "columns": columns, "basis": basis}
     log.append(root / ANSWERED, {**line, "request": digest(content), "answer": answer})
-    return log.left(root, answer.encode(), "schema", question=json.loads(content))
+    return answer, "schema"
 
 
 def _answered(root: Path, formula: Formula, frame: Any) -> tuple[str, list[dict[str, Any]]]:

@@ -50,14 +50,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node reports about its client before the first round.
-
-    Args:
-        client: its name.
-        rows: how many it has.
-        form: of its rows.
-        codes: field of codes -> its least and its largest value.
-    """
+    """What a node reports about its client: name, number of rows, form, and field of codes -> their range."""
 
     client: str
     rows: int
@@ -138,14 +131,7 @@ def _form(found: Any) -> Fields:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all nodes know before the first round.
-
-    Args:
-        names: of the clients, sorted.
-        rows: how many each client has.
-        form: of their rows.
-        codes: field of codes -> least and largest value over all clients.
-    """
+    """What all nodes know before the first round: clients, sorted, their rows, the form, and the ranges of codes."""
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
@@ -154,12 +140,7 @@ class Agreement:
 
     @staticmethod
     def between(introductions: Sequence[Introduction]) -> Agreement:
-        """Return what some nodes agree on.
-
-        Raises:
-            ValueError: there is none, two clients have the same name, or the forms of their rows
-                differ; the message names client and field.
-        """
+        """Return what some nodes agree on; refuse clients of one name, and rows of different forms (ValueError)."""
         if not introductions:
             raise ValueError("no node has introduced itself: start one or more")
         found = sorted(introductions, key=lambda one: one.client)
@@ -179,11 +160,7 @@ class Agreement:
 
     @staticmethod
     def of_most(introductions: Sequence[Introduction]) -> tuple[Agreement, dict[str, str]]:
-        """Return what most of three or more nodes agree on; and of the others, why they do not.
-
-        Raises:
-            ValueError: as `between`, where no form of rows is that of more than half of the nodes.
-        """
+        """Return what more than half of the nodes agree on, else refuse; and of the others, why they do not."""
         count = Counter(one.client for one in introductions)
         once = [one for one in introductions if count[one.client] == 1]
         out = {n: "two nodes have a client of that name" for n, c in count.items() if c > 1}

@@ -32,15 +32,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client's part of a run.
-
-    Args:
-        method: that is run, the same as the server's.
-        federation: of the client alone, with what all agreed on.
-        run: name of the run, the same at all nodes and at the server.
-        folder: where the client state is kept.
-        policy: the file of the owner's policy; where there is none, the policy is the default one.
-    """
+    """One client's part of a run: what is run, on which rows, and the folder of the client state."""
 
     method: Method
     federation: Federation

@@ -1,7 +1,8 @@
 """A node's log: a line of JSON for everything that leaves the node, written before it leaves.
 
 {"time": "2026-01-01T12:00:00.000000+00:00", "run": "1f0c...", "round": 3, "what": "update",
- "bytes": 1234, "sha256": "ab12...", "tensors": {"['theta'][0]": ["float64", 27]}}
+ "bytes": 1234, "sha256": "ab12...", "tensors": {"['theta'][0]": ["float64", 27]}, "rows": 120,
+ "method": "two_stage", "policy": {"min_rows": 20}, "by": "who asked, as the transport says"}
 
 Refusals, and answers given again, have a file of their own, of which the last 8 MB are kept.
 """
@@ -13,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -24,6 +26,7 @@ from hierfl.nodes.client_state import NodeFailed
 from hierfl.nodes.messages import Refused
 from hierfl.runs.run_folder import FolderInUse, held
 
+ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)
 FILE, REFUSED, ACCOUNT = "left.jsonl", "refused.jsonl", "account.jsonl"
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
@@ -61,6 +64,7 @@ def left(
         path = folder / REFUSED
         if path.exists() and path.stat().st_size > MOST:
             path.replace(_older(path))
+    more["by"] = ASKED_BY.get()
     append(path, {**said, **{name: one for name, one in more.items() if one is not None}})
     return content
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import full_batch
@@ -41,22 +40,10 @@ def run_name(method: Method, agreement: Agreement, seed: int) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-@spelled
 def introduce(
     method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
 ) -> bytes:
-    """Return what a node reports about its client before the first round, as JSON.
-
-    Args:
-        method: that is to run; None: it is chosen when all have introduced themselves.
-        data: the rows of one client.
-        folder: the node's, as for `node`.
-        policy: as for `node`.
-
-    Raises:
-        ValueError: the rows are not those of one client; or the policy cannot be read.
-        Forbidden: the policy does not allow the method, or the client has too few rows.
-    """
+    """Return what a node reports about its client before the first round, as JSON."""
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
     with log.answering(root):
@@ -65,10 +52,9 @@ def introduce(
         content = json.dumps(said.as_json()).encode()
         if allowed.approve == "ask":
             asked_first(root, "introduction", content.decode())
-        return log.left(root, content, "introduction")
+        return log.left(root, content, "introduction", rows=said.rows, policy=allowed.said())
 
 
-@spelled
 @one_at_a_time
 def node(
     method: Method,
@@ -79,25 +65,7 @@ def node(
     seed: int = 0,
     policy: str | Path | None = None,
 ) -> Node:
-    """Set up a node for a run.
-
-    Args:
-        method: that is run, the same as the server's.
-        data: the rows of one client.
-        agreement: what all nodes agreed on.
-        folder: where the client state, the log, the previews and the answers are kept; made if it
-            does not exist. It is private: no one else should read it.
-        seed: of the run.
-        policy: file of the owner's policy (`hierfl.nodes.policy`). Default None: `policy.toml` in
-            the folder. Without such a file, every method may run, and no draws, predictions or
-            scores leave.
-
-    Raises:
-        ValueError: the rows are not those that the node reported; bad data; or the policy cannot be
-            read.
-        ProgramError: a model or guide that cannot be run as it is written.
-        Forbidden: the policy does not allow the run.
-    """
+    """Set up a node for a run, from what all agreed on; `folder` is private, `policy` a file, by default one in it."""
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
     with log.answering(root, of_owner=True):
@@ -119,35 +87,18 @@ def node(
         return made
 
 
-@spelled
 def introduced(node: Node) -> dict[str, Any]:
-    """Return what a node reports before a run's first round: a hash of what it starts from.
-
-    Raises:
-        Forbidden: the policy does not allow the run, or its owner has not approved it yet.
-    """
+    """Return what a node reports before a run's first round: a hash of what it starts from."""
     with log.answering(node.folder, node.run):
-        _allowed(node)
+        policy = _allowed(node)
         said = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
-        log.left(node.folder, json.dumps(said).encode(), "start", run=node.run)
+        _left(node, json.dumps(said).encode(), "start", policy, None)
         return said
 
 
-@spelled
 @one_at_a_time
 def answer(node: Node, content: bytes) -> bytes:
-    """Answer a message of the server: go through one round, or draw and predict after the last one.
-
-    Args:
-        node: that is asked.
-        content: what the server sent.
-
-    Raises:
-        Refused: the content is no message of this run, asks for a round that the node cannot go
-            back to, or for something that the node's policy does not allow (`Forbidden`).
-        ValueError: the policy cannot be read any more.
-        NodeFailed: the client fails, or its update is not finite; the state stays as it was.
-    """
+    """Answer a message of the server: go through one round, or draw and predict after the last one."""
     with log.answering(node.folder, node.run):
         asked = from_bytes(content, most=MOST)
         if asked.about.get("run") != node.run:
@@ -188,7 +139,7 @@ def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> b
         if how is not None and not account.has(node.run, request, paid=True):  # a crash
             account.put("round", node.run, request, how)
         tree = from_bytes(again, most=MOST).tree
-        return log.left(node.folder, again, "again: update", run=node.run, tree=tree)
+        return _left(node, again, "again: update", policy, tree)
     check_numbers(asked.tree)
     _check_message(node, asked.tree["message"])
     account.check("round", node.run, request, policy, node.method.most_rounds)
@@ -203,7 +154,16 @@ def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> b
     keep_answer(node.folder, node.run, request, content)
     if how is not None:
         account.put("round", node.run, request, how)
-    return log.left(node.folder, content, "update", run=node.run, round_=round_, tree=up)
+    spent = None if how is None else account.share_spent(how, policy)
+    return _left(node, content, "update", policy, up, round_=round_, budget_spent=spent)
+
+
+def _left(node: Node, content: bytes, what: str, policy: Policy, tree: Tree, **more: Any) -> bytes:
+    """Log what is about to leave, with the policy that lets it and the rows behind it, and return it."""
+    more |= {"rows": node.federation.data.num_rows, "method": node.method.name}
+    return log.left(
+        node.folder, content, what, run=node.run, tree=tree, policy=policy.said(), **more
+    )
 
 
 def _check_message(node: Node, message: Tree) -> None:
@@ -273,6 +233,6 @@ def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -
             why = f"the rows have a budget, and {question.kind} of them have no noise"
         content = to_bytes({}, {**about, "stays": why})
         what = f"no {question.kind}"
-        return log.left(node.folder, content, what, run=node.run, tree={}, question=asks)
+        return _left(node, content, what, policy, {}, question=asks)
     content = to_bytes(found, about)
-    return log.left(node.folder, content, question.kind, run=node.run, tree=found, question=asks)
+    return _left(node, content, question.kind, policy, found, question=asks)

@@ -86,6 +86,12 @@ class Policy:
         """Epsilon and delta of each row; None: there is no budget."""
         return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
 
+    def said(self) -> dict[str, Any]:
+        """Return the keys that differ from those of the default policy, as JSON."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        own = {key: value for key, value in own.items() if value != getattr(Policy, key)}
+        return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in own.items()}
+
     def check(self, method: Method | None, rows: int) -> None:
         """Refuse a run that is not allowed, by the key of the policy; no `method`: it is not chosen yet."""
         if rows < self.min_rows:

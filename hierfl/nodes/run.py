@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
@@ -227,7 +226,6 @@ class Nodes:
             )
 
 
-@spelled
 @one_at_a_time
 def fit_nodes(
     method: Method,
@@ -245,36 +243,7 @@ def fit_nodes(
     read: ReadAlone | None = None,
     ask_sum: AskSum | None = None,
 ) -> FitOverNodes:
-    """Fit a method to clients whose rows are at nodes.
-
-    Args:
-        method: as at the nodes.
-        agreement: what the nodes agreed on.
-        ask: hands messages to nodes, client -> bytes, and yields their answers.
-        rounds: as in `hierfl.fit`.
-        seed: of everything random, the same as at the nodes.
-        cohort: clients a round, as in `hierfl.fit`.
-        fewest: clients that a round needs; with fewer the run ends with an error.
-        starts: client -> what its node says that it starts from (`node.introduced`); it must be
-            what the server starts from: a client with another start is left out. Default None: not
-            compared.
-        checkpoint: folder to write a checkpoint to after each round.
-        resume: continue from the newest checkpoint there.
-        chosen: which method was chosen and why, for the history; None: the user named the method.
-        read: the method's program, where it has been read already. Default None: it is read.
-        ask_sum: hands the messages of a round to nodes, and returns the sum of their updates alone,
-            in which single ones cannot be checked: one client can spoil it. Default None: each
-            update is asked for individually.
-
-    Returns:
-        The fit: the history, draws of the global sites, and what nodes release of their clients.
-
-    Raises:
-        ValueError: as `hierfl.fit`; what the program starts from depends on the clients' rows; or
-            with `ask_sum` a method whose updates are no plain sums.
-        ProgramError: a model or guide that cannot be run as it is written.
-        TooFewNodes: of a round.
-    """
+    """Fit a method to clients whose rows are at nodes, which agreed on it; `starts` is what they start from."""
     planned = planned_of(method, rounds)
     everyone, fills = _without_rows(method, agreement, seed, cohort, read)
     left_out = _other_starts(everyone, starts or {})

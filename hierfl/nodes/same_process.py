@@ -3,134 +3,65 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 from hierfl.core.arguments import spelled
 from hierfl.data.clients import ClientData
-from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import Decided
-from hierfl.nodes.client_state import Node, NodeFailed, forget
+from hierfl.nodes.client_state import NodeFailed, forget
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.gathering import check_enough, fit_introduced
-from hierfl.nodes.messages import Refused, read_json
-from hierfl.nodes.node import answer, introduce, introduced, node
+from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import FILE, looks_like_a_policy
+from hierfl.nodes.reached import Reached
+from hierfl.nodes.stations import Station
 from hierfl.runs.run_folder import checkpoints
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Found = TypeVar("Found")
-
 
 @dataclass(frozen=True, eq=False)
 class InProcess:
-    """A node for each client, all in this process.
-
-    Args:
-        parts: client -> its rows.
-        folders: client -> the private folder of its node.
-        fewest: clients that a round needs.
-    """
+    """A node for each client, all in this process: client -> its rows, and its node's private folder."""
 
     parts: Mapping[str, ClientData | pd.DataFrame]
     folders: Mapping[str, Path]
     fewest: int
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes; `hierfl.nodes.fit` calls it.
-
-        Raises:
-            Forbidden: no node's policy allows the run.
-            TooFewNodes: fewer than `fewest` can take part.
-        """
-        call, parts = self._read(call)
-        each: dict[str, Node] = {}
-        failed: dict[str, str] = {}
+        """Fit over the nodes; `hierfl.nodes.fit` calls it."""
+        frames = not isinstance(next(iter(self.parts.values())), ClientData)
+        if frames and not hasattr(call.method, "has_schema"):
+            raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
+        stations = {name: self._station(call, name) for name in self.parts}
         # no server resumes here: what an earlier fit has left at the nodes is not of this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
 
-        def introduction(name: str) -> Introduction:
-            content = introduce(call.named, parts[name], self.folders[name])
-            return Introduction.from_json(read_json(content))
-
-        def agree(agreement: Agreement, run: Decided, ids: Mapping[str, str]) -> Any:
-            def start(name: str) -> str:
-                method, folder = run.method, self.folders[name]
-                each[name] = node(method, parts[name], agreement, folder, seed=call.seed)
-                if begins:
-                    forget(each[name])
-                return str(introduced(each[name])["start"])
-
-            failed.clear()
-            starts, refused = _each(start, ids)
-            failed.update(refused)
-            return starts, refused
-
-        def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
+        def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[tuple[Any, bytes | Refused]]:
+            errors: dict[str, Exception] = {}
             for name, content in contents.items():
                 try:
-                    if name in failed:
-                        raise Refused(failed[name])
-                    yield Answer(name, answer(each[name], content))
+                    found = stations[name].reply(kind, content)
                 except (ValueError, NodeFailed) as error:
-                    yield Answer(name, None, str(error))
+                    errors[name] = error
+                    continue
+                if kind == "agree" and begins:
+                    forget(stations[name].ready[self.folders[name]])
+                yield name, found
+            if kind != "round" and len(errors) == len(contents):
+                raise next(iter(errors.values()))
+            yield from ((name, Refused(str(error))) for name, error in errors.items())
 
-        found, refused = _each(introduction, parts)
-        check_enough(found, refused, self.fewest, "introduce a client")
-        return fit_introduced(call, found, self.fewest, agree, lambda ids: ask)
+        return Reached(send, tuple(stations), self.fewest, send_recipe=False).fit_over(call)
 
-    def _read(self, call: FitCall) -> tuple[FitCall, dict[str, ClientData]]:
-        """Return the call and each client's rows, once nodes have agreed on the schema of a formula without one."""
-        rows = {name: part for name, part in self.parts.items() if isinstance(part, ClientData)}
-        if rows:
-            return call, rows
-        # here: pandas and formulae, which most models do not need
-        from hierfl.formulas.formula import Formula
-        from hierfl.nodes.agreed_schema import agreed_over, answer_schema
-
-        if not isinstance(call.method, Formula):
-            raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
-        formula, frames = call.method, {name: {name: part} for name, part in self.parts.items()}
-
-        def send(content: bytes) -> dict[str, bytes]:
-            def answered(name: str) -> bytes:
-                return answer_schema(formula, frames[name], self.folders[name], content)
-
-            found, refused = _each(answered, frames)
-            check_enough(found, refused, self.fewest, "answer questions about the schema")
-            for name in refused:
-                del frames[name]
-            return found
-
-        left_out: dict[str, str] = {}
-        if call.lacks_schema:
-            formula, left_out = agreed_over(formula, send)
-        frames = {name: frame for name, frame in frames.items() if name not in left_out}
-        check_enough(frames, left_out, self.fewest, "agree on a schema")
-        return replace(call, method=formula), {n: formula.data(one) for n, one in frames.items()}
-
-
-def _each(
-    work: Callable[[str], Found], names: Iterable[str]
-) -> tuple[dict[str, Found], dict[str, str]]:
-    """Return what the nodes of some clients give, and why others do not; an error of all is raised."""
-    found: dict[str, Found] = {}
-    errors: dict[str, Exception] = {}
-    for name in names:
-        try:
-            found[name] = work(name)
-        except (ValueError, NodeFailed) as error:
-            errors[name] = error
-    if errors and not found:
-        raise next(iter(errors.values()))
-    return found, {name: str(error) for name, error in errors.items()}
+    def _station(self, call: FitCall, client: str) -> Station:
+        part = self.parts[client]
+        rows = part if isinstance(part, ClientData) else {client: part}
+        return Station(call, lambda: rows, self.folders[client])
 
 
 @spelled

@@ -34,6 +34,7 @@ from hierfl.methods import (
 from hierfl.methods.differentially_private import _shortened
 from hierfl.methods.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
 from hierfl.models import learned_prior_network, likelihood, network
+from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.cases import shared as _shared
@@ -183,9 +184,7 @@ def test_nodes_give_the_same(tmp_path: Path) -> None:
     method = differentially_private(plain(), clipping_norm=0.1, noise_multiplier=0.5, secret=2)
     around = machines(method, data, tmp_path, seed=4)
     options: dict[str, Any] = {"rounds": 3, "seed": 4, "cohort": 2}
-    over = hierfl.nodes.fit_nodes(
-        method, around.agreement, around.ask, starts=around.starts(), **options
-    )
+    over = fit_nodes(method, around.agreement, around.ask, starts=around.starts(), **options)
     here = fit(method, data, **options)
     for name, value in named_leaves(here.progress.server).items():
         assert torch.allclose(named_leaves(over.progress.server)[name], value, atol=1e-9, rtol=0.0)

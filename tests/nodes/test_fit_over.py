@@ -16,7 +16,7 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
-from hierfl.nodes import FitOverNodes, InProcess, in_process, same_process
+from hierfl.nodes import FitOverNodes, InProcess, in_process, stations
 from hierfl.nodes.call import ELSEWHERE
 from hierfl.nodes.node import answer as node_answer
 from hierfl.runs import call as runs_call
@@ -138,10 +138,10 @@ def test_a_run_that_was_interrupted_begins_again_or_goes_on(
         return asked(*given)
 
     how: dict[str, Any] = {"rounds": 3, "checkpoint": tmp_path / "server"}
-    monkeypatch.setattr(same_process, "answer", answer)
+    monkeypatch.setattr(stations, "answer", answer)
     with pytest.raises(KeyboardInterrupt):  # in the second round
         hierfl.nodes.fit(method, around, **how)
-    monkeypatch.setattr(same_process, "answer", asked)
+    monkeypatch.setattr(stations, "answer", asked)
     same(hierfl.nodes.fit(method, around, **how, resume=True), whole)
     same(hierfl.nodes.fit(method, around, rounds=3), whole)
 

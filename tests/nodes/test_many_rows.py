@@ -9,7 +9,8 @@ import torch
 
 from hierfl import methods
 from hierfl.data.clients import ClientData
-from hierfl.nodes import Answer, fit_nodes
+from hierfl.nodes import Answer
+from hierfl.nodes.run import fit_nodes
 from tests.nodes.one_process import machines
 from tests.programs import regression
 

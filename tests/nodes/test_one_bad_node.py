@@ -307,14 +307,14 @@ def test_a_schema_in_one_process_without_a_bad_frame(tmp_path: Path) -> None:
 def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hierfl.nodes import same_process
+    from hierfl.nodes import stations
 
-    asked: Any = same_process.answer  # type: ignore[attr-defined]
+    asked: Any = stations.answer  # type: ignore[attr-defined]
 
     def lied(one: Any, content: bytes) -> bytes:
         return b"no message" if one.client == "north" else asked(one, content)
 
-    monkeypatch.setattr(same_process, "answer", lied)
+    monkeypatch.setattr(stations, "answer", lied)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         fit = hierfl.nodes.fit(CASES["clustered_fl"].make(), in_process(rows(), tmp_path), rounds=2)

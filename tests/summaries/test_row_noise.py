@@ -20,6 +20,7 @@ from hierfl.core.secret_noise import normals_at
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
+from hierfl.nodes.run import fit_nodes
 from hierfl.program.program import ProgramError
 from hierfl.summaries.factor import Factor, rounded
 from hierfl.summaries.row_noise import RowNoise
@@ -127,7 +128,7 @@ def test_every_engine_and_nodes_give_the_same(tmp_path: Path) -> None:
     here = fit(method(), data)
     sequential = fit(method(), data, engine="sequential")
     around = machines(method(), data, tmp_path)
-    over = hierfl.nodes.fit_nodes(method(), around.agreement, around.ask, starts=around.starts())
+    over = fit_nodes(method(), around.agreement, around.ask, starts=around.starts())
     for name, value in named_leaves(here.progress.server["factors"]).items():
         for other in (sequential, over):
             same = named_leaves(other.progress.server["factors"])[name]

@@ -1,0 +1,171 @@
+"""hierfl over plain HTTPS: a node and a server in fifty lines, here two hospitals with TLS on this machine.
+
+    python examples/over_https.py [--smoke]
+
+A node serves one address, to which the server posts a request and gets the answer back. Both sides show a
+certificate of the same authority. The nodes run in a process of their own, as their rows do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.nodes import Answer, Reached, Station, over, station
+
+MOST = 1 << 28  # bytes of a request or an answer
+
+
+# ------------------------------------------------------------ at a node
+def served(stations: Mapping[str, Station]) -> Starlette:
+    """Return the application of one node, or of several on one machine: path -> its station."""
+
+    async def answer(request: Request) -> Response:
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > MOST:
+                return Response("too long", status_code=413)
+        here = stations[request.url.path.strip("/")]
+        who = None if request.client is None else request.client.host
+        return Response(await run_in_threadpool(here.answer, bytes(content), by=who))
+
+    return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
+
+
+def trusted(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Return the TLS of one side: its certificate and key, and the authority that signed the other's."""
+    context = ssl.create_default_context(purpose, cafile=str(folder / "ca.crt"))
+    context.load_cert_chain(folder / "own.pem", folder / "own.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+# ------------------------------------------------------------ at the server
+def over_https(
+    addresses: Mapping[str, str], tls: ssl.SSLContext, *, fewest: int = 1, timeout: float = 600.0
+) -> Reached:
+    """Return nodes by their addresses, for `hierfl.nodes.fit`; `timeout` is in seconds."""
+
+    def post(name: str, request: bytes) -> Answer:
+        content = bytearray()
+        try:
+            with (
+                httpx.Client(verify=tls, timeout=timeout, trust_env=False) as client,
+                client.stream("POST", addresses[name], content=request) as response,
+            ):
+                response.raise_for_status()
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > MOST:
+                        return Answer(name, None, f"its answer has more than {MOST:,} bytes")
+        except httpx.HTTPError as error:
+            return Answer(name, None, f"{type(error).__name__}: {error}")
+        return Answer(name, bytes(content))
+
+    def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
+        with ThreadPoolExecutor(len(requests)) as pool:
+            every = [pool.submit(post, name, request) for name, request in requests.items()]
+            yield from (one.result() for one in as_completed(every))
+
+    return over(ask, addresses, fewest=fewest)
+
+
+# ------------------------------------------------------------ both, on this machine
+HOSPITALS = ("cleveland", "hungarian")
+
+
+def model() -> Any:
+    """Return the model, the same at the server and at every node."""
+    return hierfl.models.regression("bernoulli")
+
+
+def certificates(folder: Path) -> None:
+    """Make an authority for this run, and one certificate for both sides, of "localhost"; openssl does it."""
+    for name, more in (("ca", ["-addext", "keyUsage=critical,keyCertSign"]), ("own", [])):
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes"]
+        subject = ["-subj", f"/CN={name}", "-keyout", f"{folder / name}.key"]
+        signs = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")] * (name == "own")
+        about = ["basicConstraints=critical,CA:FALSE", "subjectAltName=DNS:localhost"]
+        names = [word for one in about for word in ("-addext", one)] * (name == "own")
+        out = ["-out", str(folder / ("ca.crt" if name == "ca" else "own.pem"))]
+        command = ["openssl", "req", "-x509", *key, *subject, *signs, *names, *more, "-days", "30"]
+        subprocess.run([*command, *out], check=True, capture_output=True)
+
+
+def serve_hospitals(folder: Path, port: int) -> None:
+    """Serve the stations of all hospitals, until the process is stopped; each has a folder."""
+    data = hierfl.datasets.heart_disease()
+    stations = {one: station(model(), data.select([one]), folder / one) for one in HOSPITALS}
+    config = uvicorn.Config(served(stations), host="localhost", port=port, log_level="warning")
+    config.load()
+    config.ssl = trusted(folder, ssl.Purpose.CLIENT_AUTH)
+    uvicorn.Server(config).run()
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    """Wait until a process listens on a port."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        with socket.socket() as tried:
+            if tried.connect_ex(("localhost", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"no node listens on port {port}: see what it has printed")
+
+
+def main() -> None:
+    """Fit over HTTPS, and compare with a fit of all rows here."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="one round")
+    parser.add_argument("--node", nargs=2, metavar=("FOLDER", "PORT"), help="used by itself")
+    given = parser.parse_args()
+    torch.set_default_dtype(torch.float64)
+    if given.node:
+        return serve_hospitals(Path(given.node[0]), int(given.node[1]))
+    rounds = 1 if given.smoke else None
+    with tempfile.TemporaryDirectory() as home, socket.socket() as free:
+        free.bind(("localhost", 0))
+        port, folder = free.getsockname()[1], Path(home)
+        free.close()
+        certificates(folder)
+        command = [sys.executable, __file__, "--node", home, str(port)]
+        nodes = subprocess.Popen(command)
+        try:
+            wait_for(port, nodes)
+            tls = trusted(folder, ssl.Purpose.SERVER_AUTH)
+            places = {one: f"https://localhost:{port}/{one}" for one in HOSPITALS}
+            fit = hierfl.nodes.fit(model(), over_https(places, tls), rounds=rounds)
+        finally:
+            nodes.terminate()
+            nodes.wait()
+    here = hierfl.fit(model(), hierfl.datasets.heart_disease().select(HOSPITALS), rounds=rounds)
+    there = named_leaves(fit.message)
+    off = max(float((there[k] - v).abs().max()) for k, v in named_leaves(here.message).items())
+    if off > 1e-9:
+        raise SystemExit(f"the fit over HTTPS differs from hierfl.fit on all rows by {off:.1e}")
+    print(f"{len(fit.history)} rounds over HTTPS; farthest from hierfl.fit on all rows: {off:.1e}")
+
+
+if __name__ == "__main__":
+    main()

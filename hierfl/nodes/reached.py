@@ -1,0 +1,182 @@
+"""A fit over nodes that any transport reaches: what a server asks before the rounds, and in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hierfl.core.arguments import spelled
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.asking import Answer, Ask
+from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import Decided
+from hierfl.nodes.envelope import read_answer, write_request
+from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.nodes.gathering import check_enough, fit_introduced
+from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.node import run_name
+from hierfl.nodes.run import SILENT, TooFewNodes
+from hierfl.nodes.together import AskSum
+from hierfl.program.recipes import describe
+
+ANOTHER = (
+    "it would run another method, model or version of hierfl than this server: see that both have "
+    "the same code, and that the nodes' app names no other method"
+)
+# (kind of request, node -> content) -> node, and what it answers or why it does not
+Send = Callable[[str, Mapping[Any, bytes]], Iterable[tuple[Any, bytes | Refused]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """Nodes by their keys, and `send`, which takes contents of a kind to them and brings back answers."""
+
+    send: Send
+    nodes: Sequence[Any]
+    fewest: int = 1
+    silent: str = SILENT
+    send_recipe: bool = True
+    ask_sum: Callable[[Mapping[str, Any]], AskSum] | None = None
+
+    def fit_over(self, call: FitCall) -> FitOverNodes:
+        """Fit over the nodes; `hierfl.nodes.fit` calls it."""
+        nodes, schema = list(self.nodes), b""
+        if call.lacks_schema:
+            call, nodes = self._with_schema(call, nodes)
+            formula: Any = call.method
+            schema = formula.agreed.json().encode()
+
+        def agree(agreement: Agreement, run: Decided, ids: Mapping[str, Any]) -> Any:
+            sends = self.send_recipe or run.why is not None
+            recipe = describe(run.method) if sends else None
+            every = {"agreement": agreement.as_json(), "method": recipe, "seed": call.seed}
+            return self._agree(every, ids, run_name(run.method, agreement, call.seed))
+
+        return fit_introduced(
+            call,
+            self._introductions(nodes, schema),
+            self.fewest,
+            agree,
+            lambda ids: lambda contents: self._ask(contents, ids),
+            self.ask_sum,
+        )
+
+    def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, list[Any]]:
+        """Return the call with the schema of its formula, and the nodes that have agreed on it."""
+        # here: pandas and formulae, which most models do not need
+        from hierfl.formulas.formula import Formula
+        from hierfl.nodes.agreed_schema import agreed_over
+
+        assert isinstance(call.method, Formula)
+
+        def send(asked: bytes) -> dict[Any, bytes]:
+            answers, refused = self._answers("schema", nodes, asked)
+            check_enough(answers, refused, self.fewest, "answer questions about the schema")
+            nodes[:] = answers
+            return answers
+
+        formula, left_out = agreed_over(call.method, send)
+        nodes = [node for node in nodes if node not in left_out]
+        check_enough(nodes, left_out, self.fewest, "agree on a schema")
+        return replace(call, method=formula), nodes
+
+    def _introductions(self, nodes: list[Any], schema: bytes) -> dict[Any, Introduction]:
+        """Return how nodes introduce their clients, given a formula's schema; too few are refused."""
+        found: dict[Any, Introduction] = {}
+        answers, refused = self._answers("introduce", nodes, schema)
+        for node, content in answers.items():
+            try:
+                found[node] = Introduction.from_json(read_json(content))
+            except Refused as error:
+                refused[node] = str(error)
+        check_enough(found, refused, self.fewest, "introduce a client")
+        return found
+
+    def _answers(
+        self, kind: str, nodes: Sequence[Any], content: bytes
+    ) -> tuple[dict[Any, bytes], dict[Any, str]]:
+        """Return what nodes answer before the rounds, and why others do not."""
+        answers: dict[Any, bytes] = {}
+        refused = dict.fromkeys(nodes, self.silent)
+        for node, found in self.send(kind, dict.fromkeys(nodes, content)):
+            if node in nodes and isinstance(found, Refused):
+                refused[node] = str(found)
+            elif node in nodes and isinstance(found, bytes):
+                answers[node] = found
+        return answers, {n: why for n, why in refused.items() if n not in answers}
+
+    def _agree(
+        self, agreed: Mapping[str, Any], ids: Mapping[str, Any], run: str
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Send nodes what all agreed on, and the method; return what each client starts from, or why not."""
+        starts: dict[str, str] = {}
+        others: dict[str, str] = {}
+        answers, refused = self._answers("agree", list(ids.values()), json.dumps(agreed).encode())
+        for name, node in ids.items():
+            if node not in answers:
+                others[name] = refused[node]
+            elif (start := _start(answers[node], run)) is None:
+                others[name] = ANOTHER
+            else:
+                starts[name] = start
+        if 2 * list(others.values()).count(ANOTHER) >= len(ids):  # it is the server that differs
+            raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
+        return starts, others
+
+    def _ask(self, contents: Mapping[str, bytes], ids: Mapping[str, Any]) -> Iterator[Answer]:
+        """Ask clients for a round."""
+        names = {node: name for name, node in ids.items()}
+        asked = {ids[name]: content for name, content in contents.items()}
+        for node, found in self.send("round", asked):
+            if node in names and isinstance(found, Refused):
+                yield Answer(names[node], None, str(found))
+            elif node in names and isinstance(found, bytes):
+                yield Answer(names[node], found)
+
+
+def _start(content: bytes, run: str) -> str | None:
+    """Return what a client says that it starts from; None: it would run something else."""
+    try:
+        said = read_json(content)
+        return str(said["start"])[:100] if said["run"] == run else None
+    except (Refused, KeyError, TypeError, IndexError):
+        return None
+
+
+@spelled
+def over(ask: Ask, nodes: Iterable[str], *, fewest: int = 1) -> Reached:
+    """Return the nodes that a transport of yours reaches, for `hierfl.nodes.fit`.
+
+    At each node `hierfl.nodes.station(...).answer` makes the bytes of an answer out of those of a
+    request. Requests hold no row; answers are checked here, as over any transport.
+
+    Args:
+        ask: hands each node its request, node -> bytes, and yields `Answer(node, bytes)` as they
+            come back, late, twice or in any order; or `Answer(node, None, reason)`.
+        nodes: names of the nodes, such as addresses or folders; their clients' names may be others.
+        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
+            warning, while so many remain.
+
+    Raises:
+        ValueError: two nodes have the same name, or `fewest` is below 1 or above their number.
+    """
+    names = list(nodes)
+    if len(set(names)) < len(names):
+        raise ValueError(f"nodes are {names}: name each once")
+    if not 1 <= fewest <= len(names):
+        raise ValueError(f"fewest is {fewest}: it must be 1 to {len(names)}")
+
+    def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[tuple[Any, bytes | Refused]]:
+        requests = {name: write_request(kind, content) for name, content in contents.items()}
+        for one in ask(requests):
+            try:
+                if one.content is None:
+                    raise Refused(one.reason or SILENT)
+                if one.client in requests:  # another is nobody's answer
+                    yield one.client, read_answer(requests[one.client], one.content)
+            except Refused as error:
+                yield one.client, error
+
+    return Reached(send, names, fewest)
