@@ -85,12 +85,15 @@ def test_the_fit_agrees_with_nuts(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile's own
 @pytest.mark.parametrize("name", sorted(STORED))
-def test_the_stored_reference_is_that_of_nuts(name: str) -> None:
+def test_the_stored_reference_is_that_of_nuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer = reference.DRAWS // 4
     if name in ON_FILES and not Path(os.environ.get("HIERFL_DATA", "nowhere")).is_dir():
         pytest.skip("HIERFL_DATA is not set, and the reference is of its data")
     if name in reference.IN_NUMPYRO and not pooled_nuts.has_numpyro():
         pytest.skip(f"{pooled_nuts.VARIABLE} is not set: a Python that has NumPyro")
+    monkeypatch.setattr(reference, "DRAWS", fewer)
     again = reference.run(name)
     for site, nuts in STORED[name].items():
         off = np.abs(np.array(again[site]["mean"]) - nuts["mean"]) / nuts["sd"]
-        assert off.max() < 5.0 * 2.0**0.5 * MOST_ERROR, f"{site}: {off.max():.3f} sd"
+        # errors of the reference and of a quarter as many draws
+        assert off.max() < 5.0 * (1.0 + 4.0) ** 0.5 * MOST_ERROR, f"{site}: {off.max():.3f} sd"
