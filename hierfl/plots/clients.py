@@ -224,7 +224,13 @@ def client_map(
             f"in {int((sd > 0).sum())} columns"
         )
     scale = sd if unit is None else np.asarray(unit, dtype=float)
-    at, share = _components((values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0])
+    apart = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
+    left, singular, _ = np.linalg.svd(apart, full_matrices=False)  # principal components
+    at, share, kept = np.zeros((len(names), 2)), np.zeros(2), min(2, len(singular))
+    at[:, :kept] = left[:, :kept] * singular[:kept]
+    # the sign of a component is arbitrary: make its largest entry positive
+    at *= np.where(np.abs(at).max(0) == at.max(0), 1.0, -1.0)
+    share[:kept] = (singular**2 / (singular**2).sum())[:kept]
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     size = mark_areas(count, largest=110.0)
     ax.axhline(0.0, color=BAND, linewidth=0.8, zorder=0)
@@ -235,17 +241,6 @@ def client_map(
     ax.set(xlabel=f"first component ({share[0]:.0%})", ylabel=f"second component ({share[1]:.0%})")
     ax.set(xticks=[], yticks=[])
     return plain(ax)
-
-
-def _components(centered: Floats) -> tuple[Floats, Floats]:
-    """Return the first two principal components (N, 2) and their shares of variance."""
-    left, singular, _ = np.linalg.svd(centered, full_matrices=False)
-    at, share, kept = np.zeros((len(centered), 2)), np.zeros(2), min(2, len(singular))
-    at[:, :kept] = left[:, :kept] * singular[:kept]
-    # the sign of a component is arbitrary: make its largest entry positive
-    at *= np.where(np.abs(at).max(0) == at.max(0), 1.0, -1.0)
-    share[:kept] = (singular**2 / (singular**2).sum())[:kept]
-    return at, share
 
 
 def _name_outermost(ax: Axes, at: Floats, names: Sequence[str], size: Floats) -> None:

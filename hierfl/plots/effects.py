@@ -50,12 +50,19 @@ def conditional_effect(
         else:
             x = np.array([levels.index(value) for value in part[variable]], dtype=float)
             shift = 0.0 if len(lines) == 1 else 0.5 * (k / (len(lines) - 1) - 0.5)
-            _points(ax, x + shift, part, style, MARKERS[(k + k // BANDS) % len(MARKERS)])
+            ax.vlines(x + shift, part["low"], part["high"], color=style["color"], linewidth=1.2)
+            style |= {"linestyle": "", "marker": MARKERS[(k + k // BANDS) % len(MARKERS)]}
+            ax.plot(x + shift, part["mean"].to_numpy(), markersize=5, **style)
     if levels is not None:
         ax.set_xticks(range(len(levels)), levels)
         ax.set_xlim(-0.6, len(levels) - 0.4)
     ax.set(xlabel=variable, ylabel=label)
-    return _with_legend(ax)
+    handles, names = ax.get_legend_handles_labels()
+    if names and len(names) <= 2 * BANDS:
+        # beside the axes, since bands may fill them
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        ax.legend(handles, names, frameon=False, fontsize=8, borderaxespad=0.3, **place)
+    return plain(ax)
 
 
 def _lines(frame: pd.DataFrame, by: str | None) -> list[tuple[str, pd.DataFrame]]:
@@ -86,21 +93,6 @@ def _band(
         ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0.0, zorder=1)
     width = 0.8 if style["label"] in (None, "a client") else 1.6
     ax.plot(x, part["mean"].to_numpy(), linewidth=width, zorder=3, **style)
-
-
-def _points(ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], marker: str) -> None:
-    ax.vlines(x, part["low"], part["high"], color=style["color"], linewidth=1.2, zorder=2)
-    style = {**style, "linestyle": "", "marker": marker, "markersize": 5}
-    ax.plot(x, part["mean"].to_numpy(), **style)
-
-
-def _with_legend(ax: Axes) -> Axes:
-    handles, names = ax.get_legend_handles_labels()
-    if names and len(names) <= 2 * BANDS:
-        # beside the axes, since bands may fill them
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        ax.legend(handles, names, frameon=False, fontsize=8, borderaxespad=0.3, **place)
-    return plain(ax)
 
 
 def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:

@@ -142,13 +142,23 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
         most: up to this many clients have a line and a name each. More clients are unnamed and
             sorted along the x axis by their expected mean.
     """
-    if len(table) <= most:
-        x, y = _named_intervals(ax, table)
+    at, few = np.arange(len(table), dtype=float), len(table) <= most
+    table = table if few else table.sort_values("expected")
+    x, y = table["observed"].to_numpy(), at
+    style: dict[str, Any] = {"color": BAND, "linewidth": 7.0 if few else 2.2, "zorder": 1}
+    draw = ax.hlines if few else ax.vlines
+    draw(at, table["low"], table["high"], label="predictive interval", **style)
+    if few:
+        ax.plot(table["expected"], at, "|", color=GRAY, markersize=9.0, zorder=2)
+        each = zip(table.index, table["rows"], strict=True)
+        ax.set_yticks(at, [f"{name} ({rows})" for name, rows in each])
+        ax.set_ylim(len(table) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
     else:
-        table = table.sort_values("expected")
-        x, y = _sorted_intervals(ax, table)
+        x, y = at, x
+        ax.set_xlabel("clients, sorted by predicted mean")
     inside = table["covered"].to_numpy(dtype=bool)
-    style: dict[str, Any] = {"s": 26.0, "edgecolor": "white", "linewidth": 0.4, "zorder": 3}
+    style = {"s": 26.0, "edgecolor": "white", "linewidth": 0.4, "zorder": 3}
     for chosen, label, color, marker in (
         (inside, "observed", COLORS[0], "o"),
         (~inside, "observed, outside the interval", COLORS[1], "X"),
@@ -156,28 +166,6 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
         if chosen.any():
             ax.scatter(x[chosen], y[chosen], color=color, marker=marker, label=label, **style)
     return plain(ax)
-
-
-def _named_intervals(ax: Axes, table: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Draw a line and a name for each client; return where its observed mean goes, x and y."""
-    at = np.arange(len(table), dtype=float)
-    style: dict[str, Any] = {"color": BAND, "linewidth": 7.0, "zorder": 1}
-    ax.hlines(at, table["low"], table["high"], label="predictive interval", **style)
-    ax.plot(table["expected"], at, "|", color=GRAY, markersize=9.0, zorder=2)
-    names = [f"{name} ({rows})" for name, rows in zip(table.index, table["rows"], strict=True)]
-    ax.set_yticks(at, names)
-    ax.set_ylim(len(table) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    return table["observed"].to_numpy(), at
-
-
-def _sorted_intervals(ax: Axes, table: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Draw unnamed clients side by side; return where their observed means go, x and y."""
-    at = np.arange(len(table), dtype=float)
-    style: dict[str, Any] = {"color": BAND, "linewidth": 2.2, "zorder": 1}
-    ax.vlines(at, table["low"], table["high"], label="predictive interval", **style)
-    ax.set_xlabel("clients, sorted by predicted mean")
-    return at, table["observed"].to_numpy()
 
 
 def entropies(

@@ -153,11 +153,8 @@ class Entry:
     @property
     def middle(self) -> float:
         """Median of the global prior or, without one, mean of the clients' means."""
-        return (
-            float(np.median(self.expected))
-            if self.expected is not None
-            else float(self.draws.mean())
-        )
+        whole = self.draws.mean() if self.expected is None else np.median(self.expected)
+        return float(whole)
 
     @property
     def apart(self) -> float:
@@ -200,10 +197,7 @@ class Measured:
 
     @cached_property
     def own(self) -> list[Entry]:
-        """Every scalar of the local sites, without `x_offset` where `x` is made of it.
-
-        A formula's groups within clients, such as wards, are not the same in two clients.
-        """
+        """Every scalar that clients share of the local sites, without `x_offset` where there is `x`."""
         if self.draws is None:
             return []
         found, inside = [], {term.site for term in self._groups if term.place == "within"}

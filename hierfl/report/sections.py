@@ -51,6 +51,7 @@ def _run(found: Measured) -> Section:
         name = titled(model)
     guide: str = getattr(fit.method.guide, "__name__", type(fit.method.guide).__name__)
     finished = fit.federation.server.finished(fit.progress.server)
+    most = int(history["clients"].max()) if "clients" in history else data.num_clients
     stopped = ", after which the method stopped automatically" if finished else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
@@ -61,10 +62,7 @@ def _run(found: Measured) -> Section:
         f"(median {int(counts.median())})",
         "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "
         "each client",
-        "Rounds": f"{len(history)}"
-        f"{stopped}, with at most "
-        f"{int(history['clients'].max()) if 'clients' in history else data.num_clients} clients "
-        "in each",
+        "Rounds": f"{len(history)}{stopped}, with at most {most} clients in each",
         "Communication": _bytes(history),
         "Time": f"{number(float(history['seconds'].sum()))} s"
         if "seconds" in history
@@ -102,12 +100,9 @@ def _convergence(found: Measured) -> Section | None:
 def _shared(found: Measured) -> Section | None:
     if not found.shared:
         return None
-    head = ("Parameter", "Mean", "SD", "5 %", "Median", "95 %")
+    head, ends = ("Parameter", "Mean", "SD", "5 %", "Median", "95 %"), [0.05, 0.5, 0.95]
     rows = [
-        (
-            e.label,
-            *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, [0.05, 0.5, 0.95]))),
-        )
+        (e.label, *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, ends))))
         for e in found.shared
     ]
     table = Table(
@@ -221,12 +216,9 @@ def _predictions(found: Measured) -> Section | None:
 
 def _score_summary(scores: pd.DataFrame) -> Table:
     summary = across_clients(scores)
+    columns = ["weighted", "mean", "worst_decile", "variance"]
     lines = [
-        (
-            SCORES[str(name)],
-            *(number(float(row[c])) for c in ("weighted", "mean", "worst_decile", "variance")),
-            str(row["worst"]),
-        )
+        (SCORES[str(name)], *map(number, row[columns].astype(float)), str(row["worst"]))
         for name, row in summary.iterrows()
     ]
     head = "Score,Weighted by rows,Equal weights,Worst tenth,Variance over clients,Worst client"
@@ -271,11 +263,8 @@ def _strangers(found: Measured) -> Section | None:
         "mi_fpr95": "FPR95, mutual information",
     }
     columns = [c for c in names if c in found.scored.foreign.clients]
-    rows = [("All", *(number(float(found.scored.foreign.overall[c])) for c in columns))]
-    rows += [
-        (str(name), *(number(float(row[c])) for c in columns))
-        for name, row in found.scored.foreign.clients.iterrows()
-    ]
+    each = [("All", found.scored.foreign.overall), *found.scored.foreign.clients.iterrows()]
+    rows = [(str(name), *(number(float(row[c])) for c in columns)) for name, row in each]
     note = (
         "AUROC: the probability that a foreign row has a higher entropy (or mutual information), "
         "and so a less certain prediction, than an own row; 0.5 is chance. FPR95: the share of "
