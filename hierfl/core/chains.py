@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from pyro.ops.stats import split_gelman_rubin
+from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 # (C, K) -> log density (C,) and gradient (C, K)
@@ -40,6 +40,7 @@ class Sampled(NamedTuple):
 
     draws: Tensor  # (S, K)
     r_hat: float  # the largest split R-hat of the K numbers
+    effective: float  # the least number of effective states of one of them
     whitening: Whitening  # as adapted
 
 
@@ -105,19 +106,20 @@ def sampled(
     chains = torch.stack(kept, 1)  # (C, draws of each, K)
     together = torch.stack(kept).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
-    r_hat = largest_r_hat(chains)
+    r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat
     held = bool((moves < MOVES * len(kept)).any())
-    return Sampled(together, math.inf if held else r_hat, whitening)
+    return Sampled(together, math.inf if held else r_hat, effective, whitening)
 
 
-def largest_r_hat(chains: Tensor) -> float:
-    """Return the largest split R-hat of chains (C, n, K), by normal scores of their ranks."""
+def mixing_of(chains: Tensor) -> tuple[float, float]:
+    """Return the largest split R-hat of chains (C, n, K) and the least effective number, by ranks."""
     flat = chains.flatten(0, 1)
     ranks = flat.argsort(0).argsort(0).to(flat.dtype)
     chains = torch.special.ndtri((ranks + 0.625) / (len(flat) + 0.25)).view(chains.shape)
     worst: float = split_gelman_rubin(chains).nan_to_num(nan=1.0).max().item()
-    return worst
+    effective = effective_sample_size(chains, 0, 1).nan_to_num(nan=float(len(flat)))
+    return worst, float(effective.min()) if effective.numel() else float(len(flat))
 
 
 def _z(state: _State, whitening: Whitening) -> Tensor:

@@ -167,7 +167,7 @@ class Rounds:
         if not bool((state["seen"] | state["failed"]).all()) and clock.round + 1 < clock.rounds:
             return state
         state = self.work.sampled(state, factors, "final", clock)
-        count = torch.tensor(float(len(state["final"]["draws"])))
+        count = state["share"] * len(state["final"]["draws"])
         seen = state["seen"]
         ended = bool((seen | state["failed"]).all())
         stage = torch.tensor(DONE if ended else GATHER)
@@ -218,4 +218,5 @@ def _nothing(count: int, weighted: int, kept: int) -> Tree:
             **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
         },
         "ratios": torch.zeros(weighted),
+        "share": torch.tensor(1.0),
     }

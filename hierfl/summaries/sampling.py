@@ -80,6 +80,7 @@ class Draws(NamedTuple):
     log_weights: Tensor  # (S,), normalized; equal where draws are final
     r_hat: float  # the largest split R-hat of the chains; NaN where none ran
     k_hat: float = 0.0  # of the weights of the scales; 0 where chains ran
+    share: float = 1.0  # of final draws that is effective: some are drawn twice, or one by one
 
 
 def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
@@ -107,7 +108,8 @@ def sample(
     density = Density(surrogate, factors, start.bounds)
     chains = _chains(density, count, start, final, word, g)
     draws = surrogate.draws(chains.draws, *density.at(chains.draws)[1:], normal)
-    return Draws(draws, torch.full((count,), -math.log(count)), chains.r_hat)
+    share = min(1.0, chains.effective / count)
+    return Draws(draws, torch.full((count,), -math.log(count)), chains.r_hat, share=share)
 
 
 # ------------------------------------------------------------------------- importance sampling
@@ -126,11 +128,12 @@ def by_importance(
     density = Density(surrogate, factors, start.bounds)
     equal = torch.full((count,), -math.log(count))
     if not len(hierarchy.outside):
-        s, log_weights, k_hat = torch.zeros(count, 0), equal, 0.0
+        s, log_weights, k_hat, share, many = torch.zeros(count, 0), equal, 0.0, 1.0, count
         _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
         proposal, share = _adapted(density, start, final=final)
-        many = int(count * min(MORE, max(1.0, 1.2 / share))) // 2 * 2 if final else count
+        most = max(MORE, WORK / (count * len(factors.shift)))
+        many = int(count * min(most, max(1.0, 1.2 / share))) // 2 * 2 if final else count
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
         log_p, mean, covariance = density.at(s)
         ratios = (log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
@@ -154,7 +157,8 @@ def by_importance(
     if mean.shape[1]:
         e = normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
     e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
-    return Draws(surrogate.draws(s, mean, covariance, e), log_weights, torch.nan, k_hat)
+    drawn = surrogate.draws(s, mean, covariance, e)
+    return Draws(drawn, log_weights, torch.nan, k_hat, min(1.0, share * many / count))
 
 
 def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, float]:

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, largest_r_hat, sampled
+from hierfl.core.chains import Sampled, Whitening, mixing_of, sampled
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling
 from hierfl.summaries.hierarchy import Factors
@@ -87,11 +87,11 @@ def test_draws_are_a_function_of_the_seed() -> None:
 def test_r_hat_sees_chains_stuck_in_two_places() -> None:
     g = torch.Generator().manual_seed(0)
     chains = torch.randn(16, 60, 2, generator=g)
-    assert largest_r_hat(chains) < MIXED_WELL
+    assert mixing_of(chains)[0] < MIXED_WELL
     chains[:8, :, 1] += 1.0
-    assert largest_r_hat(chains) > MIXED_WELL
+    assert mixing_of(chains)[0] > MIXED_WELL
     drift = torch.randn(16, 60, 1, generator=g) + torch.linspace(0.0, 2.0, 60)[:, None]
-    assert largest_r_hat(drift) > MIXED_WELL
+    assert mixing_of(drift)[0] > MIXED_WELL
 
 
 def test_the_tail_of_a_scale_is_reached() -> None:
@@ -148,3 +148,11 @@ def test_draws_of_scales_have_the_moments_of_a_grid(
         sd = (p * (x - mean) ** 2).sum().sqrt()
         assert (drawn.mean() - mean).abs() < 0.08 * sd
         assert 0.92 < drawn.std() / sd < 1.08
+
+
+def test_the_effective_number_counts_what_states_repeat() -> None:
+    g = torch.Generator().manual_seed(0)
+    fresh = torch.randn(16, 100, 2, generator=g)
+    assert mixing_of(fresh)[1] > 1000
+    kept = fresh[:, ::10].repeat_interleave(10, 1)
+    assert mixing_of(torch.cat([fresh, kept], -1))[1] < 400
