@@ -25,7 +25,7 @@ from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.reading import gauss_hermite
 
-NODES = {1: 10, 2: 6}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
+NODES = {1: 10, 2: 6}  # fewest Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more
 TIMES = (1, 4, 16)  # as many times as many points are tried
 MIXED = 128  # points where some are mixing variables
@@ -73,7 +73,8 @@ def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tenso
     if mixing:
         return _standardized(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
     if size in NODES:
-        nodes, weights = gauss_hermite(NODES[size], torch.get_default_dtype())
+        count = round(NODES[size] * times**0.5)
+        nodes, weights = gauss_hermite(count, torch.get_default_dtype())
         grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
         return grid, torch.cartesian_prod(*[weights.log()] * size).view(-1, size).sum(1)
     if not size:
@@ -115,14 +116,15 @@ class _Clients:
     def ratios(self, draws: Tensor) -> Ratios:
         """Return the ratios at draws (S, K), by as many points as each client needs."""
         points, log_weights = standard_points(self.hierarchy)
-        if not is_sampled(self.hierarchy):
-            return self._at(draws, points.expand(len(self.keys), *points.shape), log_weights)
-        # without random rotations (C, M + Dn, M + Dn) clients err in the same direction
-        key, size = noise.fold(self.keys, noise.word("two_stage.weigh")), points.shape[1]
-        turns = torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
-        if self.proposals is not None:
+        size, count = points.shape[1], max(2, min(TRIED, len(draws) // TRIED))
+        turns = torch.eye(size).expand(len(self.keys), size, size)
+        if is_sampled(self.hierarchy):
+            # without random rotations (C, M + Dn, M + Dn) clients err in the same direction
+            key, count = noise.fold(self.keys, noise.word("two_stage.weigh")), TRIED
+            turns = torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
+        if self.proposals is not None or not size:
             return self._at(draws, points @ turns, log_weights)
-        some = draws[:: max(1, len(draws) // TRIED)]
+        some = draws[:: max(1, len(draws) // count)]
         sets = [standard_points(self.hierarchy, times) for times in TIMES]
         tried = [self._at(some, e @ turns, w).log for e, w in sets]
         most = ERROR / math.sqrt(self.hierarchy.program.num_clients)

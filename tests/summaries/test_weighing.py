@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
 
+from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import weighing
 from hierfl.summaries.hierarchy import Factors
@@ -60,6 +62,29 @@ def test_the_marginal_of_a_logistic_random_intercept_is_that_of_a_grid(client: i
     for at, log in zip(Z.tolist(), found.log.tolist(), strict=True):
         known = np.log((np.exp(rows(at[0] + np.exp(at[1]) * e)) * weight).sum() / weight.sum())
         assert log == pytest.approx(known, abs=2e-3)
+
+
+def test_more_nodes_are_taken_where_few_are_rough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a steep likelihood, a step of the level, ten nodes are off, and clients notice."""
+
+    def steep(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.5))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.data():
+                pyro.sample("ill", dist.Bernoulli(logits=12.0 * a), obs=batch.ill)
+
+    rows, e = binary_rows(people())[0], np.linspace(-9.0, 9.0, 4001)
+    known, errors = [], []
+    for mu, log_tau in Z[:3].tolist():
+        each = np.exp(rows(12.0 * (mu + np.exp(log_tau) * e)) - 0.5 * e**2)
+        known.append(np.log(each.sum() / np.exp(-0.5 * e**2).sum()))
+    for most in (1e9, 0.0):
+        monkeypatch.setattr(weighing, "ERROR", most)
+        off = marginals(steep, 0, Z[:3]).log.numpy() - known
+        errors.append(np.abs(off - off.mean()).max())
+    assert errors[1] < 0.5 * errors[0], errors
 
 
 def test_gaussian_rows_are_exact() -> None:
