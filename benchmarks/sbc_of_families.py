@@ -6,10 +6,6 @@ Run `python -m benchmarks.sbc_of_families --families weibull`.
 parameters from the priors and rows given them, fits two_stage, and ranks the parameters among its
 draws. Replications are kept one by one in the user's cache folder, so that a run that was stopped
 goes on where it was.
-
-Replications of a family differ in their rows alone, so that the server's density is the same
-function of the factors: it is traced and compiled once, and compared with the program's own at each
-replication. That halves the time.
 """
 
 from __future__ import annotations

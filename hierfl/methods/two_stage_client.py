@@ -24,6 +24,7 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import is_sampled, ratios_of
 
 FACTOR, SUMS = ("precision", "shift"), ("num_rows", "square")
+IMPOSSIBLE = -1e6  # nats, of rows whose probability underflows
 
 
 class Rows:
@@ -59,8 +60,11 @@ class Rows:
                 keys=batch.key,
                 proposals=Proposal(**where) if where else None,
             )
+            # where rows are impossible a weight is nothing, which a server adds up
+            log = ratios.log.clamp(min=IMPOSSIBLE)
             # an error that is the same at all draws does no harm
-            return {**work, **where, "log_ratios": ratios.log, "inner": ratios.error.var(1)}
+            inner = torch.where(log > IMPOSSIBLE, ratios.error, 0.0).var(1)
+            return {**work, **where, "log_ratios": log, "inner": inner}
 
     def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
         """Return clients' factors, and whether their rows were misread, which would disclose them."""

@@ -6,9 +6,13 @@ import numpy as np
 import pandas as pd
 import pyro.distributions as dist
 import pytest
+import torch
 from scipy.special import log_expit
 
 import hierfl
+from benchmarks.family_programs import additions_of, drawn, program
+from hierfl.methods.two_stage import seen_in
+from hierfl.methods.two_stage_client import IMPOSSIBLE, Rows
 
 # Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
 NUTS = {
@@ -45,6 +49,23 @@ def test_rats() -> None:
     for site, (mean, sd) in NUTS.items():
         assert abs(float(posterior[site].mean()) - mean) < 0.1 * sd, site
         assert abs(float(posterior[site].std()) / sd - 1.0) < 0.1, site
+
+
+def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
+    """An ordinal level whose cutpoints have met: its probability underflows, and its logarithm is -inf.
+
+    A k-hat of 0.77 led to 15 further rounds and to such a draw, which stopped the run.
+    """
+    made, data = program("cumulative", additions_of("cumulative")), drawn("cumulative", 47)[1]
+    found = hierfl.fit(hierfl.methods.two_stage(made), data, seed=47)
+    assert len(found.history) < 10 and found.history["k_hat"].iloc[-1] < 0.7
+    seen = seen_in(found.program)
+    work = Rows(seen.hierarchy, seen.score, None)
+    far = torch.tensor([[-0.4898, -3.6378, -2.8028, 1.5234, -40.6934]], dtype=torch.float64)
+    batch = hierfl.full_batch(data)
+    own = {name: v.expand(8, *v.shape) for name, v in work.nothing.items()}
+    sent = work.step(own, {"draws": far.repeat(2, 1)}, batch)["log_ratios"]
+    assert bool(sent.isfinite().all()) and float(sent.min()) == IMPOSSIBLE
 
 
 # Clients -> events of trials each, and the scale of the sd's prior; right answers had k-hats of 0.97,
