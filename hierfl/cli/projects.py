@@ -123,11 +123,12 @@ def log(
 
     from hierfl.nodes.log import entries
 
-    if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")
+    if not (left := entries(folder)):
+        why = "no node's, or nothing has left it" if folder.is_dir() else "not there"
+        raise typer.BadParameter(f"the folder '{folder}' is {why}", param_hint="FOLDER")
     names = ("time", "run", "round", "what", "bytes")
     table = Table(*names, box=None, pad_edge=False)
-    for entry in entries(folder):
+    for entry in left:
         table.add_row(*("" if entry.get(n) is None else str(entry[n]) for n in names))
     Console(markup=False).print(table)
 

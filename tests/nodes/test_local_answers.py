@@ -14,6 +14,7 @@ import torch
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.method import Method
+from hierfl.nodes import local_fit
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer
@@ -79,6 +80,22 @@ def test_answers_are_those_of_the_vectorized_engine(name: str, tmp_path: Path) -
         pd.testing.assert_frame_equal(
             scores, expected_rows.scores().astype(float), rtol=0.0, atol=1e-9
         )
+
+
+def test_answers_take_no_more_of_the_disk_than_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that the policy keeps; the newest is there, and questions of a day are few."""
+    monkeypatch.setattr(local_fit, "MOST_KEPT", 20_000)
+    over, _, around = pair(methods.fedsvi(regression), tmp_path, "questions_a_day = 9")
+    for seed in range(9):
+        assert not over.local_draws(100, seed=seed).given
+    for node in around.nodes.values():
+        files = list((node.folder / "answers").iterdir())
+        assert sum(path.stat().st_size for path in files) <= 20_000 and len(files) > 2
+        assert any(path.name.endswith("draws-100-8.safetensors") for path in files)
+    refused = over.local_draws(100, seed=9).withheld
+    assert all("allows 9 questions a day" in why for why in refused.values())
 
 
 def test_an_answer_stays_at_the_node_that_does_not_release_it(tmp_path: Path) -> None:
