@@ -122,7 +122,9 @@ def apps(
 
 def _policy_of(context: Context) -> str | None:
     for key in context.node_config:
-        if key != "policy" and ("polic" in key.lower() or get_close_matches(key, ["policy"])):
+        if key != "policy" and (
+            "polic" in key.lower() or get_close_matches(key, ["policy"], cutoff=0.75)
+        ):
             raise Refused(f"the node's configuration has '{key}': a policy is named as 'policy'")
     policy = context.node_config.get("policy")
     return None if policy is None else str(policy)
