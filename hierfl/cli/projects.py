@@ -123,7 +123,7 @@ def log(
 
     from hierfl.nodes.log import entries
 
-    if not (left := entries(folder)):
+    if not (left := entries(folder) if folder.is_dir() else []):
         why = "no node's, or nothing has left it" if folder.is_dir() else "not there"
         raise typer.BadParameter(f"the folder '{folder}' is {why}", param_hint="FOLDER")
     names = ("time", "run", "round", "what", "bytes")
