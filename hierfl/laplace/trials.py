@@ -49,7 +49,8 @@ def perturbed(
         if not v.is_floating_point():
             return v
         u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # positive features stay positive
-        return v * (1.0 + 0.3 * u) + 0.1 * u
+        largest = float(v.abs().max()) if v.numel() else 0.0  # a column may be in units of 1e6
+        return v * (1.0 + 0.3 * u) + (0.1 * min(1.0, 10.0 * largest) if largest else 0.1) * u
 
     fields = {name: moved(name, v) for name, v in batch.fields.items()}
     return replace(batch, fields=fields, rows=None)

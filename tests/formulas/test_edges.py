@@ -164,3 +164,14 @@ def test_wards_of_frames_that_do_not_name_their_hospital() -> None:
     own = pd.DataFrame({"ward": ["p", "p", "q"], "y": [0.1, 0.4, 0.2]})
     made = hierfl.formula("y ~ 1 + (1 | h:ward)", clients="h").on({"a": own, "b": own + own})
     assert made.agreed.groups["h:ward"].most == 2
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_small_units_leave_a_likelihood_its_curvature() -> None:
+    """Moved by 0.1, a column in units of 1e6 made predictors of 1e5, where counts do not curve."""
+    rng = np.random.default_rng(0)
+    x = 1e-6 * rng.normal(size=40)
+    frame = pd.DataFrame({"h": np.repeat(list("abcd"), 10), "x": x, "y": rng.poisson(2.0, 40)})
+    made = hierfl.formula("y ~ x + (1 | h)", "negative_binomial", clients="h")
+    fit = hierfl.fit(made, frame, rounds=1, seed=0)
+    assert fit.method.name == "two_stage"
