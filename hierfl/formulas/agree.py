@@ -38,7 +38,7 @@ def agreed(
 
     Without `declared` the schema is of columns alone, and `start` is one to begin with.
     """
-    known = _known_levels(levels, units, kinds, declared)
+    known = _known_levels(levels, units, kinds, declared) if levels or units else {}
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = declared.parts.response if declared is not None and is_ordinal else ""
     if start is None or not has_columns(start, kinds):
@@ -96,10 +96,10 @@ def _known_levels(
 
 def has_columns(start: Schema, kinds: Kinds) -> bool:
     """Return whether a schema has all columns, as categories where the formula needs them."""
-    return all(
-        name in start.columns and (kind is None or start.columns[name].kind == kind)
-        for name, kind in kinds.items()
-    )
+    for name, kind in kinds.items():
+        if name not in start.columns or kind not in (None, start.columns[name].kind):
+            return False
+    return True
 
 
 def _two_levels(declared: Declaration, column: Column) -> Column:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hierfl.core.arguments import spelled
 from hierfl.core.disk import private_folder, write_private
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes import log
@@ -45,6 +46,7 @@ class Station:
     policy: str | Path | None = None
     ready: dict[Path, Node] = field(default_factory=dict)
 
+    @one_at_a_time  # a server of HTTP may call from several threads
     def answer(self, request: bytes, *, by: str | None = None) -> bytes:
         """Return the answer to a request of `hierfl.nodes.over`, to take back; it raises no error.
 

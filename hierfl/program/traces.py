@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +14,7 @@ from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.distributions import AffineTransform, ComposeTransform, biject_to
+from torch.distributions import AffineTransform, biject_to
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 
@@ -172,17 +171,15 @@ class Center(Messenger):
             value = fn.mean.expand(fn.shape())
         else:
             transform = biject_to(fn.support)
-            value = transform(torch.zeros(_free_shape(transform, fn.shape())))
+            shape = fn.shape()
+            for part in reversed(getattr(transform, "parts", [transform])):
+                # an affine one keeps the shape, and would import sympy, 0.3 s
+                if not isinstance(part, AffineTransform):
+                    shape = part.inverse_shape(shape)
+            value = transform(torch.zeros(shape))
             unit = unit_of(fn)
             value = value if unit is None else value * unit
         msg["value"], msg["done"] = value, True
-
-
-def _free_shape(transform: Any, shape: torch.Size) -> torch.Size:
-    """Return `transform.inverse_shape(shape)`; an affine one's would import sympy, 0.3 s."""
-    if isinstance(transform, ComposeTransform):
-        return reduce(lambda shape, part: _free_shape(part, shape), transform.parts[::-1], shape)
-    return shape if isinstance(transform, AffineTransform) else transform.inverse_shape(shape)
 
 
 class Middle(Messenger):

@@ -21,6 +21,7 @@ from hierfl.runs import checkpoint as state
 from hierfl.runs.records import checked_schema, compared, is_of, read_json
 from hierfl.runs.run_folder import ROWS, SCHEMA, held
 
+DIGITS = 30  # binary digits, below the largest of a tensor, in which two starts may not differ
 HAND_IN = "hand the clients' rows in, load(..., data=...)"
 
 
@@ -71,7 +72,10 @@ def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -
 
 
 def start_of(federation: Federation) -> str:
-    """Return a hash of all that a run starts from."""
+    """Return a hash of all that a run starts from, to about nine digits.
+
+    What is read off made-up rows, as a non-centered program's effects are, differs by rounding.
+    """
     found = hashlib.sha256()
     program = federation.program
     sites = {site.name: site.start for site in program.latents.sites}
@@ -79,6 +83,10 @@ def start_of(federation: Federation) -> str:
     for name, value in named_leaves(start).items():
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         flat = torch.cat([value.detach().cpu().reshape(-1)])  # `view` needs its own, dense memory
+        if flat.is_floating_point():
+            flat = flat.double()
+            largest = flat[flat.isfinite()].abs().max() if bool(flat.isfinite().any()) else 1.0
+            flat = (flat / torch.as_tensor(largest).log2().floor().sub(DIGITS).exp2()).round()
         found.update(flat.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 

@@ -149,7 +149,7 @@ def test_json_is_read_back_and_can_be_compared(tmp_path: Path) -> None:
 
 def test_units_must_agree() -> None:
     whole = patients()
-    frames = {f"s{k}": whole[k::3].reset_index() for k in range(3)}
+    frames = {f"s{k}": whole[k::3].reset_index().assign(site=f"s{k}") for k in range(3)}
     for frame in frames.values():
         frame.attrs["units"] = {"age": "years"}
     schema = hierfl.schema(frames, made("y ~ age"))
