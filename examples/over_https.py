@@ -97,7 +97,7 @@ HOSPITALS = ("cleveland", "hungarian")
 
 def model() -> Any:
     """Return the model, the same at the server and at every node."""
-    return hierfl.models.regression("bernoulli")
+    return hierfl.models.regression("bernoulli", centered=True)
 
 
 def certificates(folder: Path) -> None:

@@ -169,3 +169,12 @@ def test_a_folder_is_found_by_its_name_however_its_letters_are_composed(
         with pytest.raises(ValueError, match=r"does not allow the method|policy"):
             method = methods.fedsvi(hierfl.models.regression("bernoulli"))
             hierfl.nodes.fit(method, in_process(data, tmp_path), rounds=1)
+
+
+def test_a_non_centered_program_starts_from_the_same_at_every_node(tmp_path: Path) -> None:
+    """Its effects are read off perturbed copies of a node's rows, which differ by rounding."""
+    data = hierfl.datasets.heart_disease().select(("cleveland", "hungarian"))
+    model = hierfl.models.regression("bernoulli")
+    with pytest.warns(UserWarning, match="the rounds ended"):
+        found = hierfl.nodes.fit(model, in_process(data, tmp_path), rounds=1)
+    assert found.history["clients"].tolist() == [2]
