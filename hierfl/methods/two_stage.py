@@ -72,8 +72,16 @@ def seen_in(program: Program) -> Seen:
     hierarchy = seen_hierarchy(reading)
     with double_precision(), torch.no_grad(), unchecked():
         score = UnitScore(seen_line(reading))
-        if hierarchy.mixing is None:
-            hierarchy = replace(hierarchy, spread=seen_spread(score))
+        spread = seen_spread(score) if hierarchy.mixing is None else None
+        if spread is not None:
+            # factors are Gaussian given the noise scale alone, whatever its prior
+            at, end, scales = reading.shared[score.line.rest - reading.own_size].tolist(), 0, set()
+            for site in program.latents.global_block.sites:
+                first, end = end, end + site.size
+                scales |= {site.name} if set(range(first, end)).intersection(at) else set()
+            if scales.intersection(hierarchy.linear):
+                hierarchy = seen_hierarchy(reading, frozenset(scales))
+            hierarchy = replace(hierarchy, spread=spread)
     return Seen(hierarchy, score)
 
 

@@ -35,8 +35,11 @@ EXACT = 1e-6  # relative differences that are rounding
 FAR = 0.7  # how far a site is moved to see what it changes
 
 
-def seen_hierarchy(reading: Reading) -> Hierarchy:
-    """Return a program's prior, tested at random points; refuse local sites it cannot sample."""
+def seen_hierarchy(reading: Reading, apart: frozenset[str] = frozenset()) -> Hierarchy:
+    """Return a program's prior, tested at random points, with sites `apart` from those that are linear.
+
+    Refuse local sites that it cannot sample.
+    """
     plain = Hierarchy(replace(reading, effects=None))
     with trial():
         g = torch.Generator().manual_seed(0)
@@ -54,7 +57,7 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
                     "the local sites as they are, or use fedsvi with guides.structured"
                 )
         found = replace(plain, reading=reading)
-        found = _with_linear(found, points, batch)
+        found = _with_linear(found, points, batch, apart)
         slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
         return replace(found, steady=all(alike_here(one, slopes[0]) for one in slopes))
 
@@ -226,9 +229,11 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return all(alike_here(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
+def _with_linear(
+    found: Hierarchy, points: list[Point], batch: ClientBatch, apart: frozenset[str]
+) -> Hierarchy:
     """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
-    sites = found.program.latents.global_block.sites
+    sites = [s for s in found.program.latents.global_block.sites if s.name not in apart]
     names = [s.name for s in sites if all(_is_normal(found, p.z, s.name, batch) for p in points)]
     zero = torch.zeros(found.reading.own_size)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyro import poutine
 
+import hierfl
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -275,3 +276,29 @@ def test_what_leaves_a_client_has_no_row() -> None:
         one, other = (sums_of(packed(seen.score, batch), spread) for batch in batches)
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_noise_scale_with_a_lognormal_prior_is_no_linear_site() -> None:
+    """Its logarithm is Normal: it was integrated as one of the means, and kept its prior."""
+    g = torch.Generator().manual_seed(0)
+    client, x = torch.arange(6).repeat_interleave(30), torch.randn(180, generator=g)
+    y = 0.5 * x + client / 6.0 + 0.2 * torch.randn(180, generator=g)
+    data = ClientData.from_arrays(client, names=list("abcdef"), x=x, y=y)
+
+    def program(batch: ClientBatch) -> None:
+        mu, slope = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("mu", "slope"))
+        sigma = pyro.sample("sigma", dist.LogNormal(0.5, 0.5))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, 0.5))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a + slope * batch.x, sigma), obs=batch.y)
+
+    found = hierfl.fit(program, data, seed=0)
+    assert len(found.history) == 1
+    drawn = found.draws(2000).shared
+    # of 173 degrees of freedom: the residual sd, and the sd of its estimate
+    mean, sd = torch.zeros(6).index_add(0, client, x) / 30, 0.2
+    within = float((x - mean[client]).square().sum())
+    assert abs(float(drawn["sigma"].mean()) - sd) < 0.04
+    assert float(drawn["sigma"].std()) == pytest.approx(sd / (2 * 173) ** 0.5, rel=0.2)
+    assert float(drawn["slope"].std()) == pytest.approx(sd / within**0.5, rel=0.2)
