@@ -19,7 +19,7 @@ from pyro.infer.inspect import get_model_relations
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
-from hierfl.data.batch import CLIENTS, full_batch
+from hierfl.data.batch import CLIENTS, ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES, client_round, once_each
 from hierfl.method import Clock
@@ -99,7 +99,7 @@ def preview(node: Node) -> dict[str, str]:
     method, program = node.method, node.federation.program
     data = node.federation.data
     rows = data.where(torch.arange(data.num_rows) < FEW)
-    graph = _relations(node, rows)
+    graph = _relations(node.method.model, full_batch(rows, torch.tensor([0])))
     # one step on a few rows has the tensors of a whole round
     message, up = _first_round(node, rows)
     reads = sorted(program.reads.model | program.reads.guide)
@@ -115,7 +115,7 @@ def preview(node: Node) -> dict[str, str]:
         *_tensors(message),
         "",
         "The model",
-        *(_sites(node, rows, graph) if graph else ["  cannot be run alone; its source is below"]),
+        *(_sites(graph) if graph else ["  cannot be run alone; its source is below"]),
         f"Fields of the rows that model and guide read: {', '.join(reads) or 'none'}",
         "",
         "Source of the model",
@@ -145,22 +145,18 @@ def _tensors(tree: Tree) -> Iterator[str]:
 
 
 # ------------------------------------------------------------ the model
-def _relations(node: Node, rows: ClientData) -> dict[str, Any] | None:
-    """Return the model's sites and what each depends on; None where the model cannot run alone."""
-    batch = full_batch(rows, torch.tensor([0]))
+def _relations(model: Any, batch: ClientBatch) -> dict[str, Any] | None:
+    """Return the model's sites and what each depends on, and a trace; None where it cannot run alone."""
     try:
         with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
-            found: dict[str, Any] = get_model_relations(node.method.model, (batch,))
+            found: dict[str, Any] = get_model_relations(model, (batch,))
+            return {**found, "trace": poutine.trace(model).get_trace(batch)}
     except (*FAILURES, NotImplementedError, AttributeError, TypeError):
         return None
-    return found
 
 
-def _sites(node: Node, rows: ClientData, graph: Mapping[str, Any]) -> Iterator[str]:
-    batch = full_batch(rows, torch.tensor([0]))
-    with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
-        trace: Any = poutine.trace(node.method.model).get_trace(batch)
-    plates = graph["plate_sample"]
+def _sites(graph: Mapping[str, Any]) -> Iterator[str]:
+    plates, trace = graph["plate_sample"], graph["trace"]
     local = set(plates.get(CLIENTS, ()))
     for name, above in graph["sample_sample"].items():
         site = trace.nodes[name]

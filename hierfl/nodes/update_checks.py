@@ -12,7 +12,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, restored, tree_leaves
 from hierfl.engine.aggregate import Sums, means_of
 from hierfl.engine.chunks import FAILURES
-from hierfl.method import Client, Clock, Each, LogShare, Phase, Server, Share, Up
+from hierfl.method import Client, Clock, Each, LogShare, Server, Share, Up
 from hierfl.nodes.messages import Refused, check_numbers
 
 FEWEST = 4  # updates that can be compared with each other
@@ -24,7 +24,10 @@ def check_update(server: Server, client: Client, message: Tree, up: Up, rows: in
     """Refuse an update of one client that no honest client with so many rows sends."""
     plain = restored(up)
     check_numbers(plain)
-    most = max(1.0, float(rows), *(_passed(phase, rows) for phase in client.phases))
+    most = max(1.0, float(rows))  # rows that its steps go through
+    for one in client.phases:
+        batch = rows if one.batch_size is None or one.unit == "epoch" else one.batch_size
+        most = max(most, float(one.count * batch))
     for name, share in plain.items():
         weight = getattr(share, "weight", None)
         if not isinstance(weight, Tensor):
@@ -47,12 +50,6 @@ def check_update(server: Server, client: Client, message: Tree, up: Up, rows: in
         raise Refused(f"its update cannot be checked ({type(error).__name__})") from error
     if why is not None:
         raise Refused(why)
-
-
-def _passed(phase: Phase, rows: int) -> float:
-    """Return how many rows the steps of a phase go through at most."""
-    batch = rows if phase.batch_size is None or phase.unit == "epoch" else phase.batch_size
-    return float(phase.count * batch)
 
 
 def unlike_others(ups: Mapping[int, Up], rows: Mapping[int, int]) -> dict[int, str]:

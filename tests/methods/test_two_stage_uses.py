@@ -49,6 +49,21 @@ def test_compiling_is_left_out_and_changes_nothing() -> None:
     same(compiled, hierfl.fit(method, data, settings=hierfl.Settings(compile=False)))
 
 
+def test_draws_do_not_depend_on_the_order_of_clients() -> None:
+    """Bit for bit: noise is of names, and the server goes through them sorted."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 2, generator=g), (torch.rand(60, generator=g) > 0.5).double()
+    data = ClientData.from_arrays(list("abc") * 20, x=x, y=y)
+    model = hierfl.models.regression("bernoulli", centered=True)
+    one, other = (
+        fit(two_stage(model, draws=200), of) for of in (data, data.select(["c", "a", "b"]))
+    )
+    there, here = one.draws(200), other.draws(200)
+    assert all(torch.equal(value, here.shared[name]) for name, value in there.shared.items())
+    order = [other.clients.index(name) for name in one.clients]
+    assert all(torch.equal(v, here.own[name][:, order]) for name, v in there.own.items())
+
+
 # ---------------------------------------------------------------- clients that fail
 def precise(batch: ClientBatch) -> None:
     """Rows whose precision overflows where `noise` is 1e-170."""

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
@@ -387,3 +389,22 @@ def test_the_caption_on_shrinkage_is_counted_from_its_picture(
 )
 def test_numbers_and_lists_in_words(call: Callable[[], str], text: str) -> None:
     assert call() == text
+
+
+def test_rows_that_are_vectors_are_reported(tmp_path: Path) -> None:
+    """Also where client names have dollars, which are no mathematics in the figures."""
+
+    def vectors(batch: Any) -> None:
+        spread = pyro.sample("spread", dist.HalfNormal(2.0))
+        with batch.clients():
+            level = pyro.sample("level", dist.Normal(0.0, spread))
+            with batch.data():
+                each = level[..., None].expand(*level.shape, 3)
+                pyro.sample("y", dist.Normal(each, 1.0).to_event(1), obs=batch.y)
+
+    g = torch.Generator().manual_seed(0)
+    names = [name for name in ("$\\frac$", "$x^$", "plain") for _ in range(8)]
+    data = ClientData.from_arrays(names, y=torch.randn(24, 3, generator=g))
+    found = fit(methods.two_stage(vectors, draws=200), data)
+    found.report(tmp_path / "page.html", held_out=data)
+    assert "plain" in (tmp_path / "page.html").read_text()

@@ -226,7 +226,8 @@ def test_clients_who_can_fit_their_rows_exactly() -> None:
     assert abs(math.log(tau.std() / sigma.std())) < 0.1
 
 
-def test_series_with_a_step_for_each_row() -> None:
+@pytest.mark.parametrize("how", ["centered", "non-centered", "multivariate"])
+def test_series_with_a_step_for_each_row(how: str) -> None:
     """A latent random walk: as many own unknowns as rows, which a client could fit exactly."""
     clients, steps = 12, 5
     g = torch.Generator().manual_seed(2)
@@ -239,7 +240,13 @@ def test_series_with_a_step_for_each_row() -> None:
         q = pyro.sample("q", dist.HalfNormal(1.0))
         s = pyro.sample("s", dist.HalfNormal(1.0))
         with batch.clients():
-            w = pyro.sample("w", dist.Normal(torch.zeros(steps), q).to_event(1))
+            if how == "centered":
+                w = pyro.sample("w", dist.Normal(torch.zeros(steps), q).to_event(1))
+            elif how == "non-centered":
+                w = q * pyro.sample("z", dist.Normal(torch.zeros(steps), 1.0).to_event(1))
+            else:
+                normal = dist.MultivariateNormal(torch.zeros(steps), torch.eye(steps))
+                w = q * pyro.sample("z", normal)
             with batch.data():
                 passed = (torch.arange(steps) <= batch.step[..., None]).to(w.dtype)
                 pyro.sample("y", dist.Normal((passed * w).sum(-1), s), obs=batch.y)
