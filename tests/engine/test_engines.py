@@ -60,7 +60,7 @@ def assert_same(one: Fit, two: Fit, *, atol: float = 1e-10) -> None:
         if column not in one.history:
             continue
         assert one.history[column].tolist() == pytest.approx(
-            two.history[column].tolist(), abs=100 * atol
+            two.history[column].tolist(), abs=100 * atol, nan_ok=True
         )
 
 
