@@ -87,6 +87,7 @@ class Weighting:
             # the log density that they were drawn from, up to a constant
             name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
             "sampled": torch.tensor(True),
+            "share": torch.tensor(found.share),
             "r_hat": torch.tensor(found.r_hat),
             **({"k_hat": torch.tensor(found.k_hat)} if exact else {}),
         }
@@ -116,7 +117,7 @@ class Weighting:
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
             "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
             "k_hat": torch.tensor(weights.k_hat),
-            "effective": torch.tensor(weights.effective),
+            "effective": state["share"] * weights.effective,
         }
         complete = bool((seen | state["failed"]).all())
         if not complete and left > 0:
@@ -136,16 +137,17 @@ class Weighting:
         again, proposed, before = int(state["again"]), bool(state["proposed"]), state["before"]
         few, better = effective < ENOUGH * count, k_hat < float(before["k_hat"])
         right = not effective < min(float(before["effective"]), ENOUGH * count)
-        if proposed and not (right or (better and effective > PROPOSING * count)):
+        poor = few or k_hat >= K_HAT
+        more = poor and again < AGAIN
+        if not proposed:
+            more = bool(state["heavy"].any()) or (poor and self.shared <= MOST_PROPOSED)
+        elif not (right or (better and effective > PROPOSING * count)):
             # it missed more than they did
-            state, k_hat = {**state, **before}, float(before["k_hat"])
-        elif error > ROUGH and left > 0:  # a quadratic will not do
+            state, k_hat, error, more = {**state, **before}, float(before["k_hat"]), 0.0, False
+        if error > ROUGH and left > 0:  # a quadratic will not do
             return {**state, **self._asking(state), "asked": torch.zeros_like(state["ratios"])}
-        elif left > 0 and not self.surrogate.mixed:
-            poor = few or k_hat >= K_HAT
-            heavy = bool(state["heavy"].any()) and not proposed
-            if heavy or (poor and (again < AGAIN if proposed else self.shared <= MOST_PROPOSED)):
-                return self._proposed({**state, "again": state["again"] + proposed}, state["final"])
+        if more and left > 0 and not self.surrogate.mixed:
+            return self._proposed({**state, "again": state["again"] + proposed}, state["final"])
         if k_hat >= K_HAT and again < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
@@ -155,7 +157,9 @@ class Weighting:
         final = state["final"]
         if not bool(state["proposed"]):
             return torch.zeros(len(final["draws"]))
-        return self.log_p(final["draws"], factors) - final["log_p"]
+        s, (low, high) = final["draws"][:, self.surrogate.hierarchy.outside], state["bounds"]
+        far = ((s < low) | (s > high)).any(1)  # where scales have no digits left
+        return torch.where(far, -torch.inf, self.log_p(final["draws"], factors) - final["log_p"])
 
     def _proposed(self, state: Tree, known: Tree) -> Tree:
         """Draw about weighted draws: the errors of very many factors can exceed the posterior's width."""
@@ -163,7 +167,8 @@ class Weighting:
         proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
         drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
-        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn}
+        one = torch.tensor(1.0)
+        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn, "share": one}
         kept = {name: state[name] for name in state["before"]}
         if math.isfinite(float(kept["effective"])):
             proposed["before"] = kept
