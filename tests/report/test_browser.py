@@ -148,7 +148,8 @@ def test_the_keyboard_reaches_everything_in_page_order(page: Path) -> None:
     found = laid_out(page, WIDE, False)
     assert found["focus"][0] == "A#main" and found["forced"] == 0
     links = [name for name in found["focus"] if name.startswith("A#")][1:]
-    assert links[0] == "A#summary" and links[-1] == "A#checks" and len(links) == 9
+    assert links[0] == "A#summary" and links[-1] == "A#checks"
+    assert len(set(links)) == 9  # the count of checks leads to them too
     assert found["focus"].count("DIV") >= 5  # scrollable tables
 
 
