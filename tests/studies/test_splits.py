@@ -20,6 +20,14 @@ def labels(rows: int = 700) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------- splits
+def test_half_of_all_classes_at_each_of_many_clients_are_dealt() -> None:
+    y = torch.arange(10).repeat(300)
+    train, _ = images.equal_classes(y, clients=100, classes=5, train=4, test=1, seed=0)
+    assert all(len(set(y[torch.as_tensor(own)].tolist())) == 5 for own in train)
+    with pytest.raises(ValueError, match="use at most 10"):
+        images.equal_classes(y, clients=4, classes=11, train=4, test=1, seed=0)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equal_classes_uses_each_row_once_and_gives_each_client_two_classes(seed: int) -> None:
     y = labels(70)
