@@ -23,7 +23,10 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client."""
+    """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client.
+
+    Components of `orderless` sites can be exchanged, though draws put one above the other.
+    """
 
     fit: Snapshot
     run: Convergence | str
@@ -32,6 +35,7 @@ class Evidence:
     not_finite: tuple[str, ...]
     information: pd.DataFrame | None
     k_hats: pd.Series | None
+    orderless: tuple[str, ...] = ()
 
 
 def checks_of_fit(found: Evidence) -> list[Check]:
@@ -98,6 +102,16 @@ def _posterior(found: Evidence) -> Iterator[Check]:
         else "Yes: no parameter of the model is a point estimate.",
         "fatal",
     )
+    if found.orderless:
+        yield Check(
+            "Is there an order of the components?",
+            "warning",
+            f"The posterior stays the same when components of {listed(found.orderless)} are "
+            "exchanged, and these draws are of one order: they are right at most within it. Give "
+            "the model an order, such as one mean and a positive difference (docs/recipes.md), or "
+            "compare with NUTS, diagnostics.against_nuts(fit), what does not depend on the order.",
+            "doubt",
+        )
     yield from _scales(found.fit, found.points)
     yield from _guides_of_clients(found.k_hats)
 

@@ -15,6 +15,7 @@ from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import CONVERGED, Evidence, checks_of_run
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.convergence import Convergence, convergence, judged_by_history
+from hierfl.diagnostics.exchangeable import exchangeable
 from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
@@ -80,18 +81,21 @@ def draws_of_rows(fit: Snapshot, draws: int) -> int:
 
 def evidence(fit: Snapshot, table: SiteTable, *, draws: int, seed: int = 0) -> Evidence:
     """Measure what the checks of a fit rest on; 400 draws suffice for what clients' rows tell."""
-    derived, few, rows_say = fit.program.derived, draws_of_rows(fit, draws), None
+    derived, few = fit.program.derived, draws_of_rows(fit, draws)
+    drawn, rows_say = None, None
     if few and not table.not_finite:
         drawn = table.first or posterior_draws(fit, draws=few, seed=seed)
         expected = expected_of(fit, drawn, seed)
         rows_say = None if expected is None else information(fit, drawn, expected)
     points = tuple(site for site in table.points if site not in derived)
     spread = any(site not in derived for site in table.spread)
-    return evidence_of(fit, points, rows_say, spread=spread, bad=table.not_finite, seed=seed)
+    bad = table.not_finite
+    return evidence_of(fit, drawn, points, rows_say, spread=spread, bad=bad, seed=seed)
 
 
 def evidence_of(
     fit: Snapshot,
+    drawn: Draws | None,
     points: tuple[str, ...] | None,
     rows_say: pd.DataFrame | None,
     *,
@@ -101,7 +105,9 @@ def evidence_of(
 ) -> Evidence:
     """Judge the run, and complete the evidence; `bad` sites have draws that are not finite."""
     run = NOT_FINITE if bad else run_of(fit, seed)
-    return Evidence(fit, run, points, spread, bad, rows_say, k_hats_of(fit, run, seed))
+    k_hats = k_hats_of(fit, run, seed)
+    orderless = exchangeable(fit, drawn) if drawn and not bad and not lacks_rows(fit) else ()
+    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless)
 
 
 def run_of(fit: Snapshot, seed: int) -> Convergence | str:

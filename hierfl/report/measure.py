@@ -121,7 +121,7 @@ def _evidence(
     rows_say = information(fit, drawn, expected) if drawn and expected else None
     at_points = None if drawn is None else (*points, *learned)
     spread = len(points) < len(latents)
-    return evidence_of(fit, at_points, rows_say, spread=spread, bad=not_finite, seed=seed)
+    return evidence_of(fit, drawn, at_points, rows_say, spread=spread, bad=not_finite, seed=seed)
 
 
 def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Tensor]:
