@@ -1,6 +1,6 @@
 """One mixed model by bambi on all rows together: `python -m benchmarks.bambi_sampler ASKED OUT`.
 
-ASKED is JSON: rows, formula, family and priors; OUT gets mean, sd and Monte Carlo standard error of
+ASKED is JSON: rows, formula, family, and link, priors and draws, or bambi's defaults; OUT gets mean, sd and Monte Carlo standard error of
 each number. `benchmarks.against_bambi` runs it, in a Python that has bambi; it imports neither
 torch nor hierfl.
 """
@@ -16,10 +16,7 @@ from typing import Any
 
 
 def prior_of(text: Any) -> Any:
-    """Return a bambi prior of ["Normal", {"mu": 0.0, "sigma".
-
-    1.0}], whose values may be priors themselves.
-    """
+    """Return a bambi prior of ["Normal", {"mu": 0.0, "sigma": 1.0}], whose values may be priors themselves."""
     import bambi
 
     name, values = text
@@ -46,17 +43,17 @@ def main() -> None:
         asked["formula"],
         frame,
         family=asked["family"],
-        link=asked["link"],
-        priors={name: prior_of(prior) for name, prior in asked["priors"].items()},
+        link=asked.get("link"),
+        priors={name: prior_of(prior) for name, prior in asked.get("priors", {}).items()} or None,
     )
     drawn = model.fit(
-        draws=2000,
+        draws=asked.get("draws", 2000),
         tune=1000,
         chains=2,
         cores=1,
         progressbar=False,
         random_seed=0,
-        target_accept=0.95,
+        target_accept=0.95 if "priors" in asked else 0.8,
     )
     table = arviz.summary(drawn, kind="all", round_to="none")
     Path(sys.argv[2]).write_text(

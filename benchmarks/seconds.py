@@ -91,7 +91,7 @@ def by_nuts(name: str) -> float | None:
     if name == "counties":
         return None
     with tempfile.TemporaryDirectory() as folder:
-        began = _of_children()
+        began = of_children()
         if name in ALL:
             in_own_process(ALL[name], Path(folder), *USER)
         else:
@@ -103,10 +103,11 @@ def by_nuts(name: str) -> float | None:
             np.savez(files[1], present=batch.mask().numpy(), **rows)
             call = [python(), "-m", "benchmarks.formula_sampler", *map(str, files)]
             subprocess.run([*call, *USER], cwd=ROOT, check=True, capture_output=True)
-        return _of_children() - began
+        return of_children() - began
 
 
-def _of_children() -> float:
+def of_children() -> float:
+    """Return the CPU seconds of the processes that this one has run."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
