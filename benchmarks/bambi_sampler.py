@@ -1,8 +1,8 @@
 """One mixed model by bambi on all rows together: `python -m benchmarks.bambi_sampler ASKED OUT`.
 
-ASKED is JSON: rows, formula, family, and link, priors and draws, or bambi's defaults; OUT gets mean, sd and Monte Carlo standard error of
-each number. `benchmarks.against_bambi` runs it, in a Python that has bambi; it imports neither
-torch nor hierfl.
+ASKED is JSON: rows, formula and family, and link, priors and draws or bambi's defaults. OUT gets mean,
+sd and Monte Carlo standard error of each number. `benchmarks.against_bambi` and `benchmarks.workflow`
+run it, in a Python that has bambi; it imports neither torch nor hierfl.
 """
 
 from __future__ import annotations
