@@ -113,7 +113,8 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     expected |= {
         f"hierfl/nodes/template/{p.name}" for p in (ROOT / "hierfl/nodes/template").iterdir()
     }
-    assert inside == expected | {"hierfl/report/page.html", "hierfl/comparisons/published.csv"}
+    pages = {"hierfl/report/page.html", "hierfl/nodes/officer_page.html"}
+    assert inside == expected | pages | {"hierfl/comparisons/published.csv"}
 
 
 def test_the_doctests_hold() -> None:

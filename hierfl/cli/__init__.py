@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hierfl.cli import projects, studies
+from hierfl.cli import projects, requests, studies
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     studies.demo,
@@ -19,8 +19,15 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     projects.methods,
     projects.audit,
     projects.new,
+    requests.show,
 )
-NODES: tuple[Callable[..., None], ...] = (projects.approve, projects.log, projects.serve)
+NODES: tuple[Callable[..., None], ...] = (
+    projects.approve,
+    projects.log,
+    requests.report,
+    requests.answer,
+    projects.serve,
+)
 
 app = typer.Typer(
     help="Hierarchical Bayesian federated learning on Pyro.",
@@ -30,7 +37,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Data sets that do not ship.", no_args_is_help=True)
 node = typer.Typer(
-    help="What the owner of a node does: serve, approve runs, see what left the node."
+    help="What the owner of a node does: approve runs, answer, see what left the node."
 )
 
 

@@ -7,8 +7,10 @@ import inspect
 import numbers
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, is_typeddict
 
@@ -147,3 +149,14 @@ def check_names(
             nearest = difflib.get_close_matches(word, known, n=1)
             fix = f"did you mean '{nearest[0]}'?" if nearest else f"it takes {', '.join(known)}"
             raise TypeError(f"{name}() has no argument '{word}': {elsewhere.get(word, fix)}")
+
+
+def imported(text: str, folder: str | Path = "") -> Any:
+    """Return what "MODULE:NAME" names, of a module that is installed or in a folder; default: the current one."""
+    module, _, name = text.partition(":")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"'{text}' cannot be imported: {error}") from error

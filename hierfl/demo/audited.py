@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from typing import Any
-
 from hierfl import methods
+from hierfl.core.arguments import imported
 from hierfl.data.clients import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.method import Method
@@ -16,7 +13,7 @@ from hierfl.methods.listed import names
 def method_of(text: str) -> Method:
     """Return a method of `hierfl.methods` for the demo's hierarchy, or a user's own "MODULE:NAME"."""
     if ":" in text:
-        found = _named(text)
+        found = imported(text)
         if not isinstance(found, Method):
             raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl method")
         return found
@@ -39,17 +36,7 @@ def data_of(text: str | None) -> ClientData:
     """Return the data "MODULE:NAME"; None: the demo's hospitals."""
     if text is None:
         return hospitals()
-    found = _named(text)
+    found = imported(text)
     if not isinstance(found, ClientData):
         raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl.ClientData")
     return found
-
-
-def _named(text: str) -> Any:
-    module, _, name = text.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the current folder, as `python -m` has it
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"'{text}' cannot be imported: {error}") from error

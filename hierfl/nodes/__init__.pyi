@@ -5,6 +5,7 @@ from .messages import Refused as Refused
 from .policy import Policy as Policy
 from .reached import Reached as Reached
 from .reached import over as over
+from .request_files import by_files as by_files
 from .run import TooFewNodes as TooFewNodes
 from .same_process import InProcess as InProcess
 from .same_process import in_process as in_process

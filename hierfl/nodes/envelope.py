@@ -1,4 +1,4 @@
-"""A request to a node and its answer as bytes: one line of JSON, and what `hierfl.nodes` sends.
+"""A request to a node and its answer, as bytes: one line of JSON, and what `hierfl.nodes` sends; and as text.
 
 {"hierfl": 1, "request": "round", "bytes": 1234}
 {"hierfl": 1, "answer": "SHA-256 of the request", "bytes": 1234, "wrong": ""}
@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from hierfl.nodes.messages import Refused, read_json
+from hierfl.core.trees import Tree, named_leaves
+from hierfl.nodes.messages import Refused, from_bytes, read_json
 
 FORM = 1
 LONGEST = 4096  # bytes of the line
+MOST = 1 << 31  # bytes of a file
+FEW = 6  # numbers of a tensor that are written out
+ASKS = {
+    "schema": "Asks for counts and sums of the rows, so that clients agree on a schema.",
+    "introduce": "Asks for the client's name, its number of rows, and the form of its rows.",
+    "agree": "Says what all clients agreed on; asks for a hash of what the node starts from.",
+    "round": "Asks for the update of one round.",
+}
 
 
 def write_request(kind: str, content: bytes) -> bytes:
@@ -65,3 +75,42 @@ def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
     if said.get("bytes") != len(content):
         raise Refused(f"it holds {len(content):,} bytes, not {str(said.get('bytes'))[:20]}")
     return said, content
+
+
+# ------------------------------------------------------------ as text
+def show(whole: bytes) -> str:
+    """Return a request or an answer as text, or raise Refused."""
+    said, content = read_line(whole)
+    if "request" in said:
+        head = [f"Request {said['request']!r}, SHA-256 {hashlib.sha256(whole).hexdigest()}"]
+        head += [ASKS.get(said["request"], "No node answers it.")]
+    else:
+        head = [f"Answer to the request with SHA-256 {said.get('answer')!r}"]
+        head += [f"Nothing else leaves: {said['wrong']!r}"] if said.get("wrong") else []
+    return "\n".join([*head, f"{len(content):,} bytes", *_content(content)])
+
+
+def _content(content: bytes) -> Iterator[str]:
+    if not content:
+        return
+    try:
+        found = from_bytes(content, most=MOST)
+    except Refused:
+        try:
+            yield json.dumps(read_json(content), indent=1)
+        except Refused as error:
+            yield f"It is neither JSON nor tensors: no node or server reads it ({error})."
+        return
+    about: dict[str, Any] = dict(found.about)
+    if "kind" in about:
+        yield f"After the rounds: {about['kind']} of the client."
+    yield json.dumps(about)
+    yield from _tensors(found.tree)
+
+
+def _tensors(tree: Tree) -> Iterator[str]:
+    for name, value in named_leaves(tree).items():
+        flat = value.flatten()
+        some = ", ".join(f"{float(v):.6g}" for v in flat[:FEW])
+        some = f"{some}, ..." if len(flat) > FEW else some
+        yield f"  {name}  {str(value.dtype)[6:]} {tuple(value.shape)}: {some}"

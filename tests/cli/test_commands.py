@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hierfl.cli import app
 
-COMMANDS = ("demo", "compare", "table", "plot", "methods", "audit", "new", "data", "node")
+COMMANDS = ("demo", "compare", "table", "plot", "methods", "audit", "new", "show", "data", "node")
 
 
 def test_help_names_every_command_in_the_order_of_a_users_work() -> None:
@@ -24,7 +24,8 @@ def test_help_names_every_command_in_the_order_of_a_users_work() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [*COMMANDS, "data get", "node serve", "node approve", "node log"]
+    "command",
+    [*COMMANDS, "data get", "node serve", "node approve", "node log", "node answer", "node report"],
 )
 def test_every_command_has_help(command: str) -> None:
     done = CliRunner().invoke(app, [*command.split(), "--help"])

@@ -1,0 +1,121 @@
+"""A page for a data protection officer, made from a node's log: what was asked, what left, and by which policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from datetime import datetime
+from importlib.metadata import version
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from hierfl.core.disk import replace_text
+from hierfl.nodes.approval import APPROVED, PREVIEWS
+from hierfl.nodes.log import entries
+from hierfl.nodes.policy import Policy, policy_at
+
+MARK = b'<meta name="generator" content="hierfl node report'
+Entry = dict[str, Any]
+SAME = (
+    "run",
+    "what",
+    "tensors",
+    "by",
+    "rows",
+    "method",
+    "policy",
+    "question",
+)  # of lines that are one here
+
+
+def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
+    """Write the page of a node's folder, whose policy may be an `own` file; overwrite no other file (ValueError)."""
+    if path.exists() and MARK not in path.read_bytes()[:2000]:
+        raise ValueError(f"'{path}' is there, and is no report of a node: name another with --out")
+    every, policy = entries(folder), policy_at(own, folder)
+    left = [one for one in every if one.get("what") != "refusal"]
+    by_run = groupby(sorted(left, key=lambda one: str(one.get("run"))), lambda one: one.get("run"))
+    source = files("hierfl.nodes").joinpath("officer_page.html").read_text(encoding="utf-8")
+    page = (
+        Environment(autoescape=True, trim_blocks=True)
+        .from_string(source)
+        .render(
+            folder=folder.resolve().name,
+            every=[{**one, "when": _when(one)} for one in every],
+            left=[
+                _group(list(same))
+                for _, same in groupby(left, lambda one: repr(list(map(one.get, SAME))))
+            ],
+            size=_size(left),
+            runs=[_run(folder, run, list(lines)) for run, lines in by_run if run],
+            policy=[(key.name, _shown(getattr(policy, key.name))) for key in fields(Policy)],
+            changed=policy.said(),
+            budget=policy.budget,
+            spent=max((one.get("budget_spent") or 0.0 for one in every), default=0.0),
+            version=version("hierfl"),
+            now=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        )
+    )
+    replace_text(path, page)
+
+
+def _group(same: list[Entry]) -> Entry:
+    """Return lines that differ in time, round and numbers alone as one."""
+    one = same[0]
+    tensors = (one.get("tensors") or {}).items()
+    return one | {
+        "rows": one.get("rows", ""),
+        "when": " to ".join(dict.fromkeys((_when(same[0]), _when(same[-1])))),
+        "count": len(same),
+        "rounds": _rounds(same),
+        "size": _size(same),
+        "tensors": [
+            f"{name or 'a tensor'}: {' by '.join(map(str, shape)) or '1'} {dtype}"
+            for name, (dtype, *shape) in tensors
+        ],
+        "text": str(one.get("text", ""))[:2000],
+        "question": _shown(one.get("question")),
+        "policy": [f"{key} = {_shown(value)}" for key, value in one.get("policy", {}).items()],
+    }
+
+
+def _run(folder: Path, run: str, lines: list[Entry]) -> Entry:
+    """Return what a run that the node took part in has got, and whether its owner approved it."""
+    return {
+        "run": run,
+        "method": next((one["method"] for one in lines if one.get("method")), ""),
+        "by": sorted({str(one["by"]) for one in lines if one.get("by")}),
+        "when": [_when(lines[0]), _when(lines[-1])],
+        "rounds": len(_rounds(lines)),
+        "size": _size(lines),
+        "approved": (folder / APPROVED / run).exists(),
+        "preview": (folder / PREVIEWS / f"{run}.txt").exists(),
+    }
+
+
+def _rounds(lines: Iterable[Entry]) -> list[int]:
+    return sorted({one["round"] for one in lines if one.get("round") is not None})
+
+
+def _when(one: Entry) -> str:
+    return str(one.get("time", ""))[:19].replace("T", " ")
+
+
+def _size(lines: Iterable[Entry]) -> str:
+    count = sum(int(one.get("bytes", 0)) for one in lines)
+    return f"{count:,} bytes" if count < 1 << 20 else f"{count / (1 << 20):,.1f} MB"
+
+
+def _shown(value: Any) -> str:
+    listed = isinstance(value, frozenset | list | tuple)
+    return (
+        ""
+        if value is None
+        else ", ".join(map(str, sorted(value))) or "none"
+        if listed
+        else str(value)[:1000]
+    )

@@ -1,0 +1,51 @@
+"""From nothing to a posterior over two folders by files, as docs/nodes.md says it, line by line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "nodes.md").read_text()
+FIRST, LAST = "mkdir -p mail/cleveland", "python fit.py"
+
+
+def script() -> str:
+    """Return the lines of the page, from the first to the last of them."""
+    block = re.search(rf"    {re.escape(FIRST)}.*?\n    {re.escape(LAST)}\n", PAGE, re.S)
+    assert block is not None
+    return textwrap.dedent(block[0])
+
+
+@pytest.mark.slow  # three processes that import torch, and a fit
+def test_two_folders_in_the_pages_words(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "hierfl").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m hierfl.cli "$@"\n'
+    )
+    (tmp_path / "bin" / "hierfl").chmod(0o700)
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    began = time.monotonic()
+    ends = script() + "kill $(jobs -p)\n"
+    command = ["bash", "-e", "-c", ends]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "two_stage" in done.stdout and "age" in done.stdout
+    assert time.monotonic() - began < 300
+    for name in ("cleveland", "va"):
+        answers = list((tmp_path / "mail" / name).glob("*.answer.hfl"))
+        assert answers and len(answers) == len(
+            list((tmp_path / "mail" / name).glob("*.request.hfl"))
+        )
+        assert (tmp_path / name / "left.jsonl").exists()
