@@ -9,14 +9,15 @@ certificate of the same authority. The nodes run in a process of their own, as t
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from hierfl.core.trees import named_leaves
 from hierfl.nodes import Answer, Reached, Station, over, station
 
 MOST = 1 << 28  # bytes of a request or an answer
+SLOWEST = 60.0  # seconds that a request may take to come in
+BYTES = {"content-type": "application/octet-stream"}  # a browser's form has another
 
 
 # ------------------------------------------------------------ at a node
@@ -42,13 +45,20 @@ def served(stations: Mapping[str, Station]) -> Starlette:
 
     async def answer(request: Request) -> Response:
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > MOST:
-                return Response("too long", status_code=413)
+        if request.headers.get("content-type") != BYTES["content-type"]:
+            return Response("no bytes", status_code=415)
+        try:
+            async with asyncio.timeout(SLOWEST):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > MOST:
+                        return Response("too long", status_code=413)
+        except TimeoutError:
+            return Response("too slow", status_code=408)
         here = stations[request.url.path.strip("/")]
         who = None if request.client is None else request.client.host
-        return Response(await run_in_threadpool(here.answer, bytes(content), by=who))
+        found = await run_in_threadpool(here.answer, bytes(content), by=who)
+        return Response(found, headers=BYTES)
 
     return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
 
@@ -67,26 +77,32 @@ def over_https(
 ) -> Reached:
     """Return nodes by their addresses, for `hierfl.nodes.fit`; `timeout` is in seconds."""
 
-    def post(name: str, request: bytes) -> Answer:
+    async def post(client: httpx.AsyncClient, name: str, request: bytes) -> Answer:
         content = bytearray()
         try:
-            with (
-                httpx.Client(verify=tls, timeout=timeout, trust_env=False) as client,
+            async with (
+                asyncio.timeout(timeout),
                 client.stream("POST", addresses[name], content=request) as response,
             ):
                 response.raise_for_status()
-                for part in response.iter_bytes():
+                async for part in response.aiter_raw():  # never decompressed
                     content += part
                     if len(content) > MOST:
                         return Answer(name, None, f"its answer has more than {MOST:,} bytes")
+        except TimeoutError:
+            return Answer(name, None, f"it did not answer within {timeout:g} s")
         except httpx.HTTPError as error:
             return Answer(name, None, f"{type(error).__name__}: {error}")
         return Answer(name, bytes(content))
 
-    def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
-        with ThreadPoolExecutor(len(requests)) as pool:
-            every = [pool.submit(post, name, request) for name, request in requests.items()]
-            yield from (one.result() for one in as_completed(every))
+    async def post_all(requests: Mapping[str, bytes]) -> list[Answer]:
+        options: Any = {"timeout": None, "limits": httpx.Limits(), "trust_env": False}
+        async with httpx.AsyncClient(verify=tls, headers=BYTES, **options) as client:
+            return await asyncio.gather(*(post(client, *one) for one in requests.items()))
+
+    def ask(requests: Mapping[str, bytes]) -> list[Answer]:
+        with ThreadPoolExecutor(1) as pool:  # a notebook runs a loop of its own
+            return pool.submit(asyncio.run, post_all(requests)).result()
 
     return over(ask, addresses, fewest=fewest)
 

@@ -17,7 +17,7 @@ LOOK = 0.5  # seconds between two looks for requests
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request or an answer.")],
 ) -> None:
-    """Print what a request asks, or what an answer tells; no code of it is run."""
+    """Print what a request asks, or what an answer tells; nothing in it is executed."""
     from hierfl.nodes.envelope import show as shown
     from hierfl.nodes.messages import Refused
 
@@ -47,23 +47,33 @@ def answer(
     from hierfl.nodes.request_files import answer_waiting, station_at
 
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
-    if not request.exists():
-        raise typer.BadParameter(f"there is no '{request}'", param_hint="REQUEST")
     try:
+        content = b"" if request.is_dir() else request.read_bytes()
         station = station_at(folder)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="REQUEST") from error
     except (ValueError, TypeError) as error:
         raise stopped(str(error)) from error
-    if request.is_dir():
-        while True:
-            for path in answer_waiting(station, request):
-                typer.echo(f"Answered {path}.", err=True)
-            if not wait:
-                return
-            time.sleep(LOOK)
-    elif sys.stdout.isatty():
-        raise stopped("an answer is not for the screen: hierfl node answer REQUEST > ANSWER")
-    else:
-        sys.stdout.buffer.write(station.answer(request.read_bytes()))
+    if not request.is_dir():
+        if sys.stdout.isatty():
+            raise stopped("an answer is not for the screen: hierfl node answer REQUEST > ANSWER")
+        found = station.answer(content)
+        sys.stdout.buffer.write(found)
+        return _tell(request, found)
+    while True:
+        for path, found in answer_waiting(station, request):
+            _tell(path, found)
+        if not wait:
+            return
+        time.sleep(LOOK)
+
+
+def _tell(request: Path, answer: bytes) -> None:
+    """Tell the owner whether a request was answered, or why it was refused."""
+    from hierfl.nodes.envelope import read_line
+
+    wrong = read_line(answer)[0].get("wrong")
+    typer.echo(f"Refused {request}: {wrong!r}." if wrong else f"Answered {request}.", err=True)
 
 
 def report(

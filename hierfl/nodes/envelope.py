@@ -1,4 +1,4 @@
-"""A request to a node and its answer, as bytes: one line of JSON, and what `hierfl.nodes` sends; and as text.
+"""A request to a node and its answer: as bytes, one line of JSON and what `hierfl.nodes` sends; and as text.
 
 {"hierfl": 1, "request": "round", "bytes": 1234}
 {"hierfl": 1, "answer": "SHA-256 of the request", "bytes": 1234, "wrong": ""}
@@ -11,18 +11,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hierfl.core.trees import Tree, named_leaves
+from hierfl.core.trees import named_leaves
 from hierfl.nodes.messages import Refused, from_bytes, read_json
 
 FORM = 1
 LONGEST = 4096  # bytes of the line
 MOST = 1 << 31  # bytes of a file
-FEW = 6  # numbers of a tensor that are written out
+FEW = 6  # values of a tensor that `show` prints
 ASKS = {
-    "schema": "Asks for counts and sums of the rows, so that clients agree on a schema.",
-    "introduce": "Asks for the client's name, its number of rows, and the form of its rows.",
-    "agree": "Says what all clients agreed on; asks for a hash of what the node starts from.",
-    "round": "Asks for the update of one round.",
+    "schema": "Asks for counts and sums of the rows, from which the clients agree on a schema.",
+    "introduce": "Asks for the client's name, its number of rows and the form of its rows.",
+    "agree": "Tells what all clients agreed on, and asks for a hash of what the node starts from.",
+    "round": "Asks for the update of one round, or for an answer after the rounds.",
 }
 
 
@@ -73,20 +73,20 @@ def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
     if not found or not isinstance(said, dict) or said.get("hierfl") != FORM:
         raise Refused("it is no file of hierfl, or one of another version")
     if said.get("bytes") != len(content):
-        raise Refused(f"it holds {len(content):,} bytes, not {str(said.get('bytes'))[:20]}")
+        raise Refused(f"it holds {len(content):,} bytes, not {repr(said.get('bytes'))[:20]}")
     return said, content
 
 
 # ------------------------------------------------------------ as text
 def show(whole: bytes) -> str:
-    """Return a request or an answer as text, or raise Refused."""
+    """Return a request or an answer as text, its own words escaped; or raise Refused."""
     said, content = read_line(whole)
     if "request" in said:
         head = [f"Request {said['request']!r}, SHA-256 {hashlib.sha256(whole).hexdigest()}"]
-        head += [ASKS.get(said["request"], "No node answers it.")]
+        head += [ASKS.get(str(said["request"]), "No node answers it.")]
     else:
         head = [f"Answer to the request with SHA-256 {said.get('answer')!r}"]
-        head += [f"Nothing else leaves: {said['wrong']!r}"] if said.get("wrong") else []
+        head += [f"Refused: {said['wrong']!r}"] if said.get("wrong") else []
     return "\n".join([*head, f"{len(content):,} bytes", *_content(content)])
 
 
@@ -99,18 +99,15 @@ def _content(content: bytes) -> Iterator[str]:
         try:
             yield json.dumps(read_json(content), indent=1)
         except Refused as error:
-            yield f"It is neither JSON nor tensors: no node or server reads it ({error})."
+            yield f"It is neither JSON nor tensors, and will be refused: {str(error)!r}"
         return
     about: dict[str, Any] = dict(found.about)
     if "kind" in about:
-        yield f"After the rounds: {about['kind']} of the client."
+        yield f"After the rounds: {about['kind']!r} of the client."
     yield json.dumps(about)
-    yield from _tensors(found.tree)
-
-
-def _tensors(tree: Tree) -> Iterator[str]:
-    for name, value in named_leaves(tree).items():
+    for name, value in named_leaves(found.tree).items():
         flat = value.flatten()
         some = ", ".join(f"{float(v):.6g}" for v in flat[:FEW])
         some = f"{some}, ..." if len(flat) > FEW else some
-        yield f"  {name}  {str(value.dtype)[6:]} {tuple(value.shape)}: {some}"
+        shown = json.dumps(name)[1:-1]  # a name may hold what moves a terminal's cursor
+        yield f"  {shown}  {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}: {some}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from importlib.metadata import version
@@ -20,16 +20,9 @@ from hierfl.nodes.policy import Policy, policy_at
 
 MARK = b'<meta name="generator" content="hierfl node report'
 Entry = dict[str, Any]
-SAME = (
-    "run",
-    "what",
-    "tensors",
-    "by",
-    "rows",
-    "method",
-    "policy",
-    "question",
-)  # of lines that are one here
+LONGEST = 20_000  # characters of an answer
+# keys in which lines agree that are one here
+SAME = ("run", "what", "tensors", "by", "rows", "method", "policy", "question")
 
 
 def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
@@ -38,20 +31,20 @@ def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
         raise ValueError(f"'{path}' is there, and is no report of a node: name another with --out")
     every, policy = entries(folder), policy_at(own, folder)
     left = [one for one in every if one.get("what") != "refusal"]
+    refused = [one for one in every if one.get("what") == "refusal"]
     by_run = groupby(sorted(left, key=lambda one: str(one.get("run"))), lambda one: one.get("run"))
+    runs = [_run(folder, run, list(lines)) for run, lines in by_run if run]
     source = files("hierfl.nodes").joinpath("officer_page.html").read_text(encoding="utf-8")
     page = (
         Environment(autoescape=True, trim_blocks=True)
         .from_string(source)
         .render(
             folder=folder.resolve().name,
-            every=[{**one, "when": _when(one)} for one in every],
-            left=[
-                _group(list(same))
-                for _, same in groupby(left, lambda one: repr(list(map(one.get, SAME))))
-            ],
+            span=[_when(every[0]), _when(every[-1])] if every else [],
+            left=_groups(left, SAME),
+            refused=_groups(refused, ("by", "text", "detail")),
             size=_size(left),
-            runs=[_run(folder, run, list(lines)) for run, lines in by_run if run],
+            runs=sorted(runs, key=lambda one: str(one["when"])),
             policy=[(key.name, _shown(getattr(policy, key.name))) for key in fields(Policy)],
             changed=policy.said(),
             budget=policy.budget,
@@ -63,13 +56,20 @@ def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
     replace_text(path, page)
 
 
+def _groups(lines: list[Entry], keys: Sequence[str]) -> list[Entry]:
+    """Return lines that follow each other, and agree in some keys, as one each."""
+    return [
+        _group(list(same))
+        for _, same in groupby(lines, lambda one: repr([one.get(key) for key in keys]))
+    ]
+
+
 def _group(same: list[Entry]) -> Entry:
-    """Return lines that differ in time, round and numbers alone as one."""
     one = same[0]
     tensors = (one.get("tensors") or {}).items()
     return one | {
         "rows": one.get("rows", ""),
-        "when": " to ".join(dict.fromkeys((_when(same[0]), _when(same[-1])))),
+        "when": _span(same),
         "count": len(same),
         "rounds": _rounds(same),
         "size": _size(same),
@@ -77,14 +77,14 @@ def _group(same: list[Entry]) -> Entry:
             f"{name or 'a tensor'}: {' by '.join(map(str, shape)) or '1'} {dtype}"
             for name, (dtype, *shape) in tensors
         ],
-        "text": str(one.get("text", ""))[:2000],
+        "texts": [_cut(str(line["text"])) for line in same if line.get("text")],
         "question": _shown(one.get("question")),
         "policy": [f"{key} = {_shown(value)}" for key, value in one.get("policy", {}).items()],
     }
 
 
 def _run(folder: Path, run: str, lines: list[Entry]) -> Entry:
-    """Return what a run that the node took part in has got, and whether its owner approved it."""
+    """Return what a run received from the node, and whether its owner approved it."""
     return {
         "run": run,
         "method": next((one["method"] for one in lines if one.get("method")), ""),
@@ -103,6 +103,17 @@ def _rounds(lines: Iterable[Entry]) -> list[int]:
 
 def _when(one: Entry) -> str:
     return str(one.get("time", ""))[:19].replace("T", " ")
+
+
+def _span(lines: list[Entry]) -> str:
+    """Return when the first and the last of some lines were written, the day once."""
+    first, last = _when(lines[0]), _when(lines[-1])
+    rest = last.removeprefix(first[:11]) if last != first else ""
+    return f"{first} to {rest}" if rest else first
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... (left.jsonl has all of it)"
 
 
 def _size(lines: Iterable[Entry]) -> str:

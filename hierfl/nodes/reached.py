@@ -162,7 +162,7 @@ def over(ask: Ask, nodes: Iterable[str], *, fewest: int = 1) -> Reached:
     Raises:
         ValueError: two nodes have the same name, or `fewest` is below 1 or above their number.
     """
-    names = list(nodes)
+    names = [nodes] if isinstance(nodes, str) else list(nodes)
     if len(set(names)) < len(names):
         raise ValueError(f"nodes are {names}: name each once")
     if not 1 <= fewest <= len(names):

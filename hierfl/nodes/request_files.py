@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,15 @@ from hierfl.data.clients import ClientData
 from hierfl.nodes.account import digest
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
-from hierfl.nodes.envelope import answers, read_request
+from hierfl.nodes.envelope import MOST, answers, read_line, read_request
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.reached import Reached, over
+from hierfl.nodes.same_process import folder_of
 from hierfl.nodes.stations import Station
 
 REQUEST, ANSWER = ".request.hfl", ".answer.hfl"
+ANOTHER = "it answers another request"
+HINT = "answers another request: put the answer to the request beside it there"
 FILE = "node.toml"
 KEYS = ("rows", "client", "model", "formula", "family", "clients", "missing")
 HOW = (
@@ -38,16 +44,17 @@ def by_files(
 ) -> Reached:
     """Return nodes that are asked by files, for `hierfl.nodes.fit`.
 
-    A request to node "north" is the file FOLDER/north/0003-round-1f0c22aa.request.hfl, its answer
+    A request to node "north" is the file FOLDER/north/0003-round-1f0c22aa.request.hfl. Its answer is
     the file 0003-round-1f0c22aa.answer.hfl beside it, which `hierfl node answer` writes. A fit that
-    is started again with the same folder reads the answers that are there, and goes on.
+    is started again with the same folder reads the answers that are there and goes on. What a node
+    refused before the rounds, such as a run that its owner had not approved, is asked again.
 
     Args:
-        folder: of the files of one fit; made if it does not exist. It holds no row, but what crosses
-            in the rounds.
-        nodes: names of the nodes.
+        folder: of the files of one fit; made if it does not exist. It holds what crosses in the
+            rounds, and no row.
+        nodes: names of the nodes. Each has a subfolder, named as by `in_process`.
         fewest: as in `over`.
-        timeout: seconds to wait for the answers to one request.
+        timeout: seconds to wait for the answers to one request. Default: a day.
         look: seconds between two looks into the folders.
 
     Raises:
@@ -56,31 +63,42 @@ def by_files(
     for name, value in (("timeout", timeout), ("look", look)):
         if not value > 0.0:
             raise ValueError(f"{name} is {value}: it must be above 0 s")
-    names = list(nodes)
+    home = Path(folder)
 
     def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
-        waits = {name: _written(Path(folder) / name, one) for name, one in requests.items()}
-        until = time.monotonic() + timeout
-        while waits and time.monotonic() < until:
+        waits = {name: _written(folder_of(home, name), one) for name, one in requests.items()}
+        until, warned = time.monotonic() + timeout, set[Path]()
+        while waits:
+            late = time.monotonic() >= until
             for name, path in list(waits.items()):
-                if (found := _answer(path, requests[name])) is not None:
-                    del waits[name]
-                    yield Answer(name, found)
+                try:
+                    answer = Answer(name, _answer(path, requests[name]))
+                except Refused as error:
+                    if str(error) == ANOTHER and path not in warned:
+                        warned.add(path)
+                        warnings.warn(f"'{path}' {HINT}", stacklevel=2)
+                    if not late:
+                        continue
+                    why = f"'{path}' is no answer after {timeout:g} s: {error}"
+                    answer = Answer(name, None, why)
+                del waits[name]
+                yield answer
             time.sleep(look if waits else 0.0)
-        for name, path in waits.items():
-            yield Answer(name, None, f"there is no answer '{path}' after {timeout:g} s")
 
-    return over(ask, names, fewest=fewest)
+    return over(ask, nodes, fewest=fewest)
 
 
 def _written(folder: Path, request: bytes) -> Path:
     """Write a request, whole or not at all, unless it is there; return the file of its answer."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{read_request(request)[0]}-{digest(request)[:8]}"
-    there = next(folder.glob(f"*-{name}{REQUEST}"), None)
+    kind = read_request(request)[0]
+    name = f"{kind}-{digest(request)[:8]}"
+    there = next((path for path in folder.glob(f"*-{name}{REQUEST}") if _is(path, request)), None)
     if there is None:
         there = folder / f"{len(list(folder.glob('*' + REQUEST))) + 1:04d}-{name}{REQUEST}"
         _write_whole(there, request)
+    elif kind != "round" and _refuses(_of(there), request):
+        _of(there).unlink()
     return _of(there)
 
 
@@ -89,13 +107,19 @@ def _of(request: Path) -> Path:
     return request.with_name(request.name.removesuffix(REQUEST) + ANSWER)
 
 
-def answer_waiting(station: Station, folder: Path) -> Iterator[Path]:
-    """Answer the requests in a node's folder that have no answer yet, in order; yield their files."""
+def answer_waiting(station: Station, folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Answer the requests in a node's folder that have no answer yet, in order; yield their files, and the answers."""
     for path in sorted(folder.glob(f"*{REQUEST}")):
-        request = path.read_bytes()
-        if _answer(_of(path), request) is None:
-            _write_whole(_of(path), station.answer(request))
-            yield path
+        try:
+            request = _read(path)
+        except Refused:  # a link to a file of the node would tell the hash of that file
+            continue
+        try:
+            _answer(_of(path), request)
+        except Refused:
+            answer = station.answer(request)
+            _write_whole(_of(path), answer)
+            yield path, answer
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -106,13 +130,41 @@ def _write_whole(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
-def _answer(path: Path, request: bytes) -> bytes | None:
-    """Return an answer; None: there is none yet, or not all of it, or it is to another request."""
+def _read(path: Path) -> bytes:
+    """Return the bytes of a file; what the other side has put there in place of one is Refused."""
     try:
-        found = path.read_bytes()
-        return found if answers(request, found) else None
-    except (OSError, Refused):
-        return None
+        # neither through a link, nor waiting for what writes into a pipe
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise Refused(f"it cannot be read ({error.strerror})") from error
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST:
+            raise Refused(f"it is no file of {MOST:,} bytes or fewer")
+        return file.read()
+
+
+def _answer(path: Path, request: bytes) -> bytes:
+    """Return the answer in a file; none, a part of one, and one to another request are Refused."""
+    found = _read(path)
+    if not answers(request, found):
+        raise Refused(ANOTHER)
+    return found
+
+
+def _is(path: Path, content: bytes) -> bool:
+    try:
+        return _read(path) == content
+    except Refused:
+        return False
+
+
+def _refuses(path: Path, request: bytes) -> bool:
+    """Return whether there is an answer that says what is wrong."""
+    try:
+        return bool(read_line(_answer(path, request))[0].get("wrong"))
+    except Refused:
+        return False
 
 
 # ------------------------------------------------------------ a node

@@ -90,12 +90,12 @@ def in_process(
         parts = dict(sorted(data.items()))
     if not 1 <= fewest <= len(parts):
         raise ValueError(f"fewest is {fewest}: it must be 1 to {len(parts)}")
-    folders = {name: _folder(Path(folder), name) for name in parts}
+    folders = {name: folder_of(Path(folder), name) for name in parts}
     _check_policies_are_read(Path(folder), [path.name for path in folders.values()])
     return InProcess(parts, folders, fewest)
 
 
-def _folder(home: Path, client: str) -> Path:
+def folder_of(home: Path, client: str) -> Path:
     """Return a client's folder: of its name, whose letters are composed (NFC) or as they are there."""
     name = _FORBIDDEN.sub(lambda c: f"%{ord(c[0]):02X}", normalize("NFC", client))
     there = home.iterdir() if home.is_dir() else ()

@@ -2,125 +2,205 @@
 
 from __future__ import annotations
 
-import os
+import gzip
 import pickle
-import runpy
 import socket
 import ssl
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 import hierfl
-from hierfl.nodes.envelope import read_answer, write_request
-from hierfl.nodes.messages import Refused
-from tests.nodes.test_faults import HOSTILE, plain
-from tests.nodes.transports import (
-    assert_refused,
-    assert_same,
-    demo,
-    formula,
-    frames,
-    patients,
-)
+from hierfl.nodes import Refused, TooFewNodes
+from hierfl.nodes.envelope import read_answer, write_answer
+from hierfl.nodes.log import entries
+from tests.nodes.test_faults import plain
+from tests.nodes.transports import INTRODUCE, plain_stations
+from tests.nodes.ways import EXAMPLE, serving
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "over_https.py"))
-SERVES = """
-import runpy, ssl, sys
-from pathlib import Path
-from types import SimpleNamespace
-import torch, uvicorn
-torch.set_default_dtype(torch.float64)
-from tests.nodes.transports import answering, demo_stations, formula_stations, plain_stations
-from hierfl.nodes import Station
-example = runpy.run_path("examples/over_https.py")
-folder, port = Path(sys.argv[1]), int(sys.argv[2])
-kinds = {"demo": demo_stations, "formula": formula_stations, "plain": plain_stations}
-stations = {}
-for kind, made in kinds.items():
-    here = made(folder / kind)
-    lying = answering(here)
-    for name in here:
-        answer = lambda request, by, name=name, lying=lying: lying(name, request)
-        stations[f"{kind}-{name}"] = SimpleNamespace(answer=answer)
-config = uvicorn.Config(example["served"](stations), host="localhost", port=port, log_level="error")
-config.load()
-config.ssl = example["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
-uvicorn.Server(config).run()
-"""
+BYTES: dict[str, str] = EXAMPLE["BYTES"]
+GLOBALS: dict[str, Any] = EXAMPLE["served"].__globals__
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """All nodes, in a process of their own; one of the plain ones lies. The folder of TLS files, the address."""
-    folder = tmp_path_factory.mktemp("https")
-    EXAMPLE["certificates"](folder)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", SERVES, str(folder), str(port)]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    try:
-        EXAMPLE["wait_for"](port, process)
-        yield folder, f"https://localhost:{port}"
-    finally:
-        process.terminate()
-        process.wait(20.0)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of TLS, of one authority."""
+    made = tmp_path_factory.mktemp("tls")
+    EXAMPLE["certificates"](made)
+    return made
 
 
-def reached(served: tuple[Path, str], kind: str, names: Any) -> Any:
-    tls = EXAMPLE["trusted"](served[0], ssl.Purpose.SERVER_AUTH)
-    return EXAMPLE["over_https"]({name: f"{served[1]}/{kind}-{name}" for name in names}, tls)
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of TLS of another authority."""
+    made = tmp_path_factory.mktemp("other")
+    EXAMPLE["certificates"](made)
+    return made
 
 
-@pytest.mark.slow  # the process of the nodes takes 10 s of a core
-def test_fits_over_https_are_those_here(served: tuple[Path, str]) -> None:
-    names = sorted(frames())
-    assert_same(
-        hierfl.nodes.fit(demo(), reached(served, "demo", names)), hierfl.fit(demo(), patients())
+def of_server(folder: Path) -> ssl.SSLContext:
+    found: ssl.SSLContext = EXAMPLE["trusted"](folder, ssl.Purpose.SERVER_AUTH)
+    return found
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of a node, whose log is in tmp_path / "east"."""
+    with serving(folder, {"node": plain_stations(tmp_path)["east"]}) as address:
+        yield f"{address}/node"
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[httpx.Client]:
+    """A client with the right certificate."""
+    with httpx.Client(verify=of_server(folder), trust_env=False, headers=BYTES) as made:
+        yield made
+
+
+# ------------------------------------------------------------ what comes to a node
+def test_who_shows_no_certificate_of_the_authority_reaches_no_node(
+    place: str, folder: Path, other: Path, tmp_path: Path
+) -> None:
+    nobody = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    stranger = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    stranger.load_cert_chain(other / "own.pem", other / "own.key")
+    for context in (nobody, stranger):
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(place, content=INTRODUCE, verify=context, trust_env=False, headers=BYTES)
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(place.replace("https", "http"), content=INTRODUCE, trust_env=False)
+    assert not entries(tmp_path / "east")
+
+
+def test_other_paths_methods_and_types_reach_no_node(
+    place: str, client: httpx.Client, tmp_path: Path
+) -> None:
+    """A page that a browser shows cannot post bytes elsewhere; forms and texts are of other types."""
+    assert client.get(place).status_code == client.put(place, content=b"").status_code == 405
+    for path in ("/other", "/../node/x", "/node/../../etc/passwd", ""):
+        assert client.post(place.removesuffix("/node") + path).status_code == 404
+    for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json", ""):
+        found = client.post(place, content=INTRODUCE, headers={"content-type": kind})
+        assert found.status_code == 415
+    assert not entries(tmp_path / "east")
+    found = client.post(place, content=INTRODUCE)
+    assert found.headers["content-type"] == "application/octet-stream"
+    assert b"east" in read_answer(INTRODUCE, found.content)
+
+
+def test_a_request_that_is_too_long_is_cut_off(
+    place: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its bytes, whatever length it claims."""
+    monkeypatch.setitem(GLOBALS, "MOST", 1 << 16)
+    sent = []
+
+    def endless() -> Iterator[bytes]:
+        while len(sent) < 10_000:
+            sent.append(1)
+            yield bytes(1 << 12)
+
+    for content in (endless(), bytes(1 << 20)):
+        with suppress(httpx.WriteError):  # where the node has hung up
+            assert client.post(place, content=content).status_code == 413
+    assert len(sent) < 10_000
+    assert not entries(tmp_path / "east")
+    monkeypatch.undo()
+    with pytest.raises(Refused, match="no JSON"):
+        read_answer(pickle.dumps(1), client.post(place, content=pickle.dumps(1)).content)
+
+
+def test_a_slow_client_keeps_nobody_waiting_and_is_cut_off(
+    place: str, client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GLOBALS, "SLOWEST", 3.0)
+    port, head = (
+        int(place.split(":")[2].split("/")[0]),
+        b"POST /node HTTP/1.1\r\nHost: localhost\r\n",
     )
-    assert_same(
-        hierfl.nodes.fit(formula(), reached(served, "formula", names)),
-        hierfl.fit(formula(), frames()),
-    )
+    head += b"Content-Type: application/octet-stream\r\nContent-Length: 99\r\n\r\nhier"
+    with (
+        socket.create_connection(("localhost", port)) as plain_one,
+        of_server(folder).wrap_socket(plain_one, server_hostname="localhost") as slow,
+    ):
+        slow.sendall(head)
+        assert client.post(place, content=INTRODUCE).status_code == 200
+        slow.settimeout(60.0)
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.slow
-def test_wrong_answers_are_refused(served: tuple[Path, str]) -> None:
-    nodes = reached(served, "plain", ("east", "north", "south", "west"))
-    assert_refused(hierfl.nodes.fit(plain(), nodes, rounds=len(HOSTILE)))
-
-
-@pytest.mark.slow
-def test_requests_without_a_certificate_or_of_no_kind_are_refused(served: tuple[Path, str]) -> None:
-    folder, address = served
-    place = f"{address}/demo-va"
-    strangers = ssl.create_default_context(cafile=str(folder / "ca.crt"))  # shows no certificate
-    for context in (strangers, ssl.create_default_context()):
-        with (
-            httpx.Client(verify=context, trust_env=False) as client,
-            pytest.raises(httpx.HTTPError),
-        ):
-            client.post(place, content=write_request("introduce", b""))
-    with httpx.Client(verify=EXAMPLE["trusted"](folder, ssl.Purpose.SERVER_AUTH)) as client:
-        assert client.get(place).status_code == 405
-        assert client.post(f"{address}/other").status_code == 404
-        for wrong in (b"", pickle.dumps({}), write_request("rows", b"")):
-            with pytest.raises(Refused):
-                read_answer(wrong, client.post(place, content=wrong).content)
-
-
-def test_a_node_that_is_away_is_left_out() -> None:
-    tls = ssl.create_default_context()
-    nodes = EXAMPLE["over_https"]({"north": "https://localhost:9"}, tls, timeout=5.0)
-    began = time.monotonic()
-    with pytest.raises(hierfl.nodes.TooFewNodes, match="ConnectError"):
+# ------------------------------------------------------------ what comes from a node
+def left_out(address: str, folder: Path, timeout: float = 60.0) -> str:
+    """Return why a fit goes on without the node at an address."""
+    with pytest.raises(TooFewNodes) as error:
+        nodes = EXAMPLE["over_https"]({"north": address}, of_server(folder), timeout=timeout)
         hierfl.nodes.fit(plain(), nodes, rounds=1)
-    assert time.monotonic() - began < 5.0
+    return str(error.value)
+
+
+def test_a_node_of_another_authority_or_name_is_left_out(
+    place: str, folder: Path, other: Path
+) -> None:
+    assert "CERTIFICATE_VERIFY_FAILED" in left_out(place, other)
+    assert "certificate is not valid for '127.0.0.1'" in left_out(
+        place.replace("localhost", "127.0.0.1"), folder
+    )
+
+
+def test_a_node_that_is_away_is_left_out(folder: Path) -> None:
+    began = time.monotonic()
+    assert "ConnectError" in left_out("https://localhost:9", folder, 30.0)
+    assert time.monotonic() - began < 30.0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_hostile_servers_in_place_of_a_node_are_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Endless, slow, compressed, redirected, and failing answers."""
+    monkeypatch.setitem(GLOBALS, "MOST", 1 << 20)
+    stop = threading.Event()
+
+    def dripping() -> Iterator[bytes]:
+        while not stop.wait(0.2):
+            yield b"x"
+
+    def endless() -> Iterator[bytes]:
+        while not stop.is_set():
+            yield bytes(1 << 16)
+
+    async def bomb(request: Request) -> Response:
+        packed = gzip.compress(write_answer(await request.body(), bytes(1 << 24)))
+        return Response(packed, headers={"content-encoding": "gzip"})
+
+    routes = {
+        "slow": lambda request: StreamingResponse(dripping()),
+        "endless": lambda request: StreamingResponse(endless()),
+        "bomb": bomb,
+        "elsewhere": lambda request: RedirectResponse("/bomb"),
+        "failing": lambda request: Response(status_code=500),
+        "empty": lambda request: Response(),
+    }
+    wanted = {
+        "slow": "it did not answer within 6 s",
+        "endless": "its answer has more than 1,048,576 bytes",
+        "bomb": "it is no JSON",  # it is not decompressed
+        "elsewhere": "HTTPStatusError: Redirect response '307",
+        "failing": "HTTPStatusError: Server error '500",
+        "empty": "it is no JSON",
+    }
+    app = Starlette(routes=[Route(f"/{k}", v, methods=["POST", "GET"]) for k, v in routes.items()])
+    with serving(folder, {}, app) as address:
+        for name, why in wanted.items():
+            assert why in left_out(f"{address}/{name}", folder, 6.0), name
+        stop.set()

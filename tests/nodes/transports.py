@@ -1,20 +1,27 @@
-"""Small fits that each transport must reach, and nodes that lie over it."""
+"""Small fits that each transport must reach, hostile messages, and nodes that lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import pickle
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import torch
 
 import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.demo.run import hierarchy, hospitals
-from hierfl.nodes import Answer, FitOverNodes, Station, station
-from hierfl.nodes.envelope import read_answer, read_request, write_answer
+from hierfl.nodes import FitOverNodes, Station, station
+from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
+from hierfl.nodes.messages import to_bytes
 from tests.nodes.test_faults import HOSTILE, plain, rows
+from tests.nodes.test_messages import BAD
 
 COLUMNS = ("age", "thalach")
 TEXT = "y ~ age + (1 + age | hospital)"
@@ -55,29 +62,14 @@ def formula_stations(folder: Path) -> dict[str, Station]:
 
 
 def plain_stations(folder: Path) -> dict[str, Station]:
-    """Nodes of four clients and a method of averages; "north" lies, in another way each round."""
+    """Nodes of four clients and a method of averages, which takes a tenth of a second."""
     return {n: station(plain(), rows().select([n]), folder / n) for n in rows().names}
 
 
-def answering(stations: Mapping[str, Station]) -> Callable[[str, bytes], bytes]:
-    """Return what hands a request to a node by name; of `plain_stations`, north lies."""
-    changes = iter([change for change, _ in HOSTILE.values()])
-
-    def answered(name: str, request: bytes) -> bytes:
-        answer = stations[name].answer(request)
-        if name == "north" and read_request(request)[0] == "round":
-            return write_answer(request, next(changes)(read_answer(request, answer)))
-        return answer
-
-    return answered
-
-
-def asked_by(answered: Callable[[str, bytes], bytes]) -> Any:
-    def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
-        for name, request in requests.items():
-            yield Answer(name, answered(name, request))
-
-    return ask
+@cache
+def here(kind: str) -> Any:
+    """Return the fit of all rows in this process, of the demo's hierarchy or of the formula."""
+    return hierfl.fit(demo(), patients()) if kind == "demo" else hierfl.fit(formula(), frames())
 
 
 def assert_same(over: FitOverNodes, here: Any) -> None:
@@ -85,6 +77,97 @@ def assert_same(over: FitOverNodes, here: Any) -> None:
     there = named_leaves(over.message)
     for name, value in named_leaves(here.message).items():
         assert float((there[name] - value).abs().max()) <= 1e-9, name
+
+
+# ------------------------------------------------------------ hostile requests
+RAN: list[int] = []  # what a pickle would run
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (RAN.append, (1,))
+
+
+DEEP = b"[" * 100_000
+REQUESTS: dict[str, tuple[bytes, str]] = {  # and why a node that has agreed on nothing refuses them
+    "nothing": (b"", "no JSON"),
+    "a pickle": (pickle.dumps(Evil()), "no JSON"),
+    "a line without an end": (b'{"hierfl": 1, "request": "introduce", "bytes": 0}', "no file"),
+    "another version": (b'{"hierfl": 2, "request": "introduce", "bytes": 0}\n', "another version"),
+    "a part": (write_request("round", b"0123")[:-1], "holds 3 bytes, not 4"),
+    "too long a line": (b'{"hierfl": "' + b"1" * 5000 + b'"}\n', "no JSON of 4,096"),
+    "deep": (DEEP + b"\n", "no JSON"),
+    "an answer": (write_answer(b"", b""), "no request"),
+    "another kind": (write_request("rows", b""), "asks for 'rows'"),
+    "a number": (b'{"hierfl": 1, "request": 7, "bytes": 0}\n', "no request"),
+    "a round too soon": (write_request("round", b""), "agreed on nothing yet"),
+    "a pickled agreement": (write_request("agree", pickle.dumps(Evil())), "no JSON"),
+    "a deep agreement": (write_request("agree", DEEP), "no JSON"),
+    "code": (
+        write_request("agree", json.dumps({"seed": 0, "agreement": "__import__('os')"}).encode()),
+        "no agreement",
+    ),
+    "a schema of none": (write_request("schema", b"{}"), "no formula that lacks"),
+}
+
+
+def rounds(run: str) -> dict[str, tuple[bytes, str]]:
+    """Return requests for rounds that a node in a run refuses, and why."""
+    empty: dict[str, Any] = {"message": {}, "mail": {}}
+    first = {"round": 0, "counted": -1}
+    wrong: dict[str, tuple[Any, dict[str, Any], str]] = {
+        "another run": (empty, {**first, "run": "another"}, "is of run 'another'"),
+        "no mail": ({"message": {}}, first, "does not hold a message and mail"),
+        "counted too far": (empty, {"round": 2, "counted": 2}, "round '2' after '2'"),
+        "NaN": (
+            {"message": {"a": torch.tensor(torch.nan)}, "mail": {}},
+            first,
+            "not finite",
+        ),
+        "a round before the first": (empty, {"round": -1}, "round '-1'"),
+        "a round as text": (empty, {"round": "0"}, "round '0'"),
+    }
+    found = {name: (to_bytes(t, {"run": run, **a}), why) for name, (t, a, why) in wrong.items()}
+    malformed = {name: (bad, ".") for name, bad in BAD.items() if isinstance(bad, bytes)}
+    return {k: (write_request("round", v), why) for k, (v, why) in {**malformed, **found}.items()}
+
+
+# ------------------------------------------------------------ hostile answers
+def lying(stations: Mapping[str, Station]) -> dict[str, Any]:
+    """Return the same nodes, of which north lies in its rounds, in another way each time."""
+    changes = iter([change for change, _ in HOSTILE.values()])
+    north = stations["north"]
+
+    def lie(request: bytes, *, by: str | None = None) -> bytes:
+        answer = north.answer(request, by=by)
+        if read_request(request)[0] != "round":
+            return answer
+        return write_answer(request, next(changes)(read_answer(request, answer)))
+
+    return {**stations, "north": SimpleNamespace(answer=lie)}
+
+
+def introducing(stations: Mapping[str, Station], **wrong: bytes) -> dict[str, Any]:
+    """Return the same nodes, some of which answer everything by the same bytes."""
+    lies = {
+        name: SimpleNamespace(answer=lambda request, *, by=None, lie=lie: lie)
+        for name, lie in wrong.items()
+    }
+    return {**stations, **lies}
+
+
+INTRODUCE = write_request("introduce", b"")
+INTRODUCTIONS = {
+    "deep": write_answer(INTRODUCE, DEEP),
+    "a list": write_answer(INTRODUCE, b"[]"),
+    "a name alone": write_answer(INTRODUCE, b'{"client": "__import__"}'),
+    "a pickle": write_answer(INTRODUCE, pickle.dumps(Evil())),
+}
+NO_ANSWERS = {
+    "north": b"",
+    "south": pickle.dumps(Evil()),
+    "west": write_answer(b"another request", b"{}"),
+}
 
 
 def assert_refused(over: FitOverNodes) -> None:

@@ -1,0 +1,304 @@
+"""Requests in files: read, answered by hand or in a shared folder, in which the other side may put anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hierfl
+from hierfl import cli
+from hierfl.formulas.questions import Question
+from hierfl.nodes import TooFewNodes as TooFew
+from hierfl.nodes import by_files
+from hierfl.nodes.envelope import read_answer, write_answer, write_request
+from hierfl.nodes.log import entries
+from hierfl.nodes.messages import to_bytes
+from hierfl.nodes.request_files import answer_waiting
+from hierfl.nodes.same_process import folder_of
+from tests.nodes.test_faults import plain
+from tests.nodes.transports import RAN, TEXT, Evil, assert_same, frames, plain_stations
+
+ASK = write_request("schema", Question("columns", least=5).json().encode())
+
+
+@pytest.fixture
+def north(tmp_path: Path) -> Path:
+    """A node's folder with rows and a node.toml, and a request to it."""
+    folder = tmp_path / "north"
+    folder.mkdir()
+    frames()["va"].to_csv(folder / "rows.csv", index=False)
+    (folder / "node.toml").write_text(
+        f'rows = "rows.csv"\nclient = "north"\nformula = "{TEXT}"\nfamily = "bernoulli"\n'
+        'clients = "hospital"\n'
+    )
+    (tmp_path / "ask.hfl").write_bytes(ASK)
+    return folder
+
+
+@pytest.fixture
+def mail(tmp_path: Path) -> Path:
+    """A shared folder with one request."""
+    folder = tmp_path / "mail"
+    folder.mkdir()
+    (folder / "1.request.hfl").write_bytes(ASK)
+    return folder
+
+
+Work = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Have something done whenever the server waits; a second passes with each look at the clock."""
+
+    def set_to(work: Callable[[], object]) -> None:
+        clock = iter(range(10**6)).__next__
+        time = SimpleNamespace(sleep=lambda _: work(), monotonic=clock)
+        monkeypatch.setattr(sys.modules["hierfl.nodes.request_files"], "time", time)
+
+    return set_to
+
+
+def run(*command: str) -> Any:
+    return CliRunner().invoke(cli.app, list(command))
+
+
+# ------------------------------------------------------------ by hand
+def test_a_request_is_read_answered_and_the_answer_read(north: Path, tmp_path: Path) -> None:
+    asked, answer = tmp_path / "ask.hfl", tmp_path / "answer.hfl"
+    shown = run("show", str(asked))
+    assert "Asks for counts and sums of the rows" in shown.output and '"columns"' in shown.output
+    done = run("node", "answer", str(asked), "--folder", str(north))
+    assert done.exit_code == 0 and done.stderr == f"Answered {asked}.\n"
+    answer.write_bytes(done.stdout_bytes)
+    found = json.loads(read_answer(asked.read_bytes(), done.stdout_bytes))
+    assert found["client"] == "north"
+    assert '"client": "north"' in run("show", str(answer)).output
+    assert [one["what"] for one in entries(north)] == ["schema"]
+
+
+def test_the_owner_is_told_of_a_refusal(north: Path, tmp_path: Path) -> None:
+    (north / "policy.toml").write_text('approve = "ask"\n')
+    done = run("node", "answer", str(tmp_path / "ask.hfl"), "--folder", str(north))
+    assert "Refused" in done.stderr and "hierfl node approve FOLDER schema-" in done.stderr
+    (tmp_path / "answer.hfl").write_bytes(done.stdout_bytes)
+    assert "Refused: " in run("show", str(tmp_path / "answer.hfl")).output
+    assert run("node", "answer", str(tmp_path / "none"), "--folder", str(north)).exit_code == 2
+
+
+def test_all_requests_of_a_folder_are_answered_once(north: Path, mail: Path) -> None:
+    for count in (1, 0):
+        done = run("node", "answer", str(mail), "--folder", str(north))
+        assert done.exit_code == 0 and done.stderr.count("Answered") == count
+    assert (mail / "1.answer.hfl").exists()
+
+
+def test_show_refuses_what_is_no_request(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(pickle.dumps(Evil()))
+    done = run("show", str(tmp_path / "x"))
+    assert done.exit_code == 1 and "is no request and no answer" in done.output
+    assert run("show", str(tmp_path / "y")).exit_code == 2
+    (tmp_path / "x").write_bytes(write_request("round", pickle.dumps(Evil())))
+    assert "neither JSON nor tensors" in run("show", str(tmp_path / "x")).output
+    assert not RAN
+
+
+def test_show_names_the_tensors_of_a_round(tmp_path: Path) -> None:
+    content = to_bytes({"message": {"loc": torch.ones(9)}, "mail": {}}, {"run": "r", "round": 3})
+    (tmp_path / "x").write_bytes(write_request("round", content))
+    shown = run("show", str(tmp_path / "x")).output
+    assert "update of one round" in shown and '"round": 3' in shown
+    assert "['message']['loc']  float64 (9,): 1, 1, 1, 1, 1, 1, ..." in shown
+
+
+def test_what_is_shown_does_not_move_the_cursor(tmp_path: Path) -> None:
+    """Whoever wrote the file may have put in what a terminal obeys."""
+    evil = "\x1b[2J\u202e\r\n"
+    tensors = to_bytes({evil: torch.ones(1)}, {"kind": evil, evil: evil})
+    files = [
+        write_request(evil, b""),
+        write_request("round", tensors),
+        write_request("agree", json.dumps({evil: evil}).encode()),
+        write_request("agree", evil.encode()),
+        write_answer(b"", wrong=evil),
+        json.dumps({"hierfl": 1, "answer": evil, "bytes": evil}).encode() + b"\n",
+        json.dumps({"hierfl": 1, "answer": [evil], "bytes": 0}).encode() + b"\n",
+    ]
+    for content in files:
+        (tmp_path / "x").write_bytes(content)
+        shown = run("show", str(tmp_path / "x")).output.replace("\n", "")
+        assert shown and all(sign.isprintable() for sign in shown), content
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "must have rows, and a model or a formula"),
+        ('rows = "rows.csv"\nformula = "y ~ x"\nmodel = "a:b"\n', "and a model or a formula"),
+        ("rows = 3\n", "rows = 3, which is no key or no text"),
+        ('row = "x"\n', "row = 'x', which is no key"),
+        ("rows", "cannot be read"),
+        ('rows = "rows.csv"\nmodel = "nowhere_at_all:x"\n', "cannot be imported"),
+        ('rows = "rows.csv"\nformula = "y ~"\nclients = "h"\n', "nothing on one side"),
+    ],
+)
+def test_a_wrong_node_file_is_refused(text: str, why: str, north: Path, tmp_path: Path) -> None:
+    (north / "node.toml").write_text(text)
+    done = run("node", "answer", str(tmp_path / "ask.hfl"), "--folder", str(north))
+    assert done.exit_code == 1 and why in " ".join(done.output.split())
+    (north / "node.toml").unlink()
+    done = run("node", "answer", str(tmp_path / "ask.hfl"), "--folder", str(north))
+    assert done.exit_code == 1 and "No such file" in done.output
+
+
+# ------------------------------------------------------------ what the server puts into a shared folder
+def test_an_answer_is_not_written_through_a_link(north: Path, mail: Path) -> None:
+    own = north / "policy.toml"
+    own.write_text("min_rows = 20\n")
+    for name in ("1.answer.hfl", "1.answer.draft"):
+        (mail / name).symlink_to(own)
+    assert run("node", "answer", str(mail), "--folder", str(north)).exit_code == 0
+    assert own.read_text() == "min_rows = 20\n"
+    assert not (mail / "1.answer.hfl").is_symlink()
+
+
+def test_what_is_no_file_is_no_request(mail: Path, tmp_path: Path) -> None:
+    """A link would have the node tell the hash of a file of its own; a pipe would have it wait."""
+    node = plain_stations(tmp_path)["north"]
+    (tmp_path / "secret").write_text("4711")
+    (mail / "2.request.hfl").symlink_to(tmp_path / "secret")
+    (mail / "3.request.hfl").mkdir()
+    os.mkfifo(mail / "4.request.hfl")
+    (mail / "5.request.hfl").symlink_to(mail / "nowhere")
+    (mail / "6.request.hfl").write_bytes(ASK)
+    answered = [path.name for path, _ in answer_waiting(node, mail)]
+    assert answered == ["1.request.hfl", "6.request.hfl"]
+    assert sorted(path.name for path in mail.glob("*.answer.*")) == ["1.answer.hfl", "6.answer.hfl"]
+
+
+def test_a_file_that_is_too_long_is_not_read(mail: Path, tmp_path: Path) -> None:
+    node = plain_stations(tmp_path)["north"]
+    os.truncate(mail / "1.request.hfl", 1 << 32)  # a hole, which takes no space
+    assert not list(answer_waiting(node, mail))
+
+
+def test_half_a_request_is_answered_again_once_it_is_whole(mail: Path, tmp_path: Path) -> None:
+    node, whole = plain_stations(tmp_path)["north"], write_request("introduce", b"")
+    (mail / "1.request.hfl").write_bytes(whole[:-1])
+    ((_, first),) = answer_waiting(node, mail)
+    (mail / "1.request.hfl").write_bytes(whole)
+    ((_, second),) = answer_waiting(node, mail)
+    assert b"no file" in first and json.loads(read_answer(whole, second))["client"] == "north"
+
+
+# ------------------------------------------------------------ what a node puts there
+def test_a_fit_by_files_that_is_started_again_asks_nothing_twice(
+    tmp_path: Path, meanwhile: Work
+) -> None:
+    stations, asked = plain_stations(tmp_path / "nodes"), []
+    mail = tmp_path / "mail"
+
+    def nodes_work() -> None:
+        for name, one in stations.items():
+            asked.extend(answer_waiting(one, mail / name))
+
+    meanwhile(nodes_work)
+    first = hierfl.nodes.fit(plain(), by_files(mail, stations, timeout=10.0), rounds=2)
+    count = len(asked)
+    assert count == 16  # introduce, agree and two rounds, of four nodes
+    again = hierfl.nodes.fit(plain(), by_files(mail, stations, timeout=10.0), rounds=2)
+    assert len(asked) == count
+    assert_same(again, first)
+
+
+def test_what_an_owner_has_not_approved_yet_is_asked_again(tmp_path: Path, meanwhile: Work) -> None:
+    stations = plain_stations(tmp_path / "nodes")
+    (tmp_path / "nodes" / "north").mkdir(parents=True)
+    (tmp_path / "nodes" / "north" / "policy.toml").write_text('approve = "ask"\n')
+    mail = tmp_path / "mail"
+    meanwhile(lambda: [list(answer_waiting(one, mail / name)) for name, one in stations.items()])
+    nodes = by_files(mail, stations, timeout=10.0, fewest=4)
+    for _ in range(2):  # the introduction, and the run
+        with pytest.raises(TooFew, match="waits for the approval") as error:
+            hierfl.nodes.fit(plain(), nodes, rounds=1)
+        run_ = str(error.value).partition("hierfl node approve FOLDER ")[2].split()[0].strip(");")
+        assert run("node", "approve", str(tmp_path / "nodes" / "north"), run_).exit_code == 0
+    found = hierfl.nodes.fit(plain(), nodes, rounds=1)
+    assert len(found.clients) == 4
+
+
+def test_what_is_no_answer_is_waited_for_and_named(tmp_path: Path, meanwhile: Work) -> None:
+    """Half an answer, a link, a folder, an answer to another request, and one that never comes."""
+    stations, mail = plain_stations(tmp_path / "nodes"), tmp_path / "mail"
+    (tmp_path / "secret").write_text("4711")
+
+    def nodes_work() -> None:
+        for name in ("north", "south", "west", "a/b", ".."):
+            for path in folder_of(mail, name).glob("*.request.hfl"):
+                answer = path.with_name(path.name.replace("request", "answer"))
+                if answer.exists() or name == "a/b":
+                    continue
+                whole = write_answer(path.read_bytes(), b"{}")
+                if name == "north":
+                    answer.write_bytes(whole[:-1])
+                elif name == "south":
+                    answer.symlink_to(tmp_path / "secret")
+                elif name == "west":
+                    answer.write_bytes(write_answer(b"another", b"{}"))
+                else:
+                    answer.mkdir()
+        list(answer_waiting(stations["east"], mail / "east"))
+
+    meanwhile(nodes_work)
+    nodes = by_files(mail, ["east", "north", "south", "west", "a/b", ".."], timeout=9.0)
+    with pytest.warns(UserWarning) as said:
+        found = hierfl.nodes.fit(plain(), nodes, rounds=1)
+    assert found.clients == ("east",)
+    text = "\n".join(str(one.message) for one in said)
+    for why in ("holds 1 bytes, not 2", "it cannot be read (Too many levels", "is no file of"):
+        assert why in text
+    assert text.count("west/0001-introduce") == 2 and "beside it" in text  # at once, and at the end
+    assert "a%2Fb/0001-introduce" in text and "No such file" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"mail", "nodes", "secret"}
+    with pytest.raises(ValueError, match="timeout is 0: it must be above 0 s"):
+        by_files("x", ["a"], timeout=0)
+
+
+def test_a_request_that_was_replaced_is_written_again(tmp_path: Path, meanwhile: Work) -> None:
+    stations, mail = plain_stations(tmp_path / "nodes"), tmp_path / "mail"
+
+    def nodes_work() -> None:
+        for name, one in stations.items():
+            list(answer_waiting(one, mail / name))
+
+    meanwhile(nodes_work)
+    first = hierfl.nodes.fit(plain(), by_files(mail, stations, timeout=9.0), rounds=1)
+    (there,) = (mail / "north").glob("*-introduce-*.request.hfl")
+    there.write_bytes(b"another")
+    assert_same(hierfl.nodes.fit(plain(), by_files(mail, stations, timeout=9.0), rounds=1), first)
+    assert len(list((mail / "north").glob("*-introduce-*.request.hfl"))) == 2
+
+
+def test_a_model_of_the_nodes_folder_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "its_own_model.py").write_text(
+        "from tests.nodes.test_faults import plain, rows\n"
+        'model = plain()\n\n\ndef mine():\n    return rows().select(["east"])\n'
+    )
+    (tmp_path / "node.toml").write_text(
+        'model = "its_own_model:model"\nrows = "its_own_model:mine"\n'
+    )
+    (tmp_path / "ask.hfl").write_bytes(write_request("introduce", b""))
+    done = run("node", "answer", str(tmp_path / "ask.hfl"), "--folder", str(tmp_path))
+    sys.path.remove(str(tmp_path))
+    found = read_answer(write_request("introduce", b""), done.stdout_bytes)
+    assert json.loads(found)["client"] == "east"
