@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +183,9 @@ def serve(folder: Path, port: int) -> None:
             time.sleep(LOOK)
 
     threading.Thread(target=watch, daemon=True).start()
-    config = uvicorn.Config(example["served"](here), "localhost", port, log_level="warning")
+    config = uvicorn.Config(
+        example["served"](here), "localhost", port, log_level="warning", ws="none"
+    )
     config.load()
     config.ssl = example["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
     uvicorn.Server(config).run()
@@ -249,13 +251,13 @@ def written(lines: list[str]) -> None:
     FILE.write_text(f"{before.rstrip()}\n\n{section}\n{after}".rstrip() + "\n")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print or write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "PORT"), help="used by itself")
     parser.add_argument("--rounds", type=int, help="at most; default: until the method stops")
     parser.add_argument("--write", action="store_true", help="add it to benchmarks/SCALE.md")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     if given.serve:

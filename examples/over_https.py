@@ -37,6 +37,7 @@ from hierfl.nodes import Answer, Reached, Station, over, station
 MOST = 1 << 28  # bytes of a request or an answer
 SLOWEST = 60.0  # seconds that a request may take to come in
 BYTES = {"content-type": "application/octet-stream"}  # a browser's form has another
+CLOSE = {"connection": "close"}  # whatever else comes is not read
 
 
 # ------------------------------------------------------------ at a node
@@ -46,15 +47,15 @@ def served(stations: Mapping[str, Station]) -> Starlette:
     async def answer(request: Request) -> Response:
         content = bytearray()
         if request.headers.get("content-type") != BYTES["content-type"]:
-            return Response("no bytes", status_code=415)
+            return Response("no bytes", 415, CLOSE)
         try:
             async with asyncio.timeout(SLOWEST):
                 async for part in request.stream():
                     content += part
                     if len(content) > MOST:
-                        return Response("too long", status_code=413)
+                        return Response("too long", 413, CLOSE)
         except TimeoutError:
-            return Response("too slow", status_code=408)
+            return Response("too slow", 408, CLOSE)
         here = stations[request.url.path.strip("/")]
         who = None if request.client is None else request.client.host
         found = await run_in_threadpool(here.answer, bytes(content), by=who)
@@ -133,7 +134,7 @@ def serve_hospitals(folder: Path, port: int) -> None:
     """Serve the stations of all hospitals, until the process is stopped; each has a folder."""
     data = hierfl.datasets.heart_disease()
     stations = {one: station(model(), data.select([one]), folder / one) for one in HOSPITALS}
-    config = uvicorn.Config(served(stations), host="localhost", port=port, log_level="warning")
+    config = uvicorn.Config(served(stations), "localhost", port, log_level="warning", ws="none")
     config.load()
     config.ssl = trusted(folder, ssl.Purpose.CLIENT_AUTH)
     uvicorn.Server(config).run()

@@ -137,10 +137,11 @@ def _read(path: Path) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise Refused(f"it cannot be read ({error.strerror})") from error
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode) or about.st_size > MOST:
+        os.close(handle)
+        raise Refused(f"it is no file of {MOST:,} bytes or fewer")
     with open(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST:
-            raise Refused(f"it is no file of {MOST:,} bytes or fewer")
         return file.read()
 
 

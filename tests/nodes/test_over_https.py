@@ -103,17 +103,10 @@ def test_a_request_that_is_too_long_is_cut_off(
 ) -> None:
     """By its bytes, whatever length it claims."""
     monkeypatch.setitem(GLOBALS, "MOST", 1 << 16)
-    sent = []
-
-    def endless() -> Iterator[bytes]:
-        while len(sent) < 10_000:
-            sent.append(1)
-            yield bytes(1 << 12)
-
-    for content in (endless(), bytes(1 << 20)):
+    parts = (bytes(1 << 12) for _ in range(1000))  # sent without a length
+    for content in (parts, bytes(1 << 20)):
         with suppress(httpx.WriteError):  # where the node has hung up
             assert client.post(place, content=content).status_code == 413
-    assert len(sent) < 10_000
     assert not entries(tmp_path / "east")
     monkeypatch.undo()
     with pytest.raises(Refused, match="no JSON"):

@@ -1,6 +1,6 @@
 """The vantage6 algorithm of `examples/`, by vantage6's own mock: as here, and hostile tasks are refused.
 
-It runs where vantage6-algorithm-tools is installed, which holds other versions than hierfl's tests do.
+The first part runs where vantage6-algorithm-tools is installed, which wants other versions than hierfl's tests.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import importlib
 import json
-from collections.abc import Callable
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,14 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.core.trees import tree_map
 from hierfl.models.families.names import FAMILIES
+from hierfl.nodes import Station
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.log import entries
-from tests.nodes.transports import TEXT, formula, frames
+from hierfl.nodes.messages import from_bytes, to_bytes
+from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
+from tests.nodes.ways import Organizations, algorithm
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the rounds ended"),
@@ -113,64 +119,138 @@ def test_no_code_of_a_formula_is_run(text: str, network: Any) -> None:
         run(network(), formula=text)
 
 
-@pytest.mark.parametrize("request_", ["", "!", base64.b64encode(b"\x80\x04.").decode(), 7])
-def test_a_node_refuses_hostile_tasks(request_: Any, network: Any, tmp_path: Path) -> None:
-    client = network()
-    kwargs = {**HOW, "priors": None, "missing": "refuse", "request": request_}
-    sent = {"method": "partial", "kwargs": kwargs}
-    try:
-        task = client.task.create(input_=sent, organizations=[1])
-    except ValueError:  # of base64: vantage6 writes it into the node's log, and sends nothing
-        return
-    (found,) = client.wait_for_results(task_id=task["id"])
-    line = json.loads(base64.b64decode(found).partition(b"\n")[0])
-    assert line["wrong"] and line["bytes"] == 0
-    assert [one["what"] for one in entries(tmp_path / "organization-1")] == ["refusal"]
+@pytest.mark.parametrize("wrong", ["NaN", "another client"])
+def test_wrong_answers_are_refused(
+    wrong: str, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over other transports: one organization lies in its rounds, here of a Gaussian summary."""
+    asked = Station.answer
+
+    def lie(content: bytes) -> bytes:
+        found = from_bytes(content, most=1 << 20)
+        if wrong == "another client":
+            return to_bytes(found.tree, {**found.about, "client": "cleveland"})
+        nan = tree_map(lambda v: v * float("nan") if v.is_floating_point() else v, found.tree)
+        return to_bytes(nan, found.about)
+
+    def lied(self: Station, request: bytes, *, by: Any = None) -> bytes:
+        answer = asked(self, request, by=by)
+        if self.folder.name == "organization-3" and read_request(request)[0] == "round":
+            return write_answer(request, lie(read_answer(request, answer)))
+        return answer
+
+    monkeypatch.setattr(Station, "answer", lied)
+    found = run(network(), rounds=1)
+    (left_out,) = found["left_out"]
+    why = {"NaN": "is not finite", "another client": "client cleveland"}[wrong]
+    assert left_out["client"] == "va" and why in left_out["reason"]
 
 
-def test_wrong_answers_are_refused(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on other transports: one organization lies in a round, in ways that a Gaussian summary has."""
-    hierfl_formula: Any = importlib.import_module("hierfl_formula")
+# ------------------------------------------------------------ with vantage6, or with stand-ins of what it gives
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The algorithm's module, whose node keeps its folder in tmp_path."""
+    monkeypatch.setenv("TEMPORARY_FOLDER", str(tmp_path))
+    with algorithm() as module:
+        yield module
 
-    from hierfl.core.trees import tree_map
-    from hierfl.nodes.messages import from_bytes, to_bytes
 
-    asked = hierfl.nodes.Station.answer
+def partial(functions: Any, **kwargs: Any) -> Any:
+    """Call `partial` as a task of organization 1 does."""
+    frame = frames()["va"].assign(hospital="va")
+    given = {**HOW, "priors": None, "missing": "refuse", **kwargs}
+    client = Organizations(functions, 1)
+    return functions.partial(mock_client=client, mock_data=[frame], **given)
 
-    def changed(by: float, **about: Any) -> Callable[[bytes], bytes]:
-        def change(content: bytes) -> bytes:
-            found = from_bytes(content, most=1 << 20)
-            tree = tree_map(lambda v: v * by if v.is_floating_point() else v, found.tree)
-            return to_bytes(tree, {**found.about, **about})
 
-        return change
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "",
+        "!",
+        "\u00e9",
+        "AAA",
+        base64.b64encode(pickle.dumps(Evil())).decode(),
+        7,
+        True,
+        None,
+        [],
+        {"a": 1},
+        "A" * 4096,
+    ],
+)
+def test_a_node_refuses_requests_of_other_types(
+    request_: Any, functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(functions, "LONGEST", 2048)
+    found = base64.b64decode(partial(functions, request=request_))
+    line = json.loads(found.partition(b"\n")[0])
+    assert line["wrong"] and line["bytes"] == 0 and not RAN
+    (logged,) = entries(tmp_path / "organization-1")
+    assert logged["what"] == "refusal" and logged["by"] == "vantage6 collaboration 1"
 
-    lies: list[tuple[Callable[[bytes], bytes], str]] = [
-        (changed(float("nan")), "is not finite"),
-        (changed(1e30), "above 1e"),
-        (changed(1.0, round=99), "round 99"),
-        (changed(1.0, client="cleveland"), "client cleveland"),
-        (changed(1.0, run="x"), "of run x"),
-        (lambda content: b"\x80\x04.", "not a message"),
-        (lambda content: content + bytes(1 << 22), "bytes"),
-    ]
-    for change, why in lies:
 
-        def lied(self: Any, request: bytes, *, by: Any = None, change: Any = change) -> bytes:
-            answer = asked(self, request, by=by)
-            if self.folder.name == "organization-3" and read_request(request)[0] == "round":
-                return write_answer(request, change(read_answer(request, answer)))
-            return answer
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"formula": 7},
+        {"formula": ["y ~ age"]},
+        {"clients": None},
+        {"clients": {"a": 1}},
+        {"family": 3},
+        {"family": "__import__"},
+        {"priors": "age"},
+        {"priors": {"age": 3}},
+        {"priors": {"age": []}},
+        {"priors": {"age": ["Normal", "0", 1]}},
+        {"priors": {"age": ["Normal", True, 1]}},
+        {"missing": "never"},
+        {"more": 1},
+    ],
+)
+def test_arguments_of_other_types_end_a_task_before_a_row_is_read(
+    wrong: dict[str, Any], functions: Any, tmp_path: Path
+) -> None:
+    """vantage6 then says that it failed; its message, which the server gets, names no value of a row."""
+    sent = {"request": base64.b64encode(write_request("introduce", b"")).decode(), **wrong}
+    with pytest.raises((TypeError, ValueError, KeyError, AttributeError)) as error:
+        partial(functions, **sent)
+    ages = {str(age) for age in frames()["va"]["age"]}
+    assert not ages & set(str(error.value).replace(",", " ").split())
+    assert not entries(tmp_path / "organization-1")
 
-        monkeypatch.setattr(hierfl_formula.hierfl.nodes.Station, "answer", lied)
-        found = run(network(), rounds=1, seed=len(why))
-        assert [one["client"] for one in found["left_out"]] == ["va"]
-        assert why in found["left_out"][0]["reason"]
+
+def test_a_task_can_call_two_functions(functions: Any) -> None:
+    """vantage6 calls what a task names of the package, and sends back what that returns."""
+    package = importlib.import_module("hierfl_formula")
+    assert {name for name, one in vars(package).items() if name[0] != "_" and callable(one)} == {
+        "central",
+        "partial",
+    }
+
+
+def test_what_a_container_prints_names_no_value(
+    functions: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A node sends the server what is printed."""
+
+    def warns(self: Station, request: bytes, *, by: Any = None) -> bytes:
+        warnings.warn("row 4711", stacklevel=1)
+        return b""
+
+    monkeypatch.setattr(Station, "answer", warns)
+    assert partial(functions, request="") == ""
+    assert not [one for one in recwarn if "4711" in str(one.message)]
+    printed = capfd.readouterr()
+    assert "0 bytes leave this node" in printed.out + printed.err
 
 
 def test_the_store_describes_what_there_is() -> None:
     """Without vantage6: the functions and their arguments are those of the code."""
-    source = (FOLDER / "hierfl_formula" / "__init__.py").read_text()
+    source = (FOLDER / "hierfl_formula" / "algorithm.py").read_text()
     central, partial = STORE["functions"]
     for function in (central, partial):
         head = source.partition(f"def {function['name']}(")[2].partition(") ->")[0]
@@ -179,4 +259,3 @@ def test_the_store_describes_what_there_is() -> None:
     family = next(one for one in central["arguments"] if one["name"] == "family")
     assert family["allowed_values"] == sorted(FAMILIES)
     assert "PKG_NAME=hierfl_formula" in (FOLDER / "Dockerfile").read_text()
-    assert write_request("introduce", b"")

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -59,22 +59,18 @@ def memory(folder: Path) -> Iterator[Way]:
 # ------------------------------------------------------------ files
 @contextmanager
 def files(folder: Path) -> Iterator[Way]:
-    """Folders, which a thread looks into for the nodes, as `hierfl node answer --wait` does."""
+    """Folders, into which the nodes look whenever the server waits: Pyro's handlers are global to a process."""
     watched: list[tuple[Any, Path]] = []
-    numbers, ended, errors = count(), threading.Event(), list[Exception]()
+    numbers = count()
 
-    def work() -> None:
-        try:
-            while not ended.wait(0.01):
-                for node, mail in list(watched):
-                    list(answer_waiting(node, mail))
-        except Exception as error:
-            errors.append(error)
+    def work(seconds: float) -> None:
+        for node, mail in watched:
+            list(answer_waiting(node, mail))
 
     def reached(nodes: Mapping[str, Any], timeout: float = 100.0) -> Reached:
         home = folder / f"mail-{next(numbers)}"
         watched[:] = [(node, home / name) for name, node in nodes.items()]
-        return by_files(home, nodes, timeout=timeout, look=0.01)
+        return by_files(home, nodes, timeout=timeout)
 
     def ask(node: Any, request: bytes) -> bytes:
         mail = folder / f"one-{next(numbers)}"
@@ -83,21 +79,19 @@ def files(folder: Path) -> Iterator[Way]:
         list(answer_waiting(node, mail))
         return (mail / "1.answer.hfl").read_bytes()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = SimpleNamespace(sleep=work, monotonic=count().__next__)  # a second a look
+        patch.setattr(sys.modules["hierfl.nodes.request_files"], "time", clock)
         yield Way(reached, ask)
-    finally:
-        ended.set()
-        thread.join()
-        assert not errors
 
 
 # ------------------------------------------------------------ HTTPS
 @contextmanager
 def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator[str]:
     """Serve nodes over HTTPS from a thread, with the certificates of a folder; yield the address."""
-    config = uvicorn.Config(app or EXAMPLE["served"](nodes), "localhost", 0, log_level="critical")
+    how: Any = {"log_level": "critical", "ws": "none", "loop": "asyncio"}
+    how |= {"timeout_graceful_shutdown": 5}
+    config = uvicorn.Config(app or EXAMPLE["served"](nodes), "localhost", 0, **how)
     config.load()
     config.ssl = EXAMPLE["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
     server = uvicorn.Server(config)
@@ -108,7 +102,7 @@ def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator
             thread.join(0.01)
         yield f"https://localhost:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         thread.join()
 
 
@@ -119,10 +113,8 @@ def https(folder: Path) -> Iterator[Way]:
     EXAMPLE["certificates"](folder)
     tls = EXAMPLE["trusted"](folder, ssl.Purpose.SERVER_AUTH)
     places: dict[Any, str] = {}
+    how: Any = {"verify": tls, "trust_env": False, "headers": EXAMPLE["BYTES"], "timeout": 100.0}
     with ExitStack() as stack:
-        client = stack.enter_context(
-            httpx.Client(verify=tls, trust_env=False, headers=EXAMPLE["BYTES"], timeout=100.0)
-        )
 
         def reached(nodes: Mapping[str, Any], timeout: float = 100.0) -> Reached:
             place = stack.enter_context(serving(folder, nodes))
@@ -133,7 +125,7 @@ def https(folder: Path) -> Iterator[Way]:
         def ask(node: Any, request: bytes) -> bytes:
             if node not in places:
                 places[node] = stack.enter_context(serving(folder, {"node": node})) + "/node"
-            return client.post(places[node], content=request).raise_for_status().content
+            return httpx.post(places[node], content=request, **how).raise_for_status().content
 
         yield Way(reached, ask, "127.0.0.1")
 
@@ -170,8 +162,6 @@ def algorithm() -> Iterator[Any]:
             for name, module in _without_vantage6().items():
                 patch.setitem(sys.modules, name, module)
         yield importlib.import_module("hierfl_formula.algorithm")
-        for name in [name for name in sys.modules if name.startswith("hierfl_formula")]:
-            patch.delitem(sys.modules, name)
 
 
 class Organizations:
