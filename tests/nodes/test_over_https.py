@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
-import pickle
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -99,37 +98,35 @@ def test_other_paths_methods_and_types_reach_no_node(
 
 
 def test_a_request_that_is_too_long_is_cut_off(
-    place: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By its bytes, whatever length it claims."""
     monkeypatch.setitem(GLOBALS, "MOST", 1 << 16)
     parts = (bytes(1 << 12) for _ in range(1000))  # sent without a length
-    for content in (parts, bytes(1 << 20)):
-        with suppress(httpx.WriteError):  # where the node has hung up
-            assert client.post(place, content=content).status_code == 413
-    assert not entries(tmp_path / "east")
-    monkeypatch.undo()
-    with pytest.raises(Refused, match="no JSON"):
-        read_answer(pickle.dumps(1), client.post(place, content=pickle.dumps(1)).content)
+    with serving(folder, {"node": plain_stations(tmp_path)["east"]}) as address:
+        for content in (parts, bytes(1 << 20)):
+            with suppress(httpx.WriteError):  # where the node has hung up
+                assert client.post(f"{address}/node", content=content).status_code == 413
+        assert not entries(tmp_path / "east")
+        with pytest.raises(Refused, match="no JSON"):
+            read_answer(b"x", client.post(f"{address}/node", content=b"x").content)
 
 
 def test_a_slow_client_keeps_nobody_waiting_and_is_cut_off(
-    place: str, client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(GLOBALS, "SLOWEST", 3.0)
-    port, head = (
-        int(place.split(":")[2].split("/")[0]),
-        b"POST /node HTTP/1.1\r\nHost: localhost\r\n",
-    )
-    head += b"Content-Type: application/octet-stream\r\nContent-Length: 99\r\n\r\nhier"
-    with (
-        socket.create_connection(("localhost", port)) as plain_one,
-        of_server(folder).wrap_socket(plain_one, server_hostname="localhost") as slow,
-    ):
-        slow.sendall(head)
-        assert client.post(place, content=INTRODUCE).status_code == 200
-        slow.settimeout(60.0)
-        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+    monkeypatch.setitem(GLOBALS, "SLOWEST", 2.0)
+    head = b"POST /node HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+    with serving(folder, {"node": plain_stations(tmp_path)["east"]}) as address:
+        port = int(address.rpartition(":")[2])
+        with (
+            socket.create_connection(("localhost", port)) as below,
+            of_server(folder).wrap_socket(below, server_hostname="localhost") as slow,
+        ):
+            slow.sendall(head + b"Content-Length: 99\r\n\r\nhier")
+            assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+            slow.settimeout(60.0)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
 # ------------------------------------------------------------ what comes from a node
@@ -156,44 +153,38 @@ def test_a_node_that_is_away_is_left_out(folder: Path) -> None:
     assert time.monotonic() - began < 30.0
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_hostile_servers_in_place_of_a_node_are_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+async def dripping() -> AsyncIterator[bytes]:
+    while True:
+        await asyncio.sleep(0.2)
+        yield b"x"
+
+
+async def long() -> AsyncIterator[bytes]:
+    for _ in range(100):
+        yield bytes(1 << 16)
+
+
+async def bomb(request: Request) -> Response:
+    packed = gzip.compress(write_answer(await request.body(), bytes(1 << 24)))
+    return Response(packed, headers={"content-encoding": "gzip"})
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "slow": (lambda request: StreamingResponse(dripping()), "it did not answer within 5 s"),
+    "long": (lambda request: StreamingResponse(long()), "its answer has more than 1,048,576 bytes"),
+    "compressed": (bomb, "it is no JSON"),  # it is not decompressed
+    "elsewhere": (lambda request: RedirectResponse("/other"), "Redirect response '307"),
+    "failing": (lambda request: Response(status_code=500), "Server error '500"),
+    "empty": (lambda request: Response(), "it is no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_server_in_place_of_a_node_is_left_out(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Endless, slow, compressed, redirected, and failing answers."""
     monkeypatch.setitem(GLOBALS, "MOST", 1 << 20)
-    stop = threading.Event()
-
-    def dripping() -> Iterator[bytes]:
-        while not stop.wait(0.2):
-            yield b"x"
-
-    def endless() -> Iterator[bytes]:
-        while not stop.is_set():
-            yield bytes(1 << 16)
-
-    async def bomb(request: Request) -> Response:
-        packed = gzip.compress(write_answer(await request.body(), bytes(1 << 24)))
-        return Response(packed, headers={"content-encoding": "gzip"})
-
-    routes = {
-        "slow": lambda request: StreamingResponse(dripping()),
-        "endless": lambda request: StreamingResponse(endless()),
-        "bomb": bomb,
-        "elsewhere": lambda request: RedirectResponse("/bomb"),
-        "failing": lambda request: Response(status_code=500),
-        "empty": lambda request: Response(),
-    }
-    wanted = {
-        "slow": "it did not answer within 6 s",
-        "endless": "its answer has more than 1,048,576 bytes",
-        "bomb": "it is no JSON",  # it is not decompressed
-        "elsewhere": "HTTPStatusError: Redirect response '307",
-        "failing": "HTTPStatusError: Server error '500",
-        "empty": "it is no JSON",
-    }
-    app = Starlette(routes=[Route(f"/{k}", v, methods=["POST", "GET"]) for k, v in routes.items()])
+    answer, why = HOSTILE[name]
+    app = Starlette(routes=[Route("/node", answer, methods=["POST"])])
     with serving(folder, {}, app) as address:
-        for name, why in wanted.items():
-            assert why in left_out(f"{address}/{name}", folder, 6.0), name
-        stop.set()
+        assert why in left_out(f"{address}/node", folder, 5.0 if name == "slow" else 60.0)

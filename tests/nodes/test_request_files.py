@@ -110,7 +110,7 @@ def test_show_refuses_what_is_no_request(tmp_path: Path) -> None:
     assert run("show", str(tmp_path / "y")).exit_code == 2
     (tmp_path / "x").write_bytes(write_request("round", pickle.dumps(Evil())))
     assert "neither JSON nor tensors" in run("show", str(tmp_path / "x")).output
-    assert not RAN
+    assert not RAN.exists()
 
 
 def test_show_names_the_tensors_of_a_round(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_hostile_requests_are_answered_by_a_fixed_text(way: Way, tmp_path: Path)
     again = hierfl.nodes.fit(plain(), way.reached(plain_stations(tmp_path / "new")), rounds=2)
     for name, value in named_leaves(again.message).items():
         assert torch.equal(value, named_leaves(fitted.message)[name])
-    assert not RAN
+    assert not RAN.exists()
 
 
 def test_hostile_answers_are_refused(way: Way, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_node_that_introduces_nobody_is_left_out(way: Way, tmp_path: Path) -> 
         with pytest.warns(UserWarning, match="is left out"):
             found = hierfl.nodes.fit(plain(), way.reached(nodes), rounds=1)
         assert found.clients == ("east", "north", "south"), name
-    assert not RAN
+    assert not RAN.exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*answers another request")
@@ -106,7 +106,7 @@ def test_what_is_no_answer_is_refused(way: Way, tmp_path: Path) -> None:
     nodes = way.reached(introducing(plain_stations(tmp_path), **NO_ANSWERS), 4.0)
     with pytest.warns(UserWarning, match="is left out") as said:
         found = hierfl.nodes.fit(plain(), nodes, rounds=1)
-    assert found.clients == ("east",) and not RAN
+    assert found.clients == ("east",) and not RAN.exists()
     text = " ".join(str(one.message) for one in said)
     assert text.count("no JSON") == 2 and "it answers another request" in text
 

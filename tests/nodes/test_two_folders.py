@@ -31,8 +31,7 @@ def test_two_folders_in_the_pages_words(tmp_path: Path) -> None:
         f'#!/bin/sh\nexec {sys.executable} -m hierfl.cli "$@"\n'
     )
     (tmp_path / "bin" / "hierfl").chmod(0o700)
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     began = time.monotonic()
     ends = script() + "kill $(jobs -p)\n"

@@ -185,7 +185,7 @@ def test_a_node_refuses_requests_of_other_types(
     monkeypatch.setattr(functions, "LONGEST", 2048)
     found = base64.b64decode(partial(functions, request=request_))
     line = json.loads(found.partition(b"\n")[0])
-    assert line["wrong"] and line["bytes"] == 0 and not RAN
+    assert line["wrong"] and line["bytes"] == 0 and not RAN.exists()
     (logged,) = entries(tmp_path / "organization-1")
     assert logged["what"] == "refusal" and logged["by"] == "vantage6 collaboration 1"
 

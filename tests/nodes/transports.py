@@ -6,7 +6,9 @@ import json
 import pickle
 from collections.abc import Mapping
 from functools import cache
+from os import getpid
 from pathlib import Path
+from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,12 +82,12 @@ def assert_same(over: FitOverNodes, here: Any) -> None:
 
 
 # ------------------------------------------------------------ hostile requests
-RAN: list[int] = []  # what a pickle would run
+RAN = Path(gettempdir()) / f"hierfl-has-run-{getpid()}"  # what a pickle would make, in any process
 
 
 class Evil:
     def __reduce__(self) -> Any:
-        return (RAN.append, (1,))
+        return (RAN.touch, ())
 
 
 DEEP = b"[" * 100_000

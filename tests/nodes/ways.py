@@ -6,13 +6,15 @@ import importlib
 import importlib.util
 import json
 import runpy
+import socket
 import ssl
 import sys
-import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -88,22 +90,24 @@ def files(folder: Path) -> Iterator[Way]:
 # ------------------------------------------------------------ HTTPS
 @contextmanager
 def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator[str]:
-    """Serve nodes over HTTPS from a thread, with the certificates of a folder; yield the address."""
+    """Serve nodes over HTTPS from a fork, with the certificates of a folder; yield the address.
+
+    A thread would not do: a fit and a node take turns in one process.
+    """
     how: Any = {"log_level": "critical", "ws": "none", "loop": "asyncio"}
-    how |= {"timeout_graceful_shutdown": 5}
-    config = uvicorn.Config(app or EXAMPLE["served"](nodes), "localhost", 0, **how)
+    config = uvicorn.Config(app or EXAMPLE["served"](nodes), **how)
     config.load()
     config.ssl = EXAMPLE["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as listening, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12, of forks
+        port, run = listening.getsockname()[1], uvicorn.Server(config).run
+        process = get_context("fork").Process(target=run, args=([listening],))
+        process.start()
     try:
-        while not server.started:
-            thread.join(0.01)
-        yield f"https://localhost:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"https://localhost:{port}"
     finally:
-        server.should_exit = True
-        thread.join()
+        process.kill()
+        process.join()
 
 
 @contextmanager
