@@ -144,9 +144,10 @@ def _without_vantage6() -> dict[str, ModuleType]:
 
         return decorated
 
-    util, client = ModuleType("util"), ModuleType("client")
-    util.info, client.AlgorithmClient = print, object  # type: ignore[attr-defined]
+    util: Any = ModuleType("util")
+    client: Any = ModuleType("client")
     decorators: Any = ModuleType("decorators")
+    util.info, client.AlgorithmClient = print, object
     decorators.data = lambda number: given("mock_data")
     decorators.algorithm_client = lambda function: (
         lambda *args, mock_client=None, **kw: function(mock_client, *args, **kw)
