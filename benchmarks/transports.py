@@ -2,7 +2,7 @@
 
     python -m benchmarks.transports --write
 
-adds the table to benchmarks/SCALE.md. The nodes are in one process, in turn, and the server in another; over
+makes benchmarks/TRANSPORTS.md. The nodes are in one process, in turn, and the server in another; over
 Flower and vantage6 both are here, and messages are handed on in memory. What a deployment adds to a round,
 programs that start and queues, is not in the table.
 """
@@ -37,7 +37,7 @@ from hierfl.nodes.envelope import write_answer
 from hierfl.nodes.request_files import answer_waiting
 
 ROOT = Path(__file__).parents[1]
-FILE, TITLE = ROOT / "benchmarks" / "SCALE.md", "# What a round costs over each transport"
+FILE = ROOT / "benchmarks" / "TRANSPORTS.md"
 LOOK = 0.02  # seconds between two looks into folders, on both sides
 HEAD = """
 | transport | kB to a node, a round | kB from a node, a round | s a round | kB before the rounds | off `hierfl.fit` |
@@ -239,16 +239,14 @@ def in_vantage6(content: bytes) -> int:
 
 
 def written(lines: list[str]) -> None:
-    """Add the table to SCALE.md, in place of the one that is there."""
+    """Write the table."""
     load = f"{os.cpu_count()} cores, which {os.getloadavg()[1]:.0f} processes wanted"
     head = (
+        "# What a round costs over each transport\n\n"
         "`python -m benchmarks.transports --write`: the demo's hierarchy at four hospitals by "
         f"`two_stage`,\none thread each, on {load}.\n"
     )
-    before, _, rest = FILE.read_text().partition(TITLE)
-    after = rest[rest.index("\n# ") + 1 :] if "\n# " in rest else ""
-    section = "\n".join([TITLE, "", head + HEAD + "\n".join(lines), AFTER])
-    FILE.write_text(f"{before.rstrip()}\n\n{section}\n{after}".rstrip() + "\n")
+    FILE.write_text(head + HEAD + "\n".join(lines) + "\n" + AFTER)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -256,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "PORT"), help="used by itself")
     parser.add_argument("--rounds", type=int, help="at most; default: until the method stops")
-    parser.add_argument("--write", action="store_true", help="add it to benchmarks/SCALE.md")
+    parser.add_argument("--write", action="store_true", help="make benchmarks/TRANSPORTS.md")
     given = parser.parse_args(arguments)
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
