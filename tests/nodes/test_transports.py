@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from tests.nodes.transports import (
 from tests.nodes.ways import WAYS, Way, memory
 
 FITS = {"demo": (demo, demo_stations), "formula": (formula, formula_stations)}
-# the others take as long again, and differ from these in what the fast tests below go through
+# each takes seconds; the tests below go through all transports in less
 FAST = {("demo", "files"), ("formula", "memory")}
 
 
@@ -129,12 +130,11 @@ def test_an_error_of_the_rows_leaves_no_value(way: Way, tmp_path: Path) -> None:
 
 def test_too_few_nodes_are_named(tmp_path: Path) -> None:
     with memory(tmp_path) as way:
-        nodes = way.reached(introducing(plain_stations(tmp_path), west=b""))
-        asked = over(lambda requests: (), ["a"])
+        nodes = replace(way.reached(introducing(plain_stations(tmp_path), west=b"")), fewest=4)
         with pytest.raises(TooFew, match="3 nodes introduce a client, and 4 are needed"):
-            hierfl.nodes.fit(plain(), type(nodes)(nodes.send, nodes.nodes, 4), rounds=1)
-        with pytest.raises(TooFew, match="did not answer"):
-            hierfl.nodes.fit(plain(), asked, rounds=1)
+            hierfl.nodes.fit(plain(), nodes, rounds=1)
+    with pytest.raises(TooFew, match="did not answer"):
+        hierfl.nodes.fit(plain(), over(lambda requests: (), ["a"]), rounds=1)
 
 
 def test_nodes_are_named_once() -> None:
