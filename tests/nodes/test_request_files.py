@@ -205,8 +205,8 @@ def test_half_a_request_is_answered_again_once_it_is_whole(mail: Path, tmp_path:
 def test_a_fit_by_files_that_is_started_again_asks_nothing_twice(
     tmp_path: Path, meanwhile: Work
 ) -> None:
-    stations, asked = plain_stations(tmp_path / "nodes"), []
-    mail = tmp_path / "mail"
+    stations, mail = plain_stations(tmp_path / "nodes"), tmp_path / "mail"
+    asked: list[Any] = []
 
     def nodes_work() -> None:
         for name, one in stations.items():
