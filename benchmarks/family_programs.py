@@ -57,7 +57,9 @@ def priors(name: str) -> dict[str, Any]:
         "shape": dist.LogNormal(0.7, 0.4),
         "phi": dist.LogNormal(1.8, 0.4),
         "zi": dist.Beta(3.0, 7.0),
-        "thresholds": families.Ordered(dist.Normal(0.0, 1.5), 3),
+        "hu": dist.Beta(3.0, 7.0),
+        "alpha": dist.Normal(0.0, 2.0),
+        "thresholds": families.Ordered(dist.Normal(0.0, 1.5), 2 if name == "ordered_beta" else 3),
         "log_hazard": dist.Normal(0.0, 0.5).expand([len(BREAKS) + 1]).to_event(1),
     }
     level = {"Intercept": repeated(dist.Normal(0.5, 0.5))} if family.has_intercept else {}

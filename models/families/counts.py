@@ -1,4 +1,4 @@
-"""Counts: Poisson, negative binomial and zero-inflated Poisson responses."""
+"""Counts: Poisson and negative binomial responses, and both with more zeros."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import log_scale, shape
+from hierfl.models.families.links import log_scale, shape, shape_prior
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
@@ -74,6 +74,33 @@ def zero_inflated_poisson() -> ResponseFamily:
     """
     likelihood = "dist.ZeroInflatedPoisson(eta.exp(), gate=zi)"
     return ResponseFamily("zero_inflated_poisson", "log", "count", likelihood, _zi, log_scale)
+
+
+def _zi_and_shape(response: Response) -> dict[str, Prior]:
+    return {"shape": shape_prior(), "zi": dist.Beta(1.0, 1.0)}
+
+
+@recorded
+def zero_inflated_negative_binomial() -> ResponseFamily:
+    """Return the family of counts that are 0 with probability zi, and else negative binomial.
+
+        y = 0 with probability zi, else y ~ NegativeBinomial(mean exp(eta), shape)
+        zi ~ Beta(1, 1),    shape ~ InverseGamma(0.4, 0.3)
+
+    The link is log, and the mean of y is (1 - zi) exp(eta).
+
+    >>> sorted(zero_inflated_negative_binomial().parameters(Response(1.0, 1.0)))
+    ['shape', 'zi']
+    """
+    base = "families.NegativeBinomial(shape, logits=eta - shape.log())"
+    return ResponseFamily(
+        "zero_inflated_negative_binomial",
+        "log",
+        "count",
+        f"dist.ZeroInflatedDistribution({base}, gate=zi)",
+        _zi_and_shape,
+        log_scale,
+    )
 
 
 def log_rising(start: Tensor, steps: Tensor) -> Tensor:

@@ -27,9 +27,11 @@ ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
     "real": (np.isfinite, "a finite number"),
     "positive": (lambda x: x > 0, "a number above 0"),
     "time": (lambda x: x > 0, "a time above 0"),
+    "amount": (lambda x: x >= 0, "a number of 0 or more"),
     "count": (lambda x: (x >= 0) & _whole(x), "a count 0, 1, 2, ..."),
     "binary": (lambda x: (x == 0) | (x == 1), "0 or 1"),
     "unit": (lambda x: (x > 0) & (x < 1), "a number strictly between 0 and 1"),
+    "share": (lambda x: (x >= 0) & (x <= 1), "a number from 0 to 1"),
     "category": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
     "ordered": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
 }
@@ -132,11 +134,15 @@ def _fix(kind: str, value: float) -> str:
     if kind in ("positive", "time") and value == 0:
         if kind == "time":
             return "give a time above 0 (an interval from 0 on is its upper end, with cens -1)"
-        return "use family='poisson' for counts, or 'gaussian'"
+        return (
+            "use family='poisson' for counts, 'hurdle_gamma' for amounts with zeros, or 'gaussian'"
+        )
     if kind == "count" and value > 0:
         return "use family='gamma' for positive amounts"
     if kind == "unit" and value in (0.0, 1.0):
-        return "use family='bernoulli' for 0 and 1, or 'binomial' with trials"
+        return "use family='ordered_beta' for shares with 0 and 1, 'bernoulli' for these alone"
+    if kind == "share" and 1.0 < value <= 100.0:
+        return "divide percentages by 100"
     if kind in ("category", "ordered"):
         return "give the levels as text"
     return "use family='gaussian'"
@@ -174,8 +180,9 @@ class ResponseFamily:
     Args:
         name: such as "negative_binomial".
         link: maps the mean of the response to the linear predictor, such as "log".
-        kind: of the response's values: "real", "positive", "count", "binary", "unit", "category",
-            "ordered" or "time" (a positive number that may be a censored time).
+        kind: of the response's values: "real", "positive", "amount" (0 or more), "count", "binary",
+            "unit" (strictly between 0 and 1), "share" (from 0 to 1), "category", "ordered" or
+            "time" (a positive number that may be a censored time).
         likelihood: a Python expression, the Pyro distribution of one row with all additions of the
             family. Its names are `eta` (the linear predictor, (C, B), or (C, B, outputs) with
             several outputs), the parameters, the additions as `batch.<addition>`, and `dist`

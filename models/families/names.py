@@ -6,9 +6,22 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from hierfl.models.families.amounts import beta, gamma, gaussian, student
-from hierfl.models.families.counts import negative_binomial, poisson, zero_inflated_poisson
+from hierfl.models.families.counts import (
+    negative_binomial,
+    poisson,
+    zero_inflated_negative_binomial,
+    zero_inflated_poisson,
+)
 from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.hurdles import (
+    hurdle_gamma,
+    hurdle_lognormal,
+    hurdle_negative_binomial,
+    hurdle_poisson,
+)
 from hierfl.models.families.levels import categorical, cumulative
+from hierfl.models.families.ordered_beta import ordered_beta
+from hierfl.models.families.skew import skew_normal
 from hierfl.models.families.successes import bernoulli, beta_binomial, binomial
 from hierfl.models.families.times import exponential, lognormal, weibull
 
@@ -17,13 +30,16 @@ FAMILIES: dict[str, Callable[[], ResponseFamily]] = {
     for family in (
         *(bernoulli, beta, beta_binomial, binomial, categorical, cumulative, exponential, gamma),
         *(gaussian, lognormal, negative_binomial, poisson, student, weibull),
-        zero_inflated_poisson,
+        *(hurdle_gamma, hurdle_lognormal, hurdle_negative_binomial, hurdle_poisson),
+        *(ordered_beta, skew_normal),
+        *(zero_inflated_negative_binomial, zero_inflated_poisson),
     )
 }
 ALIASES = {
     "betabinomial": "beta_binomial",
     "binary": "bernoulli",
     "count": "poisson",
+    "hurdle_negbinomial": "hurdle_negative_binomial",
     "linear": "gaussian",
     "log_normal": "lognormal",
     "logistic": "bernoulli",
@@ -32,12 +48,15 @@ ALIASES = {
     "negbinomial": "negative_binomial",
     "negativebinomial": "negative_binomial",
     "normal": "gaussian",
+    "ordbeta": "ordered_beta",
     "ordered": "cumulative",
     "ordinal": "cumulative",
     "proportional_odds": "cumulative",
     "softmax": "categorical",
     "student_t": "student",
     "t": "student",
+    "zero_inflated_negbinomial": "zero_inflated_negative_binomial",
+    "zinb": "zero_inflated_negative_binomial",
     "zip": "zero_inflated_poisson",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import scipy.stats as st
@@ -23,6 +24,8 @@ COUNTS = np.array([[0, 3, 1], [12, 2, 4]])
 REALS = np.array([[-2.1, 0.3, 1.9], [0.2, 1.7, 6.0]])
 TIMES = np.array([[0.2, 1.3, 2.9], [0.7, 1.0, 6.0]])
 SHARES = np.array([[0.02, 0.3, 0.9], [0.5, 0.71, 0.33]])
+AMOUNTS = np.array([[0.0, 1.3, 2.9], [0.7, 0.0, 6.0]])
+ENDS = np.array([[0.0, 0.3, 1.0], [0.5, 0.71, 0.0]])
 LEVELS = np.array([[0, 1, 2], [3, 1, 0]])
 THRESHOLDS = np.array([-1.0, 0.2, 1.5])
 
@@ -65,6 +68,30 @@ def _cumulative(cdf: Callable[[Array], Array]) -> Callable[[Array], Array]:
 def _zero_inflated(eta: Array) -> Array:
     p = 0.3 * (COUNTS == 0) + 0.7 * st.poisson.pmf(COUNTS, np.exp(eta))
     return np.log(p)
+
+
+def _hurdle(values: Array, log_density: Array, above: Array | float = 1.0) -> Array:
+    """0 with probability 0.3, else a density that is above 0 with probability `above`."""
+    return np.where(values == 0, np.log(0.3), np.log(0.7) + log_density - np.log(above))
+
+
+def _negative_binomial(eta: Array) -> Any:
+    return st.nbinom(1.7, 1.7 / (1.7 + np.exp(eta)))
+
+
+def _ordered_beta(eta: Array) -> Array:
+    """Kubinec 2023, equation 3: the ends by cumulative logits, and a beta between them."""
+    zero, one = 1.0 - expit(eta + 1.2), expit(eta - 1.4)
+    inside = np.clip(ENDS, 0.1, 0.9)
+    density = st.beta.logpdf(inside, 3.5 * expit(eta), 3.5 * expit(-eta))
+    between = np.log(1.0 - zero - one) + density
+    return np.where(ENDS == 0, np.log(zero), np.where(ENDS == 1, np.log(one), between))
+
+
+def _skew_normal(eta: Array) -> Array:
+    delta = -3.0 / np.sqrt(1.0 + 9.0)
+    width = 0.7 / np.sqrt(1.0 - 2.0 * delta**2 / np.pi)
+    return st.skewnorm.logpdf(REALS, -3.0, eta - width * delta * np.sqrt(2.0 / np.pi), width)
 
 
 def _categorical(eta: Array) -> Array:
@@ -155,6 +182,48 @@ CASES = {
     "zero_inflated_poisson": Case(
         families.zero_inflated_poisson(), COUNTS, _zero_inflated, {"zi": 0.3}
     ),
+    "zero_inflated_negative_binomial": Case(
+        families.zero_inflated_negative_binomial(),
+        COUNTS,
+        lambda e: np.log(0.3 * (COUNTS == 0) + 0.7 * _negative_binomial(e).pmf(COUNTS)),
+        {"zi": 0.3, "shape": 1.7},
+    ),
+    "hurdle_poisson": Case(
+        families.hurdle_poisson(),
+        COUNTS,
+        lambda e: _hurdle(
+            COUNTS, st.poisson.logpmf(COUNTS, np.exp(e)), st.poisson.sf(0, np.exp(e))
+        ),
+        {"hu": 0.3},
+    ),
+    "hurdle_negative_binomial": Case(
+        families.hurdle_negative_binomial(),
+        COUNTS,
+        lambda e: _hurdle(
+            COUNTS, _negative_binomial(e).logpmf(COUNTS), _negative_binomial(e).sf(0)
+        ),
+        {"hu": 0.3, "shape": 1.7},
+    ),
+    "hurdle_gamma": Case(
+        families.hurdle_gamma(),
+        AMOUNTS,
+        lambda e: _hurdle(
+            AMOUNTS, st.gamma.logpdf(np.maximum(AMOUNTS, 0.1), 2.3, scale=np.exp(e) / 2.3)
+        ),
+        {"hu": 0.3, "shape": 2.3},
+    ),
+    "hurdle_lognormal": Case(
+        families.hurdle_lognormal(),
+        AMOUNTS,
+        lambda e: _hurdle(
+            AMOUNTS, st.lognorm.logpdf(np.maximum(AMOUNTS, 0.1), 0.8, scale=np.exp(e))
+        ),
+        {"hu": 0.3, "sigma": 0.8},
+    ),
+    "ordered_beta": Case(
+        families.ordered_beta(), ENDS, _ordered_beta, {"phi": 3.5, "thresholds": [-1.2, 1.4]}
+    ),
+    "skew_normal": Case(families.skew_normal(), REALS, _skew_normal, {"sigma": 0.7, "alpha": -3.0}),
     "categorical": Case(
         families.categorical(),
         np.minimum(LEVELS, 2),

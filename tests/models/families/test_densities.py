@@ -67,10 +67,11 @@ def test_the_links_are_those_of_the_means(name: str) -> None:
     """The mean of a row is the inverse link of its linear predictor, by the family's own field `link`."""
     case = CASES[name]
     eta = torch.tensor(case.eta)
-    if name in ("lognormal", "categorical", "piecewise_exponential") or "cumulative" in name:
+    plain = not name.startswith(("cumulative", "hurdle")) or name == "hurdle_gamma"
+    if name in ("lognormal", "categorical", "piecewise_exponential", "ordered_beta") or not plain:
         return  # eta is no transformed mean
     mean = case.family.mean(eta, **case.names())
-    if name == "zero_inflated_poisson":
+    if name.startswith("zero_inflated") or name == "hurdle_gamma":
         mean = mean / 0.7
     mean = mean / torch.tensor(TRIALS) if "binomial" in name and "negative" not in name else mean
     inverse = {
@@ -109,6 +110,23 @@ def test_pyro_checks_the_values_of_our_own_distributions() -> None:
     )
     with pytest.raises(ValueError, match="within the support"):
         fn.log_prob(torch.tensor(-TIMES))
+
+
+def test_counts_above_a_hurdle_have_their_probabilities() -> None:
+    """Of rare counts too, of which a draw above 0 is one in 20 or one in 200."""
+    torch.manual_seed(0)
+    for rate, shape in ((0.05, None), (3.0, None), (0.05, 0.4), (0.005, 30.0), (4.0, 1.7)):
+        known = {"hu": torch.tensor(0.0)} | (
+            {} if shape is None else {"shape": torch.tensor(shape)}
+        )
+        name = "hurdle_poisson" if shape is None else "hurdle_negative_binomial"
+        fn: Any = families.named(name).of(torch.tensor(rate).log(), **known)
+        counts = np.bincount(fn.sample((20_000,)).long().numpy(), minlength=2)
+        assert counts[0] == 0
+        at = np.arange(1, len(counts))
+        p = np.exp(fn.log_prob(torch.tensor(at)).numpy())
+        error = np.sqrt(p * (1 - p) / 20_000)
+        assert (abs(counts[1:] / 20_000 - p) < 4.5 * error + 1e-4).all()
 
 
 def test_a_family_without_its_parameter_or_addition_is_refused() -> None:

@@ -1,0 +1,196 @@
+"""Amounts and counts of which some are 0 by a process of their own: hurdle responses."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor
+from torch.distributions import Distribution
+
+from hierfl.models.families.family import Response, ResponseFamily
+from hierfl.models.families.links import half_student, log1mexp, log_scale, shape_prior
+from hierfl.models.priors import Prior
+from hierfl.program.recipes import recorded
+
+
+class Hurdle(dist.TorchDistribution):
+    """0 with probability hu, and else a draw of another distribution that is above 0.
+
+        p(0) = hu,    p(y) = (1 - hu) p_base(y) / (1 - p_base(0)) for y > 0
+
+    Args:
+        base: distribution of positive amounts; or dist.Poisson or dist.NegativeBinomial, of which
+            the part above 0 is taken.
+        hu: probability of 0, of the base's batch shape or one that it can be expanded to.
+        validate_args: whether to check values. Default None: Pyro's setting.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self, base: Distribution, hu: Tensor, *, validate_args: bool | None = None
+    ) -> None:
+        fn: Any = base
+        shape = torch.broadcast_shapes(fn.batch_shape, torch.as_tensor(hu).shape)
+        self.base = fn if fn.batch_shape == shape else fn.expand(shape)
+        self.hu = torch.as_tensor(hu).expand(shape)
+        super().__init__(shape, torch.Size(), validate_args=validate_args)
+
+    @property
+    def is_count(self) -> bool:
+        """Whether the base is one of counts."""
+        return bool(self.base.support.is_discrete)
+
+    @property
+    def support(self) -> Any:
+        """Counts, or numbers of 0 or more."""
+        return constraints.nonnegative_integer if self.is_count else constraints.nonnegative
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Hurdle:
+        """Return the same distribution with a larger batch shape."""
+        made: Any = self._get_checked_instance  # untyped in torch
+        new: Hurdle = made(Hurdle, _instance)
+        batch_shape = torch.Size(batch_shape)
+        new.base, new.hu = self.base.expand(batch_shape), self.hu.expand(batch_shape)
+        super(Hurdle, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def log_above(self) -> Tensor | float:
+        """The log probability of the base above 0."""
+        return log1mexp(-self.base.log_prob(torch.zeros_like(self.hu))) if self.is_count else 0.0
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density in nats, of the batch shape."""
+        if self._validate_args:
+            self._validate_sample(value)
+        is_zero = value == 0
+        positive = torch.where(is_zero, torch.ones_like(value), value)  # its gradient is finite
+        above = torch.log1p(-self.hu) + self.base.log_prob(positive) - self.log_above
+        return torch.where(is_zero, self.hu.log().expand_as(above), above)
+
+    def _moment(self, of_base: Tensor) -> Tensor:
+        above = self.log_above
+        return (1.0 - self.hu) * (of_base / above.exp() if isinstance(above, Tensor) else of_base)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean, zeros among them."""
+        return self._moment(self.base.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance, zeros among them."""
+        return self._moment(self.base.variance + self.base.mean**2) - self.mean**2
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return draws without gradients, (*sample_shape, *batch_shape)."""
+        with torch.no_grad():
+            shape = torch.Size(sample_shape)
+            hu = self.hu.expand(shape + self.batch_shape)
+            value: Tensor = self._positive(shape) if self.is_count else self.base.sample(shape)
+            return torch.where(torch.rand_like(hu) < hu, torch.zeros_like(value), value)
+
+    def _positive(self, shape: torch.Size) -> Tensor:
+        """Return counts above 0: of a Poisson process on (0, 1) the first event, and those after it.
+
+        A negative binomial is a Poisson number of logarithmic counts, which are drawn as by Kemp
+        1981, Applied Statistics 30:249.
+        """
+        base = self.base.expand(shape + self.batch_shape)
+        rest = -torch.log1p(torch.rand_like(base.mean) * torch.expm1(base.log_prob(0 * base.mean)))
+        if isinstance(base, torch.distributions.Poisson):
+            return 1.0 + torch.poisson(base.rate - rest)
+        rate = base.total_count * torch.nn.functional.softplus(base.logits)
+        left = base.total_count * (1.0 - rest / rate)
+        failure = torch.nn.functional.softplus(base.logits) * torch.rand_like(rate)
+        first = 1.0 + (torch.rand_like(rate).log() / log1mexp(failure)).floor()
+        return first + torch.distributions.NegativeBinomial(left, logits=base.logits).sample()
+
+
+def _hu(response: Response) -> dict[str, Prior]:
+    return {"hu": dist.Beta(1.0, 1.0)}
+
+
+def _hu_and_shape(response: Response) -> dict[str, Prior]:
+    return {"shape": shape_prior(), "hu": dist.Beta(1.0, 1.0)}
+
+
+def _hu_and_sigma(response: Response) -> dict[str, Prior]:
+    return {"sigma": half_student(log_scale(response)[1]), "hu": dist.Beta(1.0, 1.0)}
+
+
+@recorded
+def hurdle_poisson() -> ResponseFamily:
+    """Return the family of counts that are 0 with probability hu, and else Poisson above 0, log link.
+
+        y = 0 with probability hu, else y ~ Poisson(exp(eta)) given y > 0,    hu ~ Beta(1, 1)
+
+    The mean of y is (1 - hu) exp(eta) / (1 - exp(-exp(eta))).
+
+    >>> hurdle_poisson().likelihood
+    'families.Hurdle(dist.Poisson(eta.exp()), hu)'
+    """
+    likelihood = "families.Hurdle(dist.Poisson(eta.exp()), hu)"
+    return ResponseFamily("hurdle_poisson", "log", "count", likelihood, _hu, log_scale)
+
+
+@recorded
+def hurdle_negative_binomial() -> ResponseFamily:
+    """Return the family of counts that are 0 with probability hu, and else negative binomial above 0.
+
+        y = 0 with probability hu, else y ~ NegativeBinomial(mean exp(eta), shape) given y > 0
+        hu ~ Beta(1, 1),    shape ~ InverseGamma(0.4, 0.3)
+
+    The link is log.
+
+    >>> sorted(hurdle_negative_binomial().parameters(Response(1.0, 1.0)))
+    ['hu', 'shape']
+    """
+    base = "families.NegativeBinomial(shape, logits=eta - shape.log())"
+    return ResponseFamily(
+        "hurdle_negative_binomial",
+        "log",
+        "count",
+        f"families.Hurdle({base}, hu)",
+        _hu_and_shape,
+        log_scale,
+    )
+
+
+@recorded
+def hurdle_gamma() -> ResponseFamily:
+    """Return the family of amounts that are 0 with probability hu, and else Gamma of mean exp(eta).
+
+        y = 0 with probability hu, else y ~ Gamma(shape, shape / exp(eta))
+        hu ~ Beta(1, 1),    shape ~ InverseGamma(0.4, 0.3)
+
+    The link is log, and the mean of y is (1 - hu) exp(eta).
+
+    >>> hurdle_gamma().likelihood
+    'families.Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)'
+    """
+    likelihood = "families.Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)"
+    return ResponseFamily("hurdle_gamma", "log", "amount", likelihood, _hu_and_shape, log_scale)
+
+
+@recorded
+def hurdle_lognormal() -> ResponseFamily:
+    """Return the family of amounts that are 0 with probability hu, and else log-normal.
+
+        y = 0 with probability hu, else log(y) ~ Normal(eta, sigma)
+        hu ~ Beta(1, 1),    sigma ~ half-StudentT(3, 0, max(2.5, spread of log y))
+
+    The mean of y is (1 - hu) exp(eta + sigma^2 / 2).
+
+    >>> hurdle_lognormal().likelihood
+    'families.Hurdle(dist.LogNormal(eta, sigma), hu)'
+    """
+    likelihood = "families.Hurdle(dist.LogNormal(eta, sigma), hu)"
+    return ResponseFamily(
+        "hurdle_lognormal", "identity", "amount", likelihood, _hu_and_sigma, log_scale
+    )
