@@ -19,8 +19,8 @@ from .effects.prior_predictive import prior_predictive as prior_predictive
 from .engine.chunks import ClientError as ClientError
 from .engine.client_store import CheckpointError as CheckpointError
 from .engine.settings import Settings as Settings
+from .formulas.declare import formula as formula
 from .formulas.formula import Formula as Formula
-from .formulas.formula import formula as formula
 from .formulas.formula import schema as schema
 from .formulas.schema import Schema as Schema
 from .method import Client as Client

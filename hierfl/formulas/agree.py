@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
-from hierfl.formulas.design import designs_of
+from hierfl.formulas.design import designs_of, every_design_of
 from hierfl.formulas.parse import Declaration, grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
-from hierfl.formulas.terms import calls, options_of
+from hierfl.formulas.terms import calls, monotone_columns, options_of
 from hierfl.formulas.transforms import STATEFUL, Constants, Sums, moments, polynomials_of, spline_of
 
 Rare = Literal["refuse", "merge"]
@@ -40,7 +40,9 @@ def agreed(
     """
     known = _known_levels(levels, units, kinds, declared) if levels or units else {}
     is_ordinal = declared is not None and declared.family.kind == "ordered"
-    ordinal = declared.parts.response if declared is not None and is_ordinal else ""
+    ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
+    if declared is not None and "mo(" in declared.text:
+        ordinal |= set[str]().union(*map(monotone_columns, declared.described))
     if start is None or not has_columns(start, kinds):
         answers = ask(Question("columns", min_count, known=tuple(known)))
         censored = "" if declared is None else declared.parts.additions.get("cens", "")
@@ -52,7 +54,7 @@ def agreed(
             if column.kind == "category" and name != censored:
                 if declared is not None and name == declared.parts.response:
                     column = _two_levels(declared, column)
-                column = _with_rare(name, column, ask, rare, min_count, name == ordinal)
+                column = _with_rare(name, column, ask, rare, min_count, name in ordinal)
                 named = dict.fromkeys(n for answer in of_one.values() for n in answer.declared)
                 lost = [level for level in named if level not in column.levels]
                 if lost and name not in known and not column.rare:
@@ -157,7 +159,7 @@ def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, 
         )
     if whole and not (orders or all(is_number(n) or n in ("False", "True") for n in seen)):
         raise ValueError(
-            f"the levels {', '.join(ordered(seen)[:4])} of the ordinal response '{name}' have no "
+            f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no "
             "order: make it numbers or an ordered category, or give schema(..., "
             f"levels={{'{name}': [...]}}) from the lowest on"
         )
@@ -171,7 +173,7 @@ def agreed_column(
     answers: Mapping[str, OfColumn],
     levels: tuple[str, ...] | None,
     unit: str,
-    ordinal: str,
+    ordinal: Collection[str],
 ) -> Column:
     """Return what clients agree on about one column; levels and unit may be known beforehand."""
     first = next(iter(answers))
@@ -198,7 +200,7 @@ def agreed_column(
     unit = next(iter(units), "")
     if answers[first].kind == "category":
         if levels is None:
-            levels = levels_of(list(answers.values()), name, whole=name == ordinal)
+            levels = levels_of(list(answers.values()), name, whole=name in ordinal)
         return Column("category", unit, levels=levels)
     return Column("number", unit, *moments(sums))
 
@@ -223,7 +225,7 @@ def agree_on_formula(
         mean, sd = moments([answer.columns[name] for answer in answers])
         above = all(name in answer.constant for answer in answers)
         if sd == 0.0 and name != OFFSET:
-            designs = designs_of(declared, schema)
+            designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
             if mean == 0.0 and any(name in found.coded for found in designs):
                 above = False  # a level without rows keeps its prior
             elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -46,8 +46,13 @@ def client_data(
     *,
     labeled: bool,
     asked: bool = False,
+    others: Sequence[Layout] = (),
 ) -> ClientData:
-    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
+    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`.
+
+    `others` are the layouts of parameters that have terms.
+    """
+    layouts = (found, *others)
     parts, index = _placed(frames, declared.clients)
     known: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
@@ -63,7 +68,7 @@ def client_data(
         own = complete(frame, kinds, client, declared.missing)
         kept.append(own.index.to_numpy())
         ready = prepared(own, read, client)
-        of_rows, of_client = _of_client(declared, found, own, ready, client, inside, labeled)
+        of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
         for name, values in of_rows.items():
             rows.setdefault(name, []).append(values)
         for name, values in of_client.items():
@@ -139,7 +144,7 @@ def _of_response(declared: Declaration) -> tuple[str, ...]:
 
 def _of_client(
     declared: Declaration,
-    found: Layout,
+    layouts: Sequence[Layout],
     frame: pd.DataFrame,
     ready: pd.DataFrame,
     client: str,
@@ -148,27 +153,28 @@ def _of_client(
 ) -> tuple[Fields, Fields]:
     """Return the fields of a client's rows, and those of the client itself."""
     fields: Fields = {}
-    matrix, offset = found.common.evaluate(ready, client)
-    if found.read:
-        fields["x"] = matrix[:, np.isin(found.common.columns, found.read)]
-    if found.common.offsets:
-        fields["offset"] = offset
-    for term in found.groups:
-        fields.update(_of_group(term, found, ready, frame, client))
-        if term.place == "within":
-            by = tuple(name for name in term.group.by if name != declared.clients)
-            fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
+    of_client: Fields = {}
+    for found in layouts:
+        matrix, offset = found.common.evaluate(ready, client)
+        if found.read:
+            fields[f"x{found.suffix}"] = matrix[:, np.isin(found.common.columns, found.read)]
+        if found.common.offsets:
+            fields["offset"] = offset
+        for term in found.groups:
+            fields.update(_of_group(term, found, ready, frame, client))
+            if term.place == "within":
+                by = tuple(name for name in term.group.by if name != declared.clients)
+                fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
+        if found.above:
+            of_client[f"above{found.suffix}"] = _constant(found, matrix, client)
+        for term in found.at("above"):
+            of_client[term.index] = _groups_of(term, frame, client)[0]
     if labeled:
         fields.update(_labels(declared, ready, frame, client))
     else:
         fields.update(_unlabeled(declared, ready))
     if not fields:
         fields["ones"] = np.ones(len(ready))
-    of_client: Fields = {}
-    if found.above:
-        of_client["above"] = _constant(found, matrix, client)
-    for term in found.at("above"):
-        of_client[term.index] = _groups_of(term, frame, client)[0]
     return fields, of_client
 
 

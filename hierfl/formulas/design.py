@@ -34,6 +34,7 @@ class Term:
     columns: tuple[str, ...]
     coords: tuple[str, ...]
     parts: frozenset[tuple[type, str]]
+    monotone: bool = False  # mo(x): its coefficients are of one sign
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,16 @@ class Design:
 
 def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
     """Return the design of the common terms, and that of each group, with the agreed constants."""
-    return [
-        _design(with_constants(found, schema.transforms), schema.columns)
-        for found in declared.described
-    ]
+    own = declared.described[: 1 + len(declared.parts.groups)]
+    return [_design(with_constants(found, schema.transforms), schema.columns) for found in own]
+
+
+def every_design_of(declared: Declaration, schema: Schema) -> list[Design]:
+    """Return the designs of the response's terms, and then those of parameters'."""
+    found = designs_of(declared, schema)
+    for own in declared.of_parameters.values():
+        found += designs_of(own, schema)
+    return found
 
 
 def _design(found: Any, columns: Mapping[str, Column]) -> Design:
@@ -169,4 +176,5 @@ def _named(name: str, term: Any, width: int) -> Term:
     coords = tuple(
         label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
-    return Term(name, labels, coords, parts)
+    monotone = any(getattr(getattr(c, "call", c), "callee", "") == "mo" for c in term.components)
+    return Term(name, labels, coords, parts, monotone)

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, TypeVar
 
 import pandas as pd
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import check_names, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import Rare, agreed, has_columns
+from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.layout import Dims, Layout, dims, layout
+from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import Declaration, Missing
 from hierfl.formulas.priors import all_priors
 from hierfl.formulas.questions import Kinds, Question, answering
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.source import additions_of, source
-from hierfl.formulas.terms import columns_of
-from hierfl.models import families
+from hierfl.formulas.shown import prior_table, text_of, updated_whole
+from hierfl.formulas.source import source
 from hierfl.models.families import ResponseFamily
 from hierfl.models.priors import Prior
 
 Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
 M = TypeVar("M")
+OPTIONS = ("family", "priors", "missing")  # that an update may change
 
 
 @spelled
@@ -40,7 +41,7 @@ class Formula:
         text: the formula.
         family: of the response.
         clients: the column that names the clients.
-        priors: site -> distribution.
+        priors: site -> distribution, or brms's words for one.
         missing: "refuse" rows with missing values, or "drop" them.
         schema: that clients have agreed on; None: `hierfl.fit` makes it first.
     """
@@ -53,6 +54,10 @@ class Formula:
     schema: Schema | None = None
     # The groups within clients, from each client's first rows; clients keep them, records do not.
     _inside: Inside = field(default_factory=dict, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        """Return the formula in brms's form."""
+        return text_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without what is made of it again."""
@@ -89,8 +94,23 @@ class Formula:
         return layout(self.declared, self.agreed)
 
     @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """The parameters of the family that have terms."""
+        return parameters_of(self.declared, self.agreed, self.layout)
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The layout of the response's terms, and then those of parameters."""
+        others = self.parameters.values() if ";" in self.text else ()
+        return [self.layout, *(own.layout for own in others)]
+
+    @cached_property
     def all_priors(self) -> dict[str, Prior]:
         """The prior of every site, or of each column of it, the user's and the defaults."""
+        if ";" in self.text:
+            return priors_with_parameters(
+                self.declared, self.agreed, self.layout, self.parameters, self.priors
+            )
         return all_priors(self.declared, self.agreed, self.layout, self.priors)
 
     def on(
@@ -127,13 +147,42 @@ class Formula:
         )
         return replace(self, schema=agreed_on)
 
+    def update(self, text: str, **options: Any) -> Formula:
+        """Return a formula with other terms, `"~ . + age"`, as `update` of R has it.
+
+        A dot stands for all that is on its side of this formula. The schema of the columns is kept;
+        what the new terms need is agreed on when it is fitted.
+
+        Args:
+            text: the new formula; nothing before the "~" keeps the response.
+            **options: `family`, `priors` and `missing`, as in `hierfl.formula`. Default: this one's.
+
+        Raises:
+            TypeError: an option is another.
+            ValueError: the text cannot be read, or takes away a term that is not there.
+        """
+        check_names("update", options, OPTIONS)
+        own = {name: getattr(self, name) for name in OPTIONS} | options
+        made = replace(self, text=updated_whole(self.text, text), **given(**own))
+        check_declared(made.declared)
+        return made
+
+    def prior_summary(self) -> pd.DataFrame:
+        """Return a row for each prior: its `site`, the `prior`, and its `source`, "user" or "default".
+
+        Raises:
+            ValueError: clients have not agreed on a schema, on which the defaults rest.
+        """
+        return prior_table(self)
+
     def program(self) -> str:
         """Return the Pyro program of the formula: the text that runs, to copy and change.
 
         Raises:
             ValueError: clients have not agreed on a schema.
         """
-        return source(self.declared, self.agreed, self.layout, self.all_priors, "model")
+        with_terms = [*self.parameters.values()] if ";" in self.text else ()
+        return source(self.declared, self.agreed, self.layout, self.all_priors, "model", with_terms)
 
     @cached_property
     def model(self) -> Callable[[ClientBatch], None]:
@@ -148,7 +197,11 @@ class Formula:
     @cached_property
     def dims(self) -> dict[str, Dims]:
         """Site -> name and labels of each of its dimensions, for ArviZ and tables."""
-        return dims(self.declared, self.agreed, self.layout)
+        found = dims(self.declared, self.agreed, self.layout)
+        if ";" in self.text:
+            for own in self.parameters.values():
+                found |= dims(own.declared, self.agreed, own.layout)
+        return found
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the program."""
@@ -168,80 +221,14 @@ class Formula:
             KeyError, TypeError, ValueError: a column is missing, or a value is not as agreed.
         """
         return client_data(
-            self.declared, self.agreed, self.layout, frames, self._inside, labeled=labeled
+            self.declared,
+            self.agreed,
+            self.layout,
+            frames,
+            self._inside,
+            labeled=labeled,
+            others=[p.layout for p in self.parameters.values()] if ";" in self.text else (),
         )
-
-
-@spelled
-def formula(
-    text: str,
-    family: str | ResponseFamily = "gaussian",
-    *,
-    clients: str,
-    priors: Mapping[str, Prior] | None = None,
-    missing: Missing = "refuse",
-    schema: Schema | None = None,
-) -> Formula:
-    """Declare a mixed model as one line of text.
-
-        model = hierfl.formula("died ~ age + (1 + age | hospital)", "bernoulli", clients="hospital")
-        fit = hierfl.fit(model, frames)
-
-    The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital its own
-    intercept and slope, which may be correlated; with `||` they are independent. Other groups are
-    read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
-    is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
-    `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)` and functions such as `log(x)` are terms.
-    Additions to the response are `y | trials(n)`, `weights(w)`, and of times `event(status)`,
-    `cens(status, upper)`, `entry(start)`.
-
-    Args:
-        text: the formula.
-        family: of the response, or its name, as listed in docs/formulas.md. Default "gaussian".
-        clients: the column that names the clients.
-        priors: site -> distribution of Pyro: "age", or one column "sex[male]"; "b" for all common
-            coefficients, "sd" for all standard deviations of groups, "sd_hospital", "cor" (the
-            concentration of an LKJ), "sigma". Default: weakly informative ones, listed in
-            `Formula.all_priors`.
-        missing: "refuse" rows with missing values, or "drop" them.
-        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts
-            and sums.
-
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: the formula cannot be read, or has an unsupported part; the message names it and
-            the nearest supported one.
-    """
-    chosen = families.named(family) if isinstance(family, str) else family
-    if not isinstance(chosen, ResponseFamily):
-        raise TypeError(
-            f"family is {family!r}: give a name such as 'bernoulli', or "
-            "hierfl.models.families.bernoulli()"
-        )
-    if not isinstance(clients, str):
-        raise TypeError(
-            f"clients is {clients!r}: give the name of the column that names the clients"
-        )
-    if missing not in ("refuse", "drop"):
-        raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
-    if schema is not None and schema.clients != clients:
-        raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
-    made = Formula(text, chosen, clients, dict(priors or {}), missing, schema)
-    given, groups = made.declared.parts.additions, made.declared.groupings
-    read = {*chain(*map(columns_of, made.declared.described), *groups, given.values()), clients}
-    if (response := made.declared.parts.response) in read:
-        raise ValueError(
-            f"'{response}' has the name of the response, and is read in another place too: take it "
-            "out there"
-        )
-    if "trials" in chosen.required and "trials" not in given:
-        raise ValueError(
-            f"family '{chosen.name}' counts successes of trials: write "
-            f"'{made.declared.parts.response} | trials(n) ~ ...', or family='bernoulli' for a "
-            "response of 0 and 1"
-        )
-    chosen.expression(additions_of(made.declared))
-    return made
 
 
 @spelled
@@ -331,7 +318,11 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     """Return frames of a formula, and only those, as a program's rows; when `asked` some may lack the response."""
     if not isinstance(model, Formula) or rows is None or isinstance(rows, ClientData):
         return rows
-    for term in model.layout.at("within"):
+    others = [p.layout for p in model.parameters.values()] if ";" in model.text else []
+    inner = list(model.layout.at("within"))
+    for found in others:
+        inner += found.at("within")
+    for term in inner:
         names = [name for name in by_client(rows, model.clients) if name in fitted]
         if lost := [name for name in names if (name, term.group.name) not in model._inside]:
             raise ValueError(
@@ -345,4 +336,4 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     agreed_on, inside = (model.declared, model.agreed, model.layout), model._inside
     if asked:  # what other clients' groups are called in one question does not bind the next
         inside = {place: names for place, names in inside.items() if place[0] in fitted}
-    return client_data(*agreed_on, rows, inside, labeled=labeled, asked=asked)
+    return client_data(*agreed_on, rows, inside, labeled=labeled, asked=asked, others=others)

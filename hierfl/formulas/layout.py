@@ -75,6 +75,7 @@ class Layout:
 
     `own`: column -> the clients' term whose coefficient has the common one as its mean. Columns in
     `above` are constant at each client and move its own intercept; the likelihood reads `read`.
+    Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that site.
     """
 
     common: Design
@@ -84,6 +85,8 @@ class Layout:
     own: Mapping[str, GroupTerm]
     above: tuple[str, ...]
     read: tuple[str, ...]
+    suffix: str = ""
+    intercept: str = INTERCEPT
 
     def at(self, place: Place) -> tuple[GroupTerm, ...]:
         """Return the terms with a bar whose groups lie at a place."""
@@ -120,6 +123,11 @@ def _group_terms(
             raise ValueError(
                 f"the term '{group.text}' has an offset: put it among the common terms"
             )
+        if lost := [term.name for term in terms.terms if term.monotone]:
+            raise ValueError(
+                f"the term '{group.text}' has '{lost[0]}', which may stand among the common terms only: "
+                "take C(x), or x as a number"
+            )
         columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
@@ -152,6 +160,9 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
     dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
     names = [declared.parts.response, *(term.name for term in found.common.terms)]
+    for term in found.common.terms:
+        if term.monotone:
+            names += [f"b_{term.name}", f"simplex_{term.name}"]
     for group in found.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
     for name in names:
@@ -178,6 +189,8 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         own: Dims = ((f"{term.name}_dim", term.coords),) if term.coords else ()
         if own or last:
             sites[term.name] = own + last
+        if term.monotone:
+            sites[f"simplex_{term.name}"] = own
     for group in found.groups:
         columns = group.columns
         if last:
@@ -229,6 +242,8 @@ def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
 class Writer:
     """Lines of a program so far, the Python names of its sites' values, and the next line's indent."""
 
+    taken = TAKEN  # names that are no site's
+
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     indent: int = 1
@@ -251,6 +266,6 @@ class Writer:
         """Return the Python name of a site, different from all others."""
         if site not in self.names:
             plain = NO_NAME.sub("_", site).strip("_").lower() or "site"
-            plain = f"b_{plain}" if plain[0].isdigit() or plain in TAKEN else plain
+            plain = f"b_{plain}" if plain[0].isdigit() or plain in self.taken else plain
             self.names[site] = unique(plain, self.names.values())
         return self.names[site]

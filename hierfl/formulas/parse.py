@@ -11,6 +11,7 @@ from typing import Any, Literal
 from formulae.scanner import ScanError, Scanner
 
 from hierfl.formulas.columns import Kind
+from hierfl.formulas.parameters import declarations_of, parts_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import bare_columns, calls, columns_of, described
 from hierfl.formulas.transforms import CODINGS
@@ -86,7 +87,7 @@ def parse(text: str) -> Parts:
     """
     if not isinstance(text, str):
         raise TypeError(f"the formula is a {type(text).__name__}: it must be a string, 'y ~ x'")
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     at = [i for i, token in enumerate(tokens) if token.kind == "TILDE"]
     if len(at) != 1:
         raise ValueError(
@@ -100,22 +101,24 @@ def parse(text: str) -> Parts:
         )
     response, additions = _response(left)
     common, groups = [], dict[tuple[Any, ...], Group]()
-    for sign, term in _summands(right):
+    for sign, term in summands_of(right):
         inside = _inside(term)
         bars = [i for i, token in enumerate(inside) if token.kind == "PIPE"]
         if not bars:
-            common.append(f"{sign} {_text(term)}")
+            common.append(f"{sign} {text_of_tokens(term)}")
             continue
         if sign == "-":
-            raise ValueError(f"the formula takes '{_text(term)}' away: leave it out instead")
+            raise ValueError(
+                f"the formula takes '{text_of_tokens(term)}' away: leave it out instead"
+            )
         depth = [t.kind for t in inside[: bars[0]]]
         if depth.count("LEFT_PAREN") > depth.count("RIGHT_PAREN"):
             raise ValueError(
-                f"'{_text(term)}' has a bar inside of other parentheses: write its groups as a term"
+                f"'{text_of_tokens(term)}' has a bar inside of other parentheses: write its groups as a term"
             )
         if len(inside) == len(term):
             raise ValueError(
-                f"'{_text(term)}' has a bar without parentheses: write ({_text(term)}), with all "
+                f"'{text_of_tokens(term)}' has a bar without parentheses: write ({text_of_tokens(term)}), with all "
                 "terms that vary by group inside of them"
             )
         for group in _groups(inside, bars):
@@ -125,7 +128,8 @@ def parse(text: str) -> Parts:
     return Parts(response, additions, written, tuple(groups.values()))
 
 
-def _tokens(text: str) -> list[Any]:
+def tokens_of(text: str) -> list[Any]:
+    """Return the tokens of a formula, or say what cannot be read."""
     if not text.strip():
         raise ValueError("the formula is empty: write 'response ~ terms', as in 'y ~ x'")
     if text.count("`") % 2:
@@ -145,7 +149,7 @@ def _tokens(text: str) -> list[Any]:
     return tokens
 
 
-def _text(tokens: Sequence[Any]) -> str:
+def text_of_tokens(tokens: Sequence[Any]) -> str:
     """Return tokens as text, with spaces where they help to read it."""
     out = ""
     for before, token in zip([None, *tokens], tokens, strict=False):
@@ -156,7 +160,7 @@ def _text(tokens: Sequence[Any]) -> str:
     return out.replace("|  |", "||").strip()
 
 
-def _summands(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+def summands_of(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the terms of a sum with their signs; parentheses make one term."""
     depth, sign = 0, "+"
     term: list[Any] = []
@@ -187,18 +191,18 @@ def _inside(term: Sequence[Any]) -> Sequence[Any]:
 
 def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     """Yield the groups of one term with a bar; `a/b` stands for `a` and `a:b`."""
-    whole = _text(tokens)
+    whole = text_of_tokens(tokens)
     correlated = len(bars) == 1
     if len(bars) > 2 or (len(bars) == 2 and bars[1] != bars[0] + 1):
         raise ValueError(f"the term '({whole})' has several bars: write one term for each")
-    terms, by = _text(tokens[: bars[0]]), _inside(tokens[bars[-1] + 1 :])
+    terms, by = text_of_tokens(tokens[: bars[0]]), _inside(tokens[bars[-1] + 1 :])
     if not terms or not by:
         raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
     kinds = [token.kind for token in by]
     signs = kinds[1::2]
     if len(by) % 2 == 0 or not {*kinds[::2]} <= {*NAMES} or not {*signs} <= {"COLON", "SLASH"}:
         raise ValueError(
-            f"the groups '{_text(by)}' of '({whole})' are no columns: name one column, a:b for "
+            f"the groups '{text_of_tokens(by)}' of '({whole})' are no columns: name one column, a:b for "
             "combinations, or a/b for b within a"
         )
     columns = [token.lexeme.strip("`") for token in by[::2]]
@@ -217,15 +221,17 @@ def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
         called = name[0].lexeme if name else ""
         advice = ELSEWHERE.get(called)
         raise ValueError(
-            f"the response '{_text(name)}' is no column: "
+            f"the response '{text_of_tokens(name)}' is no column: "
             + (f"write {advice}" if advice else "make a column of it first")
         )
     additions: dict[str, str] = {}
     if bar == len(tokens):
         return name[0].lexeme.strip("`"), additions
-    for sign, term in _summands(tokens[bar + 1 :]):
+    for sign, term in summands_of(tokens[bar + 1 :]):
         if sign == "-":
-            raise ValueError(f"the response has '- {_text(term)}': additions are joined by '+'")
+            raise ValueError(
+                f"the response has '- {text_of_tokens(term)}': additions are joined by '+'"
+            )
         for addition, column in _addition(term):
             if addition in additions:
                 raise ValueError(f"the response has the addition '{addition}' twice: remove one")
@@ -242,11 +248,13 @@ def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
     if called not in ADDITIONS:
         advice = ELSEWHERE.get(called)
         known = f"write {advice}" if advice else f"the additions are {', '.join(ADDITIONS)}"
-        raise ValueError(f"the addition '{_text(term)}' of the response is not known: {known}")
+        raise ValueError(
+            f"the addition '{text_of_tokens(term)}' of the response is not known: {known}"
+        )
     form = " ".join("name" if t.kind in NAMES else t.lexeme for t in term[1:])
     if form != "( name )" and not (called == "cens" and form == "( name , name )"):
         raise ValueError(
-            f"the addition '{_text(term)}' needs one column, {ADDITIONS[called]}: write "
+            f"the addition '{text_of_tokens(term)}' needs one column, {ADDITIONS[called]}: write "
             f"{called}(column)"
         )
     yield called, arguments[0]
@@ -269,19 +277,30 @@ class Declaration:
 
     @cached_property
     def parts(self) -> Parts:
-        """The formula, taken apart."""
-        return parse(self.text)
+        """The formula of the response, taken apart."""
+        return parse(parts_of(self.text)[0] if ";" in self.text else self.text)
+
+    @cached_property
+    def of_parameters(self) -> dict[str, Declaration]:
+        """Parameter of the family that has terms -> their declaration."""
+        return declarations_of(self)
 
     @property
     def described(self) -> tuple[Any, ...]:
-        """The common terms, and those of each group, as new `formulae` models; evaluation changes them."""
+        """The common terms, those of each group, then those of parameters, as new `formulae` models."""
         groups = (group.terms for group in self.parts.groups)
-        return tuple(map(described, (self.parts.common, *groups)))
+        found = tuple(map(described, (self.parts.common, *groups)))
+        if ";" in self.text:
+            found += tuple(chain.from_iterable(d.described for d in self.of_parameters.values()))
+        return found
 
     @cached_property
     def groupings(self) -> tuple[tuple[str, ...], ...]:
         """The columns of each kind of group but the clients, each once."""
         found = dict.fromkeys(group.by for group in self.parts.groups)
+        if ";" in self.text:
+            for own in self.of_parameters.values():
+                found |= dict.fromkeys(group.by for group in own.parts.groups)
         return tuple(by for by in found if by != (self.clients,))
 
     @cached_property

@@ -12,11 +12,13 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
 
+from hierfl.formulas.design import Term
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parse import Declaration, response_of
+from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
-from hierfl.models.priors import Prior, check_scale
+from hierfl.models.priors import Prior, check_scale, is_distribution
 
 Priors = Mapping[str, Prior]
 # How many outcome spreads the change of one predictor by one sd may make: rstanarm's default.
@@ -72,6 +74,10 @@ def all_priors(
         if not found.is_centered:  # the coefficients take up the center too
             ratio = math.hypot(center, step) / (math.hypot(margin.mean, margin.sd) or 1.0)
         known[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
+    for one in found.common.terms:
+        if one.monotone:
+            known = {name: prior for name, prior in known.items() if name not in one.columns}
+            known |= _of_steps(one, step)
     for term in found.groups:
         known.update(_of_group(term, schema, spread, unit))
     if not own:
@@ -79,6 +85,20 @@ def all_priors(
     terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
     _check_keys(own, {*known, *terms})
     return {name: _chosen(name, prior, found, own) for name, prior in known.items()}
+
+
+def _of_steps(term: Term, step: float) -> dict[str, Prior]:
+    """Return the priors of a monotonic effect: of the mean step of levels, and of their shares."""
+    levels = len(term.columns) + 1
+    if levels < 3:
+        raise ValueError(
+            f"'{term.name}' has {levels} levels, of which no order is needed: take C(x)"
+        )
+    sd = math.sqrt((levels**2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
+    return {
+        f"b_{term.name}": dist.Normal(0.0, float(f"{SLOPE * step / sd:.6g}")),
+        f"simplex_{term.name}": dist.Dirichlet(torch.ones(levels - 1)),
+    }
 
 
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
@@ -91,28 +111,39 @@ def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> di
     return found | ({term.cor: 1.0} if term.cor else {})
 
 
-def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
-    """Return the user's prior of a site or column, by its own name first, or the default."""
+def keys_of(name: str, found: Layout) -> list[str]:
+    """Return what a user may call a site or column, its own name first."""
     keys = [name]
     keys += [term.name for term in found.common.terms if name in term.columns]
     if name in found.common.columns:
         keys.append("b")
+    for one in found.common.terms:
+        if one.monotone and name == f"b_{one.name}":
+            keys += [one.name, "b"]
     for term in found.groups:
         if name == term.sd or name.startswith(f"{term.sd}["):
             keys += [term.sd, "sd"]
         if name == term.cor:
             keys.append("cor")
-    prior = next((own[key] for key in keys if key in own), default)
+    return keys
+
+
+def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
+    """Return the user's prior of a site or column, by its own name first, or the default."""
+    keys = keys_of(name, found)
+    prior: Any = next((own[key] for key in keys if key in own), default)
+    if isinstance(prior, str):
+        prior = of_text(name, prior, default)
     if "cor" in keys:
         if isinstance(prior, Distribution) or not float(prior) > 0.0:
             raise ValueError(
                 f"the prior of '{name}' is {prior}: give the concentration of an LKJ, a number > 0"
             )
         return float(prior)
-    if not isinstance(prior, Distribution):
+    if not is_distribution(prior):
         raise TypeError(
             f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as "
-            "dist.Normal(0, 1)"
+            "dist.Normal(0, 1), or 'normal(0, 1)'"
         )
     if "sd" in keys:
         check_scale(f"the prior of '{name}'", prior)

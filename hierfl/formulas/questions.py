@@ -34,7 +34,7 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
-from hierfl.formulas.design import designs_of
+from hierfl.formulas.design import designs_of, every_design_of
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, with_constants
@@ -114,7 +114,7 @@ def answering(
     if question.kind == "call":
         call = call_of(declared, schema, question.text)
         return lambda frame, client: of_call(call, schema, frame, client, question.at)
-    designs = designs_of(declared, schema)
+    designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
     return lambda frame, client: of_design(designs, declared, schema, frame, client)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout, Writer
+from hierfl.formulas.design import Term
+from hierfl.formulas.layout import INTERCEPT, TAKEN, GroupTerm, Layout, Writer
+from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
 from hierfl.models.families import as_source
@@ -30,23 +32,39 @@ def {name}(batch):
 
 
 def source(
-    declared: Declaration, schema: Schema, found: Layout, priors: Mapping[str, Prior], name: str
+    declared: Declaration,
+    schema: Schema,
+    found: Layout,
+    priors: Mapping[str, Prior],
+    name: str,
+    parameters: Sequence[Parameter] = (),
 ) -> str:
     """Return the program of a formula as a function called `name`, its priors from `all_priors`."""
     outputs = declared.family.outputs(response_of(declared, schema))
-    out = Writer()
+    out, layouts = Writer(), [found]
+    for own in parameters:
+        layouts.append(own.layout)
+        out.taken = {*out.taken, *(f"{word}{own.layout.suffix}" for word in TAKEN)}
     _global_sites(out, declared, schema, found, priors, outputs)
     _base(out, schema, found, outputs)
+    for own in parameters:
+        _global_sites(out, own.declared, schema, own.layout, own.own(priors), 1)
+        _base(out, schema, own.layout, 1)
     out.add("with batch.clients():")
     out.indent = 2
-    for term in found.at("clients"):
-        _own(out, found, term, outputs)
-    for term in found.at("within"):  # as many groups as the largest client has
-        scale, cor = out.named(term.sd), term.cor and out.named(term.cholesky)
-        out.sample(term.site, _deviations(term, scale, cor, outputs))
+    for each in layouts:
+        wide = outputs if each is found else 1
+        for term in each.at("clients"):
+            _own(out, each, term, wide)
+        for term in each.at("within"):  # as many groups as the largest client has
+            scale, cor = out.named(term.sd), term.cor and out.named(term.cholesky)
+            out.sample(term.site, _deviations(term, scale, cor, wide))
     out.add("with batch.data():")
     out.indent = 3
     _predictor(out, found, outputs)
+    for own in parameters:
+        _predictor(out, own.layout, 1)
+        out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
@@ -88,13 +106,18 @@ def _global_sites(
     wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
     if found.has_intercept:
         at = "at the means of the predictors" if found.common.columns else ""
-        out.sample(INTERCEPT, as_source(priors[INTERCEPT]) + wide, note=at)
+        out.sample(found.intercept, as_source(priors[INTERCEPT]) + wide, note=at)
     for term in found.common.terms:
+        if term.monotone:
+            _steps(out, term, priors, outputs)
+            continue
         shape = ([len(term.columns)] if term.coords else []) + ([outputs] if outputs > 1 else [])
         out.sample(term.name, _joined(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
         _group_sites(out, group, priors, outputs)
     for name in of_family:
+        if name not in priors:  # it has terms of its own
+            continue
         prior: Any = priors[name]
         dims = len(getattr(prior, "batch_shape", ()))
         out.sample(name, as_source(prior.to_event(dims) if dims else prior))
@@ -102,6 +125,19 @@ def _global_sites(
         scale, cor = out.named(group.sd), group.cor and out.named(group.cholesky)
         note = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
         out.sample(group.site, _deviations(group, scale, cor, outputs), note=note)
+
+
+def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
+    """Write a monotonic effect: the mean step of levels, the shares of each, and their products."""
+    if outputs > 1:
+        raise ValueError(
+            f"'{term.name}' is for one predictor, and the response has {outputs}: take C(x)"
+        )
+    mean, shares = f"b_{term.name}", f"simplex_{term.name}"
+    out.sample(mean, as_source(priors[mean]), note="mean step between levels")
+    out.sample(shares, as_source(priors[shares]), note=", ".join(term.coords))
+    product = f"{len(term.columns)} * {out.named(mean)}[..., None] * {out.named(shares)}"
+    out.add(f"{out.named(term.name)} = pyro.deterministic({term.name!r}, {product})")
 
 
 def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> None:
@@ -183,7 +219,7 @@ def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
 
 def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     """Write the predictor of a row whose columns are all zero."""
-    start = out.named(INTERCEPT) if found.has_intercept else ""
+    start = out.named(found.intercept) if found.has_intercept else ""
     means = {}
     for name in found.common.columns:
         margin = schema.design[name]
@@ -191,15 +227,19 @@ def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
         if abs(margin.mean) > 1e-9 * margin.sd:
             means[name] = f"{margin.mean:.9g}"
     if found.read:
-        out.add(f"read = {_vector(out, found, found.read)}")
+        out.add(f"read{found.suffix} = {_vector(out, found, found.read)}")
     if not found.is_centered or not means:
-        out.add(f"base = {start or 'torch.zeros(())'}")
+        out.add(f"base{found.suffix} = {start or 'torch.zeros(())'}")
         return
-    out.add(f"means = torch.tensor([{', '.join(means.values())}])")
-    slopes = "read" if tuple(means) == found.read else _vector(out, found, tuple(means))
-    wide = "means[:, None]" if outputs > 1 else "means"
+    out.add(f"means{found.suffix} = torch.tensor([{', '.join(means.values())}])")
+    slopes = (
+        f"read{found.suffix}" if tuple(means) == found.read else _vector(out, found, tuple(means))
+    )
+    wide = "means[:, None]" if outputs > 1 else f"means{found.suffix}"
     where = "  # where all predictors are 0"
-    out.add(f"base = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0){where}")
+    out.add(
+        f"base{found.suffix} = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0){where}"
+    )
 
 
 def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:
@@ -226,11 +266,13 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
         return "torch.zeros(())"
     parts = []
     if name == INTERCEPT:
-        parts.append("base")
+        parts.append(f"base{found.suffix}")
     elif name in found.common.columns:
         parts.append(_column(out, found, name))
     if name == INTERCEPT and found.above:
-        parts.append(_product("batch.above", _vector(out, found, found.above), outputs))
+        parts.append(
+            _product(f"batch.above{found.suffix}", _vector(out, found, found.above), outputs)
+        )
     for group in found.at("above"):
         if name in group.columns:
             place = group.columns.index(name)
@@ -247,11 +289,11 @@ def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
 
 
 def _predictor(out: Writer, found: Layout, outputs: int) -> None:
-    parts = [] if INTERCEPT in found.own else ["base"]
+    parts = [] if INTERCEPT in found.own else [f"base{found.suffix}"]
     if found.common.offsets:
         parts.append("batch.offset[..., None]" if outputs > 1 else "batch.offset")
     if found.read:
-        parts.append(_product("batch.x", "read", outputs))
+        parts.append(_product(f"batch.x{found.suffix}", f"read{found.suffix}", outputs))
     for term in found.at("clients"):
         own = out.named(term.site)
         if term.is_single:
@@ -265,7 +307,7 @@ def _predictor(out: Writer, found: Layout, outputs: int) -> None:
         if term.place == "above" and not rows_of_above(found, term):
             continue
         parts.append(_of_groups(out, found, term, outputs))
-    out.add(f"eta = {' + '.join(parts)}")
+    out.add(f"eta{found.suffix} = {' + '.join(parts)}")
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:

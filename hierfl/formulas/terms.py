@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from formulae.categorical import ENCODINGS, CategoricalBox, Sum, Treatment
+import numpy as np
+from formulae.categorical import (
+    ENCODINGS,
+    CategoricalBox,
+    ContrastMatrix,
+    Encoding,
+    Sum,
+    Treatment,
+)
 from formulae.environment import Environment
 from formulae.terms.call import Call
 from formulae.terms.call_resolver import LazyCall, LazyOperator, LazyVariable
@@ -27,7 +35,9 @@ from hierfl.formulas.transforms import (
 )
 
 # Functions in reach of a formula: formulae's own, then numbers' functions.
-ENVIRONMENT = Environment([{**TRANSFORMS, **ENCODINGS}]).with_outer_namespace(FUNCTIONS)
+ENVIRONMENT = Environment(
+    [{**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"]}]
+).with_outer_namespace(FUNCTIONS)
 
 
 def _is_equal(one: LazyCall, other: object) -> bool:
@@ -74,7 +84,23 @@ def described(text: str) -> Any:
         raise ValueError("'Intercept' has the name of the intercept: rename the column")
     for call in calls(found):
         _check_call(call)
+        if call.callee == "mo":
+            _check_alone(found, call)
     return found
+
+
+def _check_alone(found: Any, call: LazyCall) -> None:
+    """Refuse a monotonic effect inside of a product or of another function."""
+    for term in found.common_terms:
+        parts: Any = getattr(term, "components", ())
+        if len(parts) == 1 and getattr(parts[0], "call", None) is call:
+            return
+    raise ValueError(f"'{call}' stands in a product or a function: let it be a term of its own")
+
+
+def monotone_columns(found: Any) -> set[str]:
+    """Return the columns of the monotonic effects of a `formulae` model."""
+    return {call.args[0].name for call in calls(found) if call.callee == "mo"}
 
 
 def calls(found: Any) -> Iterator[LazyCall]:
@@ -160,6 +186,18 @@ def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
     return found
 
 
+class Steps(Encoding):  # type: ignore[misc]
+    """A column for each level but the first, which is 1 from that level on."""
+
+    def code_with_intercept(self, levels: list[str]) -> ContrastMatrix:
+        """Return the columns; the first level is zero also where there is no intercept."""
+        return self.code_without_intercept(levels)
+
+    def code_without_intercept(self, levels: list[str]) -> ContrastMatrix:
+        """Return the columns, (levels, levels - 1)."""
+        return ContrastMatrix(np.tri(len(levels), k=-1)[:, : len(levels) - 1], list(levels[1:]))
+
+
 class _Coded(CategoricalBox):  # type: ignore[misc]
     """A coded column with all agreed levels, some of which the rows at hand may lack."""
 
@@ -189,6 +227,8 @@ def with_codings(found: Any, columns: Mapping[str, Column]) -> Any:
                     f"'{call}' names the level '{chosen}', which is none of {', '.join(levels)}"
                 )
             coding = Sum(chosen) if call.callee == "S" else Treatment(chosen)
+            if call.callee == "mo":
+                coding = Steps()
             call.stateful_transform = _coded(coding, levels)
     return found
 

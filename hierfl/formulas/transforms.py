@@ -20,7 +20,7 @@ NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", 
 # Functions of numbers in formulas, besides the transforms above and formulae's C, S, T, I, offset.
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
-CODINGS = ("C", "S", "T")
+CODINGS = ("C", "S", "T", "mo")
 OTHERS = ("I", "offset")
 # Call -> the options beside its column; the first may stand without its name.
 OPTIONS = {
@@ -41,7 +41,6 @@ NEAREST = {
     "rcs": "bs(x, df=5)",
     "hsgp": "bs(x, df=5)",
     "gp": "a Pyro program with batch.joint_normal (docs/recipes.md)",
-    "mo": "C(x), or x as a number",
     "me": "a Pyro program with measurement error (docs/recipes.md)",
     "factor": "C(x)",
     "as.factor": "C(x)",

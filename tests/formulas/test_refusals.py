@@ -31,7 +31,7 @@ FORMULAS = [
     ("y ~ cr(age, df=4)", "bs\\(x, df=5\\)"),
     ("y ~ gp(age)", "batch.joint_normal"),
     ("y ~ factor(sex)", "C\\(x\\)"),
-    ("y ~ mo(sex)", "C\\(x\\)"),
+    ("y ~ me(sex)", "measurement error"),
     ("y ~ me(age, sd)", "measurement error"),
     ("y ~ foo(age)", "'foo' of 'foo\\(age\\)' is not known"),
     ("y ~ os.system(age)", "os.system"),

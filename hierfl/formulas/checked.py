@@ -1,0 +1,44 @@
+"""What a user declares, checked: the family, what becomes of missing values, and what the formula reads."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from hierfl.formulas.parse import Declaration
+from hierfl.formulas.prior_texts import as_given
+from hierfl.formulas.source import additions_of
+from hierfl.formulas.terms import columns_of
+from hierfl.models import families
+from hierfl.models.families import ResponseFamily
+
+
+def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
+    """Return what a formula is made of, from what a user gave."""
+    chosen = families.named(family) if isinstance(family, str) else family
+    if not isinstance(chosen, ResponseFamily):
+        raise TypeError(
+            f"family is {family!r}: give a name such as 'bernoulli', or "
+            "hierfl.models.families.bernoulli()"
+        )
+    if missing not in ("refuse", "drop"):
+        raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
+    own = {name: as_given(name, prior) for name, prior in (priors or {}).items()}
+    return {"family": chosen, "priors": own, "missing": missing}
+
+
+def check_declared(declared: Declaration) -> None:
+    """Refuse a response that is read elsewhere, and additions that the family does not have or lacks."""
+    additions, family, response = declared.parts.additions, declared.family, declared.parts.response
+    columns = chain(*map(columns_of, declared.described), *declared.groupings, additions.values())
+    if response in {*columns, declared.clients}:
+        raise ValueError(
+            f"'{response}' has the name of the response, and is read in another place too: take it "
+            "out there"
+        )
+    if "trials" in family.required and "trials" not in additions:
+        raise ValueError(
+            f"family '{family.name}' counts successes of trials: write "
+            f"'{response} | trials(n) ~ ...', or family='bernoulli' for a response of 0 and 1"
+        )
+    family.expression(additions_of(declared))

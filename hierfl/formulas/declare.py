@@ -1,0 +1,71 @@
+"""`formula`: a mixed model as one line of text, declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hierfl.core.arguments import spelled
+from hierfl.formulas.checked import check_declared, given
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.parameters import joined
+from hierfl.formulas.parse import Missing
+from hierfl.formulas.schema import Schema
+from hierfl.models.families import ResponseFamily
+
+
+@spelled
+def formula(
+    text: str | Sequence[str],
+    family: str | ResponseFamily = "gaussian",
+    *,
+    clients: str,
+    priors: Mapping[str, Any] | None = None,
+    missing: Missing = "refuse",
+    schema: Schema | None = None,
+) -> Formula:
+    """Declare a mixed model as one line of text.
+
+        model = hierfl.formula("died ~ age + (1 + age | hospital)", "bernoulli", clients="hospital")
+        fit = hierfl.fit(model, frames)
+
+    The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital its own
+    intercept and slope, which may be correlated; with `||` they are independent. Other groups are
+    read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
+    is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
+    `mo(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)` are terms.
+    Additions to the response are `y | trials(n)`, `weights(w)`, and of times `event(status)`,
+    `cens(status, upper)`, `entry(start)`.
+
+    Args:
+        text: the formula. A list, such as ["y ~ x + (1 | h)", "sigma ~ x + (1 | h)"], or formulas
+            with semicolons between them, also have the terms of parameters of the family: of
+            `sigma`, `shape` and `phi` on the scale of the logarithm, of `zi` and `hu` on that of
+            the log odds.
+        family: of the response, or its name, as listed in docs/formulas.md. Default "gaussian".
+        clients: the column that names the clients.
+        priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of
+            a scale mean the part above 0. A site is "age", or one column "sex[male]"; "b" are all
+            common coefficients, "sd" all standard deviations of groups, one of them
+            "sd_hospital", "cor" the correlations (the concentration of an LKJ, or "lkj(2)"), or
+            "sigma". Default: weakly informative ones, listed in
+            `Formula.prior_summary`.
+        missing: "refuse" rows with missing values, or "drop" them.
+        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts
+            and sums.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: the formula cannot be read, or has an unsupported part; the message names it and
+            the nearest supported one.
+    """
+    own = given(family=family, priors=priors, missing=missing)
+    if not isinstance(clients, str):
+        raise TypeError(
+            f"clients is {clients!r}: give the name of the column that names the clients"
+        )
+    if schema is not None and schema.clients != clients:
+        raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
+    made = Formula(joined(text), clients=clients, schema=schema, **own)
+    check_declared(made.declared)
+    return made

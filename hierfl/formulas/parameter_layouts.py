@@ -1,0 +1,131 @@
+"""Layouts of parameters that have terms: sites, fields and priors by the parameter's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hierfl.formulas.layout import INTERCEPT, Layout, layout
+from hierfl.formulas.parameters import LINKS
+from hierfl.formulas.parse import Declaration
+from hierfl.formulas.priors import all_priors
+from hierfl.formulas.schema import Schema
+from hierfl.models.priors import Prior
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A parameter with terms: its declaration, which has the formula's response, and its layout."""
+
+    name: str
+    declared: Declaration
+    layout: Layout
+
+    @property
+    def inverse(self) -> str:
+        """What takes the linear predictor to the parameter, as code."""
+        return LINKS[self.name][1]
+
+    def own(self, priors: Mapping[str, Prior]) -> dict[str, Prior]:
+        """Return the priors of this parameter's sites, by the names that its layout has."""
+        first = f"{self.name}_"
+        columns = {f"{first}{one}": one for one in (INTERCEPT, *self.layout.common.columns)}
+        sites = {term.name for term in self.layout.common.terms}
+        sites |= {f"{kind}_{name}" for name in sites for kind in ("b", "simplex")}
+        sites |= {part for g in self.layout.groups for part in (g.sd, g.cor or g.sd)}
+        return {
+            columns.get(key, key): prior
+            for key, prior in priors.items()
+            if key in columns or key.partition("[")[0] in sites
+        }
+
+    def named(self, priors: Mapping[str, Prior]) -> dict[str, Prior]:
+        """Return priors by the names of a formula's sites."""
+        columns = {INTERCEPT, *self.layout.common.columns}
+        return {f"{self.name}_{k}" if k in columns else k: v for k, v in priors.items()}
+
+
+def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[str, Parameter]:
+    """Return each parameter with terms; refuse two sites of one name."""
+    found = {}
+    taken = _sites(main)
+    for name, own in declared.of_parameters.items():
+        plain = layout(own, schema)
+        if plain.common.offsets:
+            raise ValueError(f"'{name} ~ ...' has an offset: only the response's terms may")
+        made = Parameter(name, own, _of_parameter(name, plain))
+        _check_columns(name, main, plain)
+        for site in _sites(made.layout):
+            if site in taken:
+                raise ValueError(
+                    f"'{site}' is a term of the response and one of '{name}': rename the column"
+                )
+        taken |= _sites(made.layout)
+        found[name] = made
+    return found
+
+
+def _sites(found: Layout) -> set[str]:
+    own = {found.intercept, *(term.name for term in found.common.terms)}
+    return own.union(*({g.site, g.sd, g.cholesky} for g in found.groups))
+
+
+def _check_columns(name: str, main: Layout, own: Layout) -> None:
+    """Refuse a column that is not what it is among the response's terms."""
+    made_of: dict[str, object] = {}
+    for found in (main, own):
+        for design in (found.common, *(term.design for term in found.groups)):
+            for term in design.terms:
+                for column in term.columns:
+                    if made_of.setdefault(column, term.parts) != term.parts:
+                        raise ValueError(
+                            f"two terms, one of them of '{name}', have a column '{column}': rename "
+                            "one of their columns"
+                        )
+
+
+def _of_parameter(name: str, found: Layout) -> Layout:
+    """Return a layout whose sites and fields have the names of a parameter."""
+    terms = tuple(replace(term, name=f"{name}_{term.name}") for term in found.common.terms)
+    groups = tuple(
+        replace(
+            term,
+            site=f"{name}_{term.site}",
+            index=f"{term.index}_{name}",
+            field=f"{term.field}_{name}",
+        )
+        for term in found.groups
+    )
+    again = dict(zip(found.groups, groups, strict=True))
+    return replace(
+        found,
+        common=replace(found.common, terms=terms),
+        groups=groups,
+        own={column: again[term] for column, term in found.own.items()},
+        suffix=f"_{name}",
+        intercept=f"{name}_{INTERCEPT}",
+    )
+
+
+def priors_with_parameters(
+    declared: Declaration,
+    schema: Schema,
+    main: Layout,
+    parameters: Mapping[str, Parameter],
+    own: Mapping[str, Prior],
+) -> dict[str, Prior]:
+    """Return the priors of all sites; those of a parameter's begin with its name."""
+    left = dict(own)
+    found: dict[str, Prior] = {}
+    for name, parameter in parameters.items():
+        given = {key: own[key] for key in own if parameter.own({key: own[key]})}
+        left = {key: prior for key, prior in left.items() if key not in given}
+        if name in left:
+            raise ValueError(
+                f"priors has '{name}', which has terms of its own: give priors of its sites, "
+                f"such as '{name}_{INTERCEPT}'"
+            )
+        args = parameter.declared, schema, parameter.layout
+        found |= parameter.named(all_priors(*args, parameter.own(given)))
+    known = all_priors(declared, schema, main, left)
+    return {name: prior for name, prior in known.items() if name not in parameters} | found

@@ -1,0 +1,80 @@
+"""Terms of a family's parameters: "y ~ x + (1 | h); sigma ~ x + (1 | h)"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hierfl.models.families import Response, ResponseFamily
+
+Scale = Callable[[Response], tuple[float, float]]
+Declared = TypeVar("Declared")
+# Parameter -> the link of its linear predictor, and what takes the predictor to the parameter.
+LINKS = {
+    "sigma": ("log", ".exp()"),
+    "shape": ("log", ".exp()"),
+    "phi": ("log", ".exp()"),
+    "zi": ("logit", ".sigmoid()"),
+    "hu": ("logit", ".sigmoid()"),
+}
+SOME = Response(1.0, 1.0, ("a", "b", "c"))  # of which every family has its parameters
+
+
+def parts_of(text: str) -> list[str]:
+    """Return the formulas of a text, which stand between semicolons, outside of back-quotes."""
+    parts, quoted = [""], False
+    for letter in text:
+        quoted ^= letter == "`"
+        if letter == ";" and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def joined(texts: str | Sequence[str]) -> str:
+    """Return the text of a formula, or of a list of them: that of the response and those of parameters."""
+    if isinstance(texts, str):
+        return texts
+    listed = isinstance(texts, list | tuple) and len(texts) > 0
+    if not listed or not all(isinstance(text, str) for text in texts):
+        raise TypeError(
+            f"the formula is {texts!r}: it must be a string, 'y ~ x', or a list of strings, "
+            "['y ~ x', 'sigma ~ x']"
+        )
+    return "; ".join(text.strip() for text in texts)
+
+
+def declarations_of(of: Declared) -> dict[str, Declared]:
+    """Return the declaration of each parameter that has terms; refuse a parameter that cannot have some."""
+    declared: Any = of  # a `Declaration`, whose module imports this one
+    found: dict[str, Declared] = {}
+    known = declared.family.parameters(SOME)
+    response = f"`{declared.parts.response}`"
+    for text in parts_of(declared.text)[1:]:
+        name, _, terms = (part.strip() for part in text.partition("~"))
+        if name not in known or name not in LINKS:
+            usable = [one for one in known if one in LINKS]
+            raise ValueError(
+                f"'{text}' gives terms to '{name}', which family '{declared.family.name}' "
+                + (f"cannot have: write '{usable[0]} ~ ...'" if usable else "has not")
+            )
+        if name in found:
+            raise ValueError(f"'{name}' has two formulas: write one")
+        family = ResponseFamily(
+            name, LINKS[name][0], "positive", "", lambda response: {}, _scale(name, declared.family)
+        )
+        found[name] = replace(declared, text=f"{response} ~ {terms}", family=family)
+    return found
+
+
+def _scale(name: str, family: ResponseFamily) -> Scale:
+    """Return the center and spread of a parameter's predictor, given the response."""
+
+    def of(response: Response) -> tuple[float, float]:
+        spread = family.scale(response)[1] if name == "sigma" else 1.0
+        return (float(f"{math.log(spread):.6g}") if spread > 0.0 else 0.0), 0.0
+
+    return of
