@@ -36,7 +36,7 @@ plt.show()
 # ## Odds ratio of the sexes
 
 # %%
-print(fit.contrasts("sex", kind="ratio", scale="link"))
+print(fit.comparisons("sex", comparison="ratio", scale="link"))
 
 # %% [markdown]
 # ## Each hospital's intercept

@@ -33,7 +33,7 @@ plt.show()
 # The dashed line is a hospital that was not in the trial: its band holds the spread between hospitals too.
 
 # %%
-print(fit.contrasts("arm", kind="ratio", scale="link"))
+print(fit.comparisons("arm", comparison="ratio", scale="link"))
 
 # %% [markdown]
 # The ratio is one of mean times, old to new: the rows were drawn with $e^{-0.5} = 0.61$.

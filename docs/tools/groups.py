@@ -102,8 +102,10 @@ def groups() -> list[Group]:
             {
                 "Methods of a fit": [
                     "hierfl.effects.conditional_effects.effects",
-                    "hierfl.effects.contrasts.contrasts",
-                    "hierfl.effects.marginal_means.marginal_means",
+                    "hierfl.effects.predictions.predictions",
+                    "hierfl.effects.comparisons.comparisons",
+                    "hierfl.effects.slopes.slopes",
+                    "hierfl.effects.hypotheses.hypotheses",
                     "hierfl.effects.profile.profile",
                     "hierfl.effects.survival_curves.survival",
                     "hierfl.effects.r2.r2",
@@ -111,8 +113,10 @@ def groups() -> list[Group]:
                 ],
                 "What they return": [
                     "hierfl.effects.conditional_effects.Effects",
-                    "hierfl.effects.contrasts.Contrasts",
-                    "hierfl.effects.marginal_means.MarginalMeans",
+                    "hierfl.effects.predictions.Predictions",
+                    "hierfl.effects.comparisons.Comparisons",
+                    "hierfl.effects.slopes.Slopes",
+                    "hierfl.effects.hypotheses.Hypotheses",
                     "hierfl.effects.profile.Profile",
                     "hierfl.effects.survival_curves.Survival",
                     "hierfl.effects.r2.R2",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from hierfl.core.arguments import shown
+from hierfl.core.intervals import PROB, check_prob, least_draws, percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
@@ -16,11 +17,10 @@ from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected, left_out_of
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import INTERCEPT, GroupTerm
+from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.posterior.site_table import SiteTable, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 
-LEAST_DRAWS = 20  # for a 90 % interval
 MOST, FEWEST = 1000, 100  # draws where none are asked for
 # scalars drawn in all; rows times local scalars, if the guide reads all rows at each draw
 DRAWN, READ = 100_000_000, 4_000_000
@@ -42,7 +42,7 @@ class Summary:
         title: what was run.
         frame: one row a number: `site`; `entry`, its place in the site, by feature names where it
             has them; `client`, "" for a global site; `mean`, `sd`, and `low` and `high`, the ends
-            of the 90 % interval (5 % and 95 % quantiles), NaN at point estimates; `shrinkage` of
+            of the interval, NaN at point estimates; `shrinkage` of
             local sites, 0 where the client's own rows decide alone, 1 where they say nothing
             (`hierfl.posterior.shrinkage`). Networks of many numbers have one row for each statistic
             of each layer.
@@ -53,6 +53,7 @@ class Summary:
         tables: the same numbers of a formula as they are printed, in brms's order, each table with
             its heading; () of other models.
         checks: those of `fit.report()` that need no further rows, with their answers.
+        prob: of the intervals.
     """
 
     title: str
@@ -62,27 +63,33 @@ class Summary:
     remarks: tuple[str, ...] = ()
     tables: tuple[tuple[str, pd.DataFrame], ...] = ()
     checks: tuple[Check, ...] = ()
+    prob: float = PROB
 
 
 @one_at_a_time
-def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summary:
+def summary(
+    fit: Snapshot, *, prob: float = PROB, draws: int | None = None, seed: int = 0
+) -> Summary:
     """Summarize the posterior of every site, and judge it.
 
     Args:
         fit: a run at some round.
+        prob: of the intervals, whose ends are quantiles of the draws.
         draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
         seed: of the draws.
 
     Raises:
-        ValueError: `draws` is below 20.
+        ValueError: `draws` is too small for an interval of `prob`, 20 of 90 %, 40 of 95 %; or `prob`
+            does not lie between 0 and 1.
     """
     expect_fit(fit)
-    draws = _affordable(fit) if draws is None else draws
-    if not isinstance(draws, int) or draws < LEAST_DRAWS:
+    least = least_draws(check_prob(prob))
+    draws = max(least, _affordable(fit)) if draws is None else draws
+    if not isinstance(draws, int) or draws < least:
         raise ValueError(
-            f"draws is {shown(draws)}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
+            f"draws is {shown(draws)}: a {percent(prob)} interval needs an integer of {least} or more"
         )
-    table = site_table(fit, draws=draws, seed=seed, keep=draws_of_rows(fit, draws))
+    table = site_table(fit, draws=draws, seed=seed, keep=draws_of_rows(fit, draws), prob=prob)
     checks = checks_of_fit(evidence(fit, table, draws=draws, seed=seed))
     judged = verdict(checks)
     data = fit.federation.data
@@ -91,12 +98,21 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
         f"{fit.progress.round} rounds, {draws} draws"
     )
     model = fit.method.model
-    tables = formula_tables(model, table.frame, fit.clients) if isinstance(model, Formula) else ()
+    tables = (
+        formula_tables(model, table.frame, fit.clients, prob) if isinstance(model, Formula) else ()
+    )
     if isinstance(model, Formula):
         title = f"{titled(model)}\n{title}"
     remarks = _remarks(fit, table)
     return Summary(
-        title, table.frame, judged.words, judged.trustworthy, remarks, tables, tuple(checks)
+        title,
+        table.frame,
+        judged.words,
+        judged.trustworthy,
+        remarks,
+        tables,
+        tuple(checks),
+        prob,
     )
 
 
@@ -157,7 +173,7 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-# Column of the summary's frame -> as brms calls it.
+# Column of the summary's frame -> as brms calls it, with the ends of a 90 % interval.
 NAMES = {"mean": "estimate", "sd": "est. error", "low": "5 %", "high": "95 %"}
 Tables = tuple[tuple[str, pd.DataFrame], ...]
 
@@ -170,28 +186,48 @@ def titled(formula: Formula) -> str:
     return f"{formula.text}, {family.name} with link {family.link}{of_one}"
 
 
-def formula_tables(formula: Formula, frame: pd.DataFrame, clients: Sequence[str]) -> Tables:
+def formula_tables(
+    formula: Formula, frame: pd.DataFrame, clients: Sequence[str], prob: float = PROB
+) -> Tables:
     """Return the tables of a summary's frame, each with its heading, without empty ones."""
-    layout = formula.layout
-    common = [INTERCEPT, *(term.name for term in layout.common.terms)]
+    layout, layouts = formula.layout, formula.layouts
+    groups = [term for found in layouts for term in found.groups]
+    common = [INTERCEPT, *_common_sites(layout)]
     heading = "Population level"
     if layout.has_intercept and layout.is_centered and layout.common.columns:
         heading += f" ({INTERCEPT}: where all predictors are at their means)"
     tables = [(heading, _table(frame, common))]
-    for term in layout.groups:
+    for other in layouts[1:]:
+        name = other.suffix.removeprefix("_")
+        sites = [other.intercept, *_common_sites(other)]
+        link = formula.parameters[name].declared.family.link
+        tables.append((f"Population level of {name}, link {link}", _table(frame, sites)))
+        common += sites
+    for term in groups:
         tables.append(
             (f"Group level, {_groups(formula, term, len(clients))}", _spread(frame, term))
         )
-    others = {*common, *(name for term in layout.groups for name in _sites_of(term))}
+    others = {*common, *(name for term in groups for name in _sites_of(term))}
     left = [name for name in dict.fromkeys(frame["site"]) if name not in others]
     tables.append((f"Family, {formula.family.name}", _table(frame, left)))
-    for term in layout.groups:
+    for term in groups:
         own = term.place in ("clients", "within")
         what = "own coefficients" if term.place == "clients" else "deviations"
-        of = f"{term.group.name}: {what}{' by client' if own else ''}"
+        of = f"{term.site if ';' in formula.text else term.group.name}: {what}"
+        of += " by client" if own else ""
         rows = frame if term.place != "within" else _named_inside(formula, term, frame)
         tables.append((of, _table(rows, [term.site], shrinkage=own)))
-    return tuple((heading, table) for heading, table in tables if len(table))
+    ends = dict(zip((NAMES["low"], NAMES["high"]), map(percent, tails(prob)), strict=True))
+    return tuple((heading, table.rename(columns=ends)) for heading, table in tables if len(table))
+
+
+def _common_sites(layout: Layout) -> list[str]:
+    """Return the sites of the common terms."""
+    found = []
+    for term in layout.common.terms:
+        found += [f"b_{term.name}", f"simplex_{term.name}"] if term.monotone else []
+        found.append(term.name)
+    return found
 
 
 def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
-from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics, with_intervals
-from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predictor
+from hierfl.effects.drawn import Fitted, drawn
+from hierfl.effects.intervals import STATISTICS, labeled, tabulated, with_intervals
+from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.terms import calls
-from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from xarray import DataArray
 
 POINTS = 41  # of a grid over a number
 REACH = 2.0  # of that grid, in sds from the mean on either side
+# Names in every answer.
+TAKEN = ("client", "level", "chain", "draw", *STATISTICS)
 
 
 @shown_as(with_intervals)
@@ -41,8 +44,10 @@ class Effects:
         response: the response's name.
         frame: one row per value, client and level of the response: the column `variable`, `by`
             where there is one, `client` ("" for the average client, "new" for a new one), `level`
-            of a response in categories, `mean`, `sd`, and `low` and `high`, the ends of the 90 %
-            interval.
+            of a response in categories, `mean`, `sd`, and `low` and `high`, the ends of the interval.
+        draws: the draws of each row, an xarray.DataArray of the dimensions `chain`, `draw`,
+            `client`, `by` where there is one, `variable`, and `level` of a response in categories.
+        prob: of the interval.
     """
 
     title: str
@@ -51,6 +56,8 @@ class Effects:
     scale: Scale
     response: str
     frame: pd.DataFrame
+    draws: DataArray
+    prob: float
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the effects: lines with bands along a number, points with intervals at levels.
@@ -68,7 +75,7 @@ class Effects:
 
 @one_at_a_time
 def effects(
-    fit: Snapshot | Drawn,
+    fit: Fitted,
     variable: str,
     *,
     by: str | None = None,
@@ -76,6 +83,7 @@ def effects(
     client: str | Sequence[str] | None = None,
     grid: Sequence[Any] | None = None,
     scale: Scale = "response",
+    prob: float = PROB,
     draws: int = 1000,
     seed: int = 0,
 ) -> Effects:
@@ -100,6 +108,7 @@ def effects(
             sds to the mean plus two, within the ends of a spline.
         scale: "response": the mean of the response, or the probabilities of its levels; "link": the
             linear predictor.
+        prob: of the interval.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -109,35 +118,42 @@ def effects(
         ValueError: a value is no level; or `scale` is another word.
     """
     check_scale(scale)
-    found = drawn(fit, "effects", draws=draws, seed=seed)
+    found = drawn(fit, "effects", draws=draws, seed=seed, prob=prob)
     formula = found.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
     values = along(formula, variable, columns[variable]) if grid is None else list(grid)
     if not values:
         raise ValueError("grid is empty: give one value or more")
-    second = [None] if by is None else few(columns[by])
-    pairs = list(product(second, values))
-    asked_for: dict[str, list[Any]] = {variable: [value for _, value in pairs]}
-    if by is not None:
-        asked_for[by] = [value for value, _ in pairs]
+    asked_for, dims = crossed({variable: values} | ({} if by is None else {by: few(columns[by])}))
     rows = typical(formula, at, asked_for)
-    parts = []
+    names, parts = [], []
+    levels: tuple[str, ...] = ("",)
     for name, who in asked(found, client):
-        at_draws, levels = on_scale(found, predictor(found, rows, who, seed=seed), scale)
-        frame = pd.DataFrame({n: np.repeat(np.array(v), len(levels)) for n, v in asked_for.items()})
-        frame["client"] = name
-        if levels != ("",):
-            frame["level"] = list(levels) * len(pairs)
-        parts.append(frame.assign(**statistics(at_draws)))
+        at_draws, levels = on_scale(found, rows, who, scale, seed=seed)
+        names.append(name)
+        parts.append(at_draws)
     response = formula.declared.parts.response
+    every = labeled(torch.stack(parts, 1), {"client": names, **dims, "level": levels}, response)
     return Effects(
         title=f"{response} along {variable}{fixed(formula, asked_for, at)}",
         variable=variable,
         by=by,
         scale=scale,
         response=response,
-        frame=pd.concat(parts, ignore_index=True),
+        frame=tabulated(every, prob, first=[*asked_for]),
+        draws=every,
+        prob=prob,
     )
+
+
+def crossed(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Return a variable's values, repeated for each value of a second one, and the dimensions, the second one first."""
+    (variable, values), *others = grid.items()
+    if not others:
+        return {variable: list(values)}, {variable: list(values)}
+    ((by, second),) = others
+    both = {variable: list(values) * len(second), by: [v for v in second for _ in values]}
+    return both, {by: list(second), variable: list(values)}
 
 
 def chosen(
@@ -146,6 +162,10 @@ def chosen(
     """Return what was agreed about the columns that a user asks for, or refuse them."""
     known = predictors(formula)
     for name in names:
+        if name in TAKEN and name in known:
+            raise ValueError(
+                f"'{name}' is the name of a column or a dimension of the answer: rename the column"
+            )
         if name not in known:
             raise KeyError(
                 f"'{name}' is no column that the formula's terms read: they read "

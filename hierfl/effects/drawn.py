@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect_count
+from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import is_corrected
+from hierfl.formulas.design import Term
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import response_of
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.snapshot import Snapshot, expect_fit
-
-LEAST_DRAWS = 20  # for a 90 % interval
+from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,7 @@ class Drawn:
     data: ClientData
     shared: Mapping[str, Tensor]
     own: Mapping[str, Tensor]
+    parameter: Parameter | None = None  # whose terms these are; None: the response's
 
     @property
     def count(self) -> int:
@@ -42,12 +44,12 @@ class Drawn:
     @property
     def layout(self) -> Layout:
         """Which coefficients are global and which are a client's own."""
-        return self.formula.layout
+        return self.formula.layout if self.parameter is None else self.parameter.layout
 
     @property
     def family(self) -> ResponseFamily:
         """The family of the response."""
-        return self.formula.declared.family
+        return (self.parameter or self.formula).declared.family
 
     @cached_property
     def response(self) -> Response:
@@ -62,24 +64,38 @@ class Drawn:
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
         """The family's parameters, (S, 1, *event), beside predictors (S, n)."""
-        return {name: self.shared[name][:, None] for name in self.family.parameters(self.response)}
+        own = self.family.parameters(self.response)
+        return {name: self.shared[name][:, None] for name in own if name in self.shared}
+
+    @cached_property
+    def with_terms(self) -> dict[str, Drawn]:
+        """The coefficients of each parameter that has terms."""
+        found = self.formula.parameters if ";" in self.formula.text else {}
+        return {name: replace(self, parameter=parameter) for name, parameter in found.items()}
 
     @cached_property
     def common(self) -> Tensor:
         """Coefficients of the common columns, (S, P, O)."""
         parts = [
-            self.shared[term.name].reshape(self.count, len(term.columns), self.outputs)
+            self._of(term).reshape(self.count, len(term.columns), self.outputs)
             for term in self.layout.common.terms
         ]
         empty = torch.zeros(self.count, 0, self.outputs, dtype=torch.float64)
         return torch.cat(parts, 1) if parts else empty
+
+    def _of(self, term: Term) -> Tensor:
+        """Return the coefficients of a common term, (S, *shape)."""
+        if not term.monotone:
+            return self.shared[term.name]
+        mean, shares = (self.shared[f"{kind}_{term.name}"] for kind in ("b", "simplex"))
+        return len(term.columns) * mean[:, None] * shares
 
     @cached_property
     def base(self) -> Tensor:
         """The predictor of a row whose common columns are all zero, (S, O)."""
         found = torch.zeros(self.count, self.outputs, dtype=torch.float64)
         if self.layout.has_intercept:
-            found = found + self.shared[INTERCEPT].reshape(self.count, self.outputs)
+            found = found + self.shared[self.layout.intercept].reshape(self.count, self.outputs)
         if self.layout.is_centered:
             design = self.formula.agreed.design
             means = torch.tensor(
@@ -108,7 +124,7 @@ class Drawn:
         if name == INTERCEPT:
             found = found + self.base
             if self.layout.above:
-                above = self.data.client_fields["above"][client].double()
+                above = self.data.client_fields[f"above{self.layout.suffix}"][client].double()
                 at = [columns.index(column) for column in self.layout.above]
                 found = found + (above[:, None] * self.common[:, at]).sum(1)
         elif name in columns:
@@ -126,6 +142,8 @@ class Drawn:
     def of_new(self, term: GroupTerm, seed: int) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
         place = [one.site for one in self.layout.groups].index(term.site)
+        if self.parameter is not None:  # apart from the groups of the response's terms
+            place += 1000 * (1 + list(self.formula.parameters).index(self.parameter.name))
         generator = torch.Generator().manual_seed(1_000_003 * (place + 1) + seed)
         size = len(term.columns) * self.outputs
         unit = torch.randn(self.count, size, generator=generator, dtype=torch.float64)
@@ -135,27 +153,45 @@ class Drawn:
         return found.reshape(self.count, len(term.columns), self.outputs)
 
 
-def drawn(fit: Snapshot | Drawn, what: str, *, draws: int = 1000, seed: int = 0) -> Drawn:
+class OverNodes(Protocol):
+    """A fit whose clients' own coefficients are at nodes: `here` is what the server has."""
+
+    @property
+    def here(self) -> Snapshot:
+        """The fit as the server has it."""
+
+
+Fitted = Snapshot | OverNodes | Drawn
+
+
+def drawn(fit: Fitted, what: str, *, draws: int = 1000, seed: int = 0, prob: float = PROB) -> Drawn:
     """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws."""
+    check_prob(prob)
     if isinstance(fit, Drawn):
         return fit
-    expect_fit(fit)
-    if expect_count(draws, "draws") < LEAST_DRAWS:
-        raise ValueError(f"draws is {draws}: a 90 % interval needs {LEAST_DRAWS} or more")
-    model = fit.method.model
+    over = getattr(fit, "here", None)  # of a run over nodes
+    whole: Any = fit if over is None else over
+    expect_fit(whole)
+    least = least_draws(prob)
+    if expect_count(draws, "draws") < least:
+        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
+    model = whole.method.model
     if not isinstance(model, Formula):
         raise TypeError(
             f"fit.{what} is for fits of a hierfl.formula, and the model is '{_name(model)}': use "
             f"fit.predict(rows), or fit a formula"
         )
-    if is_corrected(fit.progress.history):
-        found = corrected(fit, draws, seed=seed).draws
+    if over is not None:
+        keep = global_sites(whole.program)
+        found = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
+    elif is_corrected(whole.progress.history):
+        found = corrected(whole, draws, seed=seed).draws
     else:
-        found = posterior_draws(fit, draws=draws, seed=seed)
+        found = posterior_draws(whole, draws=draws, seed=seed)
     return Drawn(
         model,
-        fit.clients,
-        fit.federation.data,
+        whole.clients if over is None else (),  # own coefficients are at the nodes
+        whole.federation.data,
         {name: value.detach().double() for name, value in found.shared.items()},
         {name: value.detach().double() for name, value in found.own.items()},
     )

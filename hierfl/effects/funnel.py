@@ -18,7 +18,7 @@ LIMITS = {0.95: "95 %", 0.998: "99.8 %"}
 
 
 def ratio_interval(
-    observed: float, expected: float, trials: float | None, *, prob: float = 0.9
+    observed: float, expected: float, trials: float | None, *, prob: float
 ) -> tuple[float, float]:
     """Return exact limits of observed / expected: Clopper and Pearson's; without `trials` Garwood's."""
     tail = 0.5 - prob / 2

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
-from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics, with_intervals
+from hierfl.effects.drawn import Drawn, Fitted, drawn
+from hierfl.effects.intervals import labeled, statistics, with_intervals
 from hierfl.effects.predictor_rows import Rows, typical
 from hierfl.formulas.layout import GroupTerm
-from hierfl.posterior.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from xarray import DataArray
 
 LOGISTIC, GUMBEL = math.pi**2 / 3.0, math.pi**2 / 6.0
 # Variance of the latent response around the linear predictor, by link of a threshold.
@@ -32,16 +35,25 @@ class Icc:
     Args:
         title: of what.
         frame: one row per kind of group, such as "hospital", and `residual`; the columns `mean`,
-            `sd`, `low` and `high`, the ends of the 90 % interval. At each draw the rows sum to one.
+            `sd`, `low` and `high`, the ends of the interval. At each draw the rows sum to one.
+        draws: the draws, an xarray.DataArray of the dimensions `chain`, `draw` and `group`.
+        prob: of the interval.
     """
 
     title: str
     frame: pd.DataFrame
+    draws: DataArray
+    prob: float
 
 
 @one_at_a_time
 def icc(
-    fit: Snapshot | Drawn, *, at: Mapping[str, Any] | None = None, draws: int = 1000, seed: int = 0
+    fit: Fitted,
+    *,
+    at: Mapping[str, Any] | None = None,
+    prob: float = PROB,
+    draws: int = 1000,
+    seed: int = 0,
 ) -> Icc:
     """Return the intraclass correlation of each kind of group, on the linear predictor's scale.
 
@@ -62,6 +74,7 @@ def icc(
     Args:
         fit: of a `hierfl.formula` with groups.
         at: column -> value, of the row, as in `fit.effects`.
+        prob: of the interval.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -69,7 +82,7 @@ def icc(
         TypeError: the fit is of another model.
         ValueError: the formula has no groups; or the family has no such variance.
     """
-    found = drawn(fit, "icc", draws=draws, seed=seed)
+    found = drawn(fit, "icc", draws=draws, seed=seed, prob=prob)
     if not found.layout.groups:
         raise ValueError(
             f"the formula has no groups: add some, such as (1 | {found.formula.clients})"
@@ -85,9 +98,14 @@ def icc(
     # where the residual variance is infinite, nothing lies between groups
     shares = torch.where(left.isinf(), 0.0, between / total)
     both = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
-    frame = pd.DataFrame(statistics(both), index=[*variances, "residual"])
+    groups = [*variances, "residual"]
     response = found.formula.declared.parts.response
-    return Icc(f"Shares of the latent variance of {response}", frame)
+    return Icc(
+        f"Shares of the latent variance of {response}",
+        pd.DataFrame(statistics(both, prob), index=groups),
+        labeled(both, {"group": groups}, "icc"),
+        prob,
+    )
 
 
 def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
@@ -106,6 +124,11 @@ def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
 def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
     """Return the family's variance on the linear predictor's scale, (S,) or (), given that between groups, (S,)."""
     family, shared = found.family, found.shared
+    if found.with_terms:
+        raise ValueError(
+            f"{', '.join(found.with_terms)} of {family.name} has terms, so that no variance is that "
+            "of all rows: take fit.r2(), or the standard deviations of groups in fit.summary()"
+        )
     name, link = family.name, family.link
     if name in ("bernoulli", "binomial", "cumulative"):
         return torch.tensor(THRESHOLDS[link], dtype=torch.float64)

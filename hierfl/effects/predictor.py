@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -52,27 +52,44 @@ def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who, seed: int) 
     return None if one is None else one[:, None].expand(-1, rows.count, -1, -1)
 
 
-def distribution(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Any:
+def parameters_at(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> dict[str, Tensor]:
+    """Return the family's parameters at each draw: (S, 1, *event), or (S, n) of one with terms."""
+    found = dict(drawn.parameters)
+    for name, own in drawn.with_terms.items():
+        eta = predictor(own, rows.of_parameters[name], who, seed=seed)
+        found[name] = eta.exp() if own.family.link == "log" else eta.sigmoid()
+    return found
+
+
+def distribution(
+    drawn: Drawn, eta: Tensor, parameters: Mapping[str, Tensor], rows: Rows | None = None
+) -> Any:
     """Return the distribution of responses at each draw, uncensored; by default of one trial."""
     needs = {}
     for name in drawn.family.required:
         given = None if rows is None else rows.fields.get(name)
         needs[name] = (torch.ones_like(eta[0]) if given is None else given).expand(eta.shape)
-    return drawn.family.of(eta, **drawn.parameters, **needs)
+    return drawn.family.of(eta, **parameters, **needs)
 
 
-def mean_response(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Tensor:
+def mean_response(
+    drawn: Drawn, eta: Tensor, parameters: Mapping[str, Tensor], rows: Rows | None = None
+) -> Tensor:
     """Return the expected response (of a Student t its location), (S, n), or its levels' probabilities, (S, n, K)."""
     if drawn.family.name == "student":
         return eta
-    fn = distribution(drawn, eta, rows)
+    fn = distribution(drawn, eta, parameters, rows)
     found: Tensor = fn.probs if drawn.family.kind in ("category", "ordered") else fn.mean
     return found
 
 
-def on_scale(drawn: Drawn, eta: Tensor, scale: Scale) -> tuple[Tensor, tuple[str, ...]]:
-    """Return predictors or mean responses, (S, n, L), and their L levels, ("",) of a number."""
-    found = mean_response(drawn, eta) if scale == "response" else eta
+def on_scale(
+    drawn: Drawn, rows: Rows, who: Who, scale: Scale, *, seed: int = 0
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
+    found = predictor(drawn, rows, who, seed=seed)
+    if scale == "response":
+        found = mean_response(drawn, found, parameters_at(drawn, rows, who, seed=seed))
     if found.dim() == 2:
         return found[..., None], ("",)
     levels = drawn.response.levels
@@ -103,6 +120,11 @@ def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
             return
         client = [client]
     for name in client:
+        if not drawn.clients:
+            raise KeyError(
+                f"client is {name!r}, and clients' own coefficients are at their nodes: give 'new' "
+                "or None"
+            )
         if str(name) not in drawn.clients:
             few = ", ".join(drawn.clients[:8]) + (", ..." if len(drawn.clients) > 8 else "")
             raise KeyError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, level_name, prepared
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import INTERCEPT, GroupTerm
+from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.terms import columns_of
 
 Values = Mapping[str, Any]
@@ -30,6 +30,7 @@ class Rows:
     groups: Mapping[str, Tensor]
     codes: Mapping[str, Tensor] = field(default_factory=dict)
     fields: Mapping[str, Tensor] = field(default_factory=dict)
+    of_parameters: Mapping[str, Rows] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -53,11 +54,8 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     """Return rows at typical values (means, reference levels), or at those of `at`; `grid` has n values a column."""
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
-    of_groups = {
-        term.group.name: term
-        for term in formula.layout.groups
-        if term.place in ("above", "crossed")
-    }
+    groups = [term for found in formula.layouts for term in found.groups]
+    of_groups = {t.group.name: t for t in groups if t.place in ("above", "crossed")}
     given = dict(at or {})
     _check_names(formula, given, columns, of_groups)
     frame: dict[str, Any] = {}
@@ -70,9 +68,9 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
             values = [column.levels[0] if column.kind == "category" else column.mean] * count
         frame[name] = values
     codes = {
-        term.site: torch.full((count,), _code(term, given[name]))
-        for name, term in of_groups.items()
-        if name in given
+        term.site: torch.full((count,), _code(term, given[term.group.name]))
+        for term in groups
+        if term.group.name in given and term.group.name in of_groups
     }
     made = pd.DataFrame(frame, index=range(count))
     try:
@@ -130,17 +128,30 @@ def evaluated(
     formula: Formula, ready: pd.DataFrame, client: str, codes: Mapping[str, Tensor]
 ) -> Rows:
     """Return rows from a client's `prepared` columns."""
-    found = formula.layout
-    common, offset = found.common.evaluate(ready, client)
-    groups = {term.site: torch.as_tensor(term.evaluate(ready, client)) for term in found.groups}
-    return Rows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes)
+    made = []
+    for found in formula.layouts:
+        common, offset = found.common.evaluate(ready, client)
+        groups = {term.site: torch.as_tensor(term.evaluate(ready, client)) for term in found.groups}
+        made.append(Rows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes))
+    return _together(formula, made)
+
+
+def _together(formula: Formula, made: Sequence[Rows]) -> Rows:
+    """Return the rows of the response's terms, with those of parameters."""
+    if len(made) == 1:
+        return made[0]
+    return replace(made[0], of_parameters=dict(zip(formula.parameters, made[1:], strict=True)))
 
 
 # ------------------------------------------------------------ a client's rows
 def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     """Return the rows of one client, by its position, from the fields that its program reads."""
+    return _together(formula, [_of_layout(found, data, client) for found in formula.layouts])
+
+
+def _of_layout(found: Layout, data: ClientData, client: int) -> Rows:
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
-    count, found = place.stop - place.start, formula.layout
+    count = place.stop - place.start
     fields = {name: value[place] for name, value in data.fields.items()}
     above = {name: value[client] for name, value in data.client_fields.items()}
     ones = torch.ones(count, 1, dtype=torch.float64)
@@ -151,9 +162,9 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     }
     columns: dict[str, Tensor] = {INTERCEPT: ones[:, 0]}
     for j, name in enumerate(found.read):
-        columns[name] = fields["x"][:, j].double()
+        columns[name] = fields[f"x{found.suffix}"][:, j].double()
     for j, name in enumerate(found.above):
-        columns[name] = above["above"][j].double().expand(count)
+        columns[name] = above[f"above{found.suffix}"][j].double().expand(count)
     for name, term in found.own.items():
         columns[name] = groups[term.site][:, term.columns.index(name)]
     codes = {}
@@ -166,7 +177,7 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     common = [columns[name] for name in found.common.columns]
     return Rows(
         torch.stack(common, 1) if common else ones[:, :0],
-        fields["offset"].double() if "offset" in fields else torch.zeros_like(ones[:, 0]),
+        fields["offset"].double() if found.common.offsets else torch.zeros_like(ones[:, 0]),
         groups,
         codes,
         {n: fields[n].double() for n in ("y", "trials", "weights") if n in fields},

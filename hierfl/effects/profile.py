@@ -5,6 +5,7 @@ Sources: Spiegelhalter 2005, Stat. Med. 24:1185; Goldstein and Spiegelhalter 199
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,18 +14,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.intervals import PROB, percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.averages import in_turn
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
-from hierfl.effects.intervals import HIGH, LOW, statistics
-from hierfl.effects.marginal_means import in_turn
-from hierfl.effects.predictor import mean_response, predictor
+from hierfl.effects.intervals import labeled, statistics
+from hierfl.effects.predictor import mean_response, parameters_at, predictor
 from hierfl.effects.predictor_rows import rows_of_client, typical
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from xarray import Dataset
 
 RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
 COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized ratio
@@ -53,9 +56,12 @@ class Profile:
             `observed`, `expected` under the average client, `smr` (observed / expected) with
             `smr_low` and `smr_high`, exact sampling limits; `ratio` (predicted / expected), the
             shrunk ratio of the model, with `ratio_low` and `ratio_high`; and `funnel`: "inside", or
-            beyond the "95 %" or "99.8 %" limits. All intervals are 90 %.
+            beyond the "95 %" or "99.8 %" limits. All intervals have the probability `prob`.
         rate: events expected per trial, over all clients, of bernoulli and binomial responses;
             None: counts without an upper end, or no ratio.
+        draws: the draws of `effect`, of `rank` and, where there is one, of `ratio`, an
+            xarray.Dataset of the dimensions `chain`, `draw` and `client`.
+        prob: of the intervals.
         note: what the table leaves out.
     """
 
@@ -63,6 +69,8 @@ class Profile:
     best: Literal["low", "high"]
     frame: pd.DataFrame
     rate: float | None
+    draws: Dataset
+    prob: float
     note: str = ""
 
     def plot_ranks(self, ax: Axes | None = None) -> Axes:
@@ -74,7 +82,8 @@ class Profile:
         from hierfl.plots.effects import client_ranks, new_axes
         from hierfl.plots.style import NAMED
 
-        return client_ranks(new_axes(ax, lines=min(len(self.frame), NAMED)), self.frame)
+        axes = new_axes(ax, lines=min(len(self.frame), NAMED))
+        return client_ranks(axes, self.frame, percent(self.prob))
 
     def plot_funnel(self, ax: Axes | None = None) -> Axes:
         """Draw standardized ratios over expected events, with 95 % and 99.8 % limits.
@@ -101,6 +110,7 @@ def profile(
     column: str = "Intercept",
     *,
     best: Literal["low", "high"] = "low",
+    prob: float = PROB,
     draws: int = 1000,
     seed: int = 0,
 ) -> Profile:
@@ -121,6 +131,7 @@ def profile(
         column: "Intercept": the effect on a typical row; or a column of the clients' own
             coefficients: how far its coefficient lies from the common one.
         best: "low" where low effects are good, such as of mortality; "high" where high ones are.
+        prob: of the intervals.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -131,21 +142,37 @@ def profile(
     """
     if best not in ("low", "high"):
         raise ValueError(f"best is {best!r}: it must be 'low' or 'high'")
-    found = drawn(fit, "profile", draws=draws, seed=seed)
+    found = drawn(fit, "profile", draws=draws, seed=seed, prob=prob)
     effects = own_effects(found, column)
     frame = pd.DataFrame({"client": list(found.clients)})
-    numbers = statistics(effects)
+    numbers = statistics(effects, prob)
     frame["effect"] = numbers.pop("mean")
     frame = frame.assign(**{f"effect_{name}": value for name, value in numbers.items()})
-    frame = frame.assign(**_ranked(effects if best == "low" else -effects))
-    rate, note = None, ""
+    ranks = (effects if best == "low" else -effects).argsort(1).argsort(1).double() + 1.0
+    frame = frame.assign(**_ranked(ranks, prob))
+    of_each, rate, note = {"effect": effects, "rank": ranks}, None, ""
     if column == "Intercept" and found.family.name in COUNTED:
-        frame, rate = _with_ratios(found, frame)
+        frame, rate, of_each["ratio"] = _with_ratios(found, frame, prob)
         note = "smr is observed / expected under the average client; ratio is predicted / expected."
     what = (
         "own effect on a typical row" if column == "Intercept" else f"own coefficient of {column}"
     )
-    return Profile(f"Clients' {what}, 90 % intervals", best, frame, rate, note)
+    return Profile(
+        title=f"Clients' {what}, {percent(prob)} intervals",
+        best=best,
+        frame=frame,
+        rate=rate,
+        draws=_together(of_each, found.clients),
+        prob=prob,
+        note=note,
+    )
+
+
+def _together(of_each: Mapping[str, Tensor], clients: Sequence[str]) -> Dataset:
+    import xarray  # slow to import
+
+    dims = {"client": clients}
+    return xarray.Dataset({name: labeled(v, dims, name) for name, v in of_each.items()})
 
 
 def own_effects(found: Drawn, column: str) -> Tensor:
@@ -180,29 +207,31 @@ def own_effects(found: Drawn, column: str) -> Tensor:
     return torch.stack(parts, 1)
 
 
-def _ranked(effects: Tensor) -> dict[str, Any]:
+def _ranked(ranks: Tensor, prob: float) -> dict[str, Any]:
     """Return mean ranks, intervals, and probabilities of first and last; rank 1 is the lowest."""
-    ranks = effects.argsort(1).argsort(1).double() + 1.0
-    low, high = np.quantile(ranks.numpy(), [LOW, HIGH], axis=0, method="inverted_cdf")
+    low, high = np.quantile(ranks.numpy(), tails(prob), axis=0, method="inverted_cdf")
     return {
         "rank": ranks.mean(0).numpy(),
         "rank_low": low.astype(int),
         "rank_high": high.astype(int),
         "p_best": (ranks == 1.0).double().mean(0).numpy(),
-        "p_worst": (ranks == effects.shape[1]).double().mean(0).numpy(),
+        "p_worst": (ranks == ranks.shape[1]).double().mean(0).numpy(),
     }
 
 
-def _with_ratios(found: Drawn, frame: pd.DataFrame) -> tuple[pd.DataFrame, float | None]:
-    """Add observed and expected events and their ratios; return the expected rate a trial too."""
-    records = []
+def _with_ratios(
+    found: Drawn, frame: pd.DataFrame, prob: float
+) -> tuple[pd.DataFrame, float | None, Tensor]:
+    """Add observed and expected events and their ratios; return the rate a trial too, and draws of ratios, (S, N)."""
+    records, ratios = [], []
     events = trials = 0.0
     for client in range(len(found.clients)):
         observed, size, expected, predicted = sums_of_client(found, client)
         mean = float(expected.mean())
         bounded = found.family.name != "poisson"
-        low, high = ratio_interval(observed, mean, size if bounded else None)
-        shrunk = {n: v[0] for n, v in statistics((predicted / expected)[:, None]).items()}
+        low, high = ratio_interval(observed, mean, size if bounded else None, prob=prob)
+        ratios.append(predicted / expected)
+        shrunk = {n: v[0] for n, v in statistics(ratios[-1][:, None], prob).items()}
         records.append(
             {
                 "observed": observed,
@@ -219,7 +248,7 @@ def _with_ratios(found: Drawn, frame: pd.DataFrame) -> tuple[pd.DataFrame, float
     rate = None if found.family.name == "poisson" else events / trials
     table = pd.DataFrame(records)
     table["funnel"] = [beyond(row.observed, row.expected, rate) for row in table.itertuples()]
-    return pd.concat([frame, table], axis=1), rate
+    return pd.concat([frame, table], axis=1), rate, torch.stack(ratios, 1)
 
 
 def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
@@ -230,7 +259,8 @@ def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Ten
     predicted = torch.zeros(found.count, dtype=torch.float64)
     for some in in_turn(rows, found.count):
         for who, total in ((None, expected), (client, predicted)):
-            mean = mean_response(found, predictor(found, some, who), some)
+            values = parameters_at(found, some, who)
+            mean = mean_response(found, predictor(found, some, who), values, some)
             total += mean @ some.weights
     trials = rows.fields.get("trials", torch.ones_like(rows.weights))
     observed = float((rows.weights * rows.fields["y"]).sum())

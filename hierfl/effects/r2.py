@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
+from hierfl.effects.averages import in_turn
 from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics, with_intervals
-from hierfl.effects.marginal_means import in_turn
-from hierfl.effects.predictor import distribution, mean_response, predictor
-from hierfl.effects.predictor_rows import rows_of_client
+from hierfl.effects.intervals import labeled, statistics, with_intervals
+from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
+from hierfl.effects.predictor_rows import Rows, rows_of_client
 from hierfl.posterior.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from xarray import DataArray
+
+SHARES = ("conditional", "marginal")
 
 
 @shown_as(with_intervals)
@@ -26,16 +33,19 @@ class R2:
     Args:
         title: what is explained.
         frame: the rows `conditional`, by common columns and groups, and `marginal`, by common
-            columns alone; the columns `mean`, `sd`, `low` and `high`, the ends of the 90 %
-            interval.
+            columns alone; the columns `mean`, `sd`, `low` and `high`, the ends of the interval.
+        draws: the draws, an xarray.DataArray of the dimensions `chain`, `draw` and `share`.
+        prob: of the interval.
     """
 
     title: str
     frame: pd.DataFrame
+    draws: DataArray
+    prob: float
 
 
 @one_at_a_time
-def r2(fit: Snapshot | Drawn, *, draws: int = 1000, seed: int = 0) -> R2:
+def r2(fit: Snapshot | Drawn, *, prob: float = PROB, draws: int = 1000, seed: int = 0) -> R2:
     """Return the Bayesian R2 of a formula, conditional on groups and marginal.
 
         conditional = var(mu) / (var(mu) + mean(v)),    marginal = var(mu_0) / (var(mu) + mean(v))
@@ -50,6 +60,7 @@ def r2(fit: Snapshot | Drawn, *, draws: int = 1000, seed: int = 0) -> R2:
 
     Args:
         fit: of a `hierfl.formula`, with the clients' rows.
+        prob: of the interval.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -58,7 +69,7 @@ def r2(fit: Snapshot | Drawn, *, draws: int = 1000, seed: int = 0) -> R2:
         ValueError: the response is in categories, which have no variance.
         RowsNotSaved: the rows were not saved with the fit.
     """
-    found = drawn(fit, "r2", draws=draws, seed=seed)
+    found = drawn(fit, "r2", draws=draws, seed=seed, prob=prob)
     if found.family.kind in ("category", "ordered"):
         raise ValueError(
             f"a response of {found.family.name} is in categories, which have no variance: take "
@@ -71,9 +82,19 @@ def r2(fit: Snapshot | Drawn, *, draws: int = 1000, seed: int = 0) -> R2:
     fitted = mu_square / rows - (mu / rows) ** 2
     common = plain_square / rows - (plain / rows) ** 2
     both = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
-    frame = pd.DataFrame(statistics(both), index=["conditional", "marginal"])
     response = found.formula.declared.parts.response
-    return R2(f"Share of the variance of {response} that is explained", frame)
+    return R2(
+        f"Share of the variance of {response} that is explained",
+        pd.DataFrame(statistics(both, prob), index=list(SHARES)),
+        labeled(both, {"share": SHARES}, "r2"),
+        prob,
+    )
+
+
+def _without_groups(rows: Rows) -> Rows:
+    """Return rows that name no group."""
+    others = {name: replace(own, codes={}) for name, own in rows.of_parameters.items()}
+    return replace(rows, codes={}, of_parameters=others)
 
 
 def sums_of_client(found: Drawn, client: int) -> Tensor:
@@ -81,10 +102,14 @@ def sums_of_client(found: Drawn, client: int) -> Tensor:
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for some in in_turn(rows_of_client(found.formula, found.data, client), found.count):
         eta = predictor(found, some, client)
-        mu = mean_response(found, eta, some)
-        plain = mean_response(found, predictor(found, replace(some, codes={}), None), some)
+        values, bare = parameters_at(found, some, client), _without_groups(some)
+        mu = mean_response(found, eta, values, some)
+        typical = parameters_at(found, bare, None)
+        plain = mean_response(found, predictor(found, bare, None), typical, some)
         # a Student t with nu <= 2 has an infinite variance, and torch's is nan where nu <= 1
-        noise = distribution(found, eta, some).variance.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        noise = distribution(found, eta, values, some).variance.nan_to_num(
+            nan=torch.inf, posinf=torch.inf
+        )
         each = torch.stack([torch.ones_like(mu), mu, mu**2, plain, plain**2, noise])
         total = total + (each * some.weights).sum(-1)
     return total

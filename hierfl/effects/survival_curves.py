@@ -11,18 +11,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
-from hierfl.effects.conditional_effects import fixed
-from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import statistics, with_intervals
-from hierfl.effects.predictor import EACH, asked, distribution, predictor
+from hierfl.effects.conditional_effects import chosen, few, fixed
+from hierfl.effects.drawn import Drawn, Fitted, drawn
+from hierfl.effects.intervals import labeled, tabulated, with_intervals
+from hierfl.effects.predictor import EACH, asked, distribution, parameters_at, predictor
 from hierfl.effects.predictor_rows import typical
 from hierfl.models.families.survival import hazards
-from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from xarray import DataArray
 
 POINTS = 50  # of the default times
 
@@ -35,13 +36,21 @@ class Survival:
     Args:
         title: whose times, and where the columns are.
         response: the column of the times.
-        frame: one row per client and time: `client` ("" for the average client, "new" for a new
-            one), `time`, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
+        by: the column of which each value has a curve of its own; None: there is none.
+        frame: one row per client, value of `by` and time: `client` ("" for the average client,
+            "new" for a new one), the column `by` where there is one, `time`, `mean`, `sd`, `low`
+            and `high`, the ends of the interval.
+        draws: the draws of each row, an xarray.DataArray of the dimensions `chain`, `draw`,
+            `client`, `by` where there is one, and `time`.
+        prob: of the interval.
     """
 
     title: str
     response: str
+    by: str | None
     frame: pd.DataFrame
+    draws: DataArray
+    prob: float
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the curves with bands.
@@ -51,18 +60,22 @@ class Survival:
         """
         from hierfl.plots.effects import conditional_effect, new_axes
 
-        found = conditional_effect(new_axes(ax), self.frame, "time", label="share beyond")
+        found = conditional_effect(
+            new_axes(ax), self.frame, "time", by=self.by, label="share beyond"
+        )
         found.set(xlabel=self.response, ylim=(0.0, 1.02))
         return found
 
 
 @one_at_a_time
 def survival(
-    fit: Snapshot | Drawn,
+    fit: Fitted,
     *,
+    by: str | None = None,
     at: Mapping[str, Any] | None = None,
     times: Sequence[float] | None = None,
     client: str | Sequence[str] | None = EACH,
+    prob: float = PROB,
     draws: int = 1000,
     seed: int = 0,
 ) -> Survival:
@@ -75,10 +88,13 @@ def survival(
     Args:
         fit: of a `hierfl.formula` for times: exponential, weibull, lognormal or
             piecewise_exponential.
+        by: a column that the formula reads, each value of which has a curve of its own: a
+            category's levels; a number's mean, and one sd below and above it. Default None.
         at: column -> value, as in `fit.effects`.
         times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean
             of the response, censored times included.
         client: as in `effects`. Default "each": every client, and a new one.
+        prob: of the interval.
         draws: S, of the posterior.
         seed: of the draws.
 
@@ -87,25 +103,37 @@ def survival(
         KeyError: the formula reads no such column; or a client was not fitted.
         ValueError: the response is no time; or a time is below 0 or not finite.
     """
-    found = drawn(fit, "survival", draws=draws, seed=seed)
+    found = drawn(fit, "survival", draws=draws, seed=seed, prob=prob)
     if found.family.kind != "time":
         raise ValueError(
             f"the response is {found.family.name}, no time: survival curves are for exponential, "
             "weibull, lognormal and piecewise_exponential"
         )
     when = _checked(found, times)
-    rows = typical(found.formula, at, {})
-    parts = []
+    apart = {} if by is None else {by: few(chosen(found.formula, [by], at)[by])}
+    rows = typical(found.formula, at, apart)
+    names, parts = [], []
     for name, who in asked(found, client):
-        eta = predictor(found, rows, who, seed=seed).expand(-1, len(when))
-        hazard: Tensor = hazards(distribution(found, eta)).cumulative_hazard(when.expand_as(eta))
-        columns = {"client": name, "time": when.numpy(), **statistics(torch.exp(-hazard))}
-        parts.append(pd.DataFrame(columns))
+        eta = predictor(found, rows, who, seed=seed)[..., None].expand(-1, -1, len(when))
+        flat = eta.reshape(found.count, -1)
+        every = when.repeat(rows.count).expand_as(flat)
+        values = {}
+        for one, value in parameters_at(found, rows, who, seed=seed).items():
+            of_rows = one in found.with_terms and value.shape[1] > 1
+            values[one] = value.repeat_interleave(len(when), 1) if of_rows else value
+        hazard: Tensor = hazards(distribution(found, flat, values)).cumulative_hazard(every)
+        names.append(name)
+        parts.append(torch.exp(-hazard).reshape(eta.shape))
     response = found.formula.declared.parts.response
+    dims = {"client": names, **apart, "time": when.tolist()}
+    beyond = labeled(torch.stack(parts, 1), dims, response)
     return Survival(
-        title=f"{response}: share beyond{fixed(found.formula, {}, at)}",
+        title=f"{response}: share beyond{fixed(found.formula, apart, at)}",
         response=response,
-        frame=pd.concat(parts, ignore_index=True),
+        by=by,
+        frame=tabulated(beyond, prob),
+        draws=beyond,
+        prob=prob,
     )
 
 

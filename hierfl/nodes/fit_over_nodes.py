@@ -13,11 +13,21 @@ from torch import Tensor
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.summary import Summary
+from hierfl.effects import (
+    comparisons,
+    conditional_effects,
+    hypotheses,
+    icc,
+    slopes,
+    survival_curves,
+)
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of
 from hierfl.method import Method
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.global_answers import brief_over, summary_over
 from hierfl.nodes.local_fit import table_of_rows, table_of_sites
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind
@@ -63,9 +73,15 @@ class FromNodes(Generic[Found]):
         return pd.concat(frames, names=["client"]).reset_index(level=0)
 
 
+@shown_as(brief_over)
 @dataclass(frozen=True, eq=False)
 class FitOverNodes:
     """A method, fitted to clients whose rows and states are at nodes.
+
+    Of a formula, `effects`, `comparisons`, `slopes`, `survival`, `hypotheses` and `icc` answer as
+    those of `hierfl.Fit` do, of the average client and of a new one (`client="new"`): draws of the
+    global sites and the schema are enough. What reads rows, or a client's own coefficients, is at
+    its node.
 
     Args:
         method: what was fitted.
@@ -91,7 +107,7 @@ class FitOverNodes:
     @property
     def history(self) -> pd.DataFrame:
         """One row a round, as in `hierfl.Fit.history`; `left_out` says who was missing, and why."""
-        return self._server.history
+        return self.here.history
 
     @property
     def chosen(self) -> str | None:
@@ -101,7 +117,7 @@ class FitOverNodes:
     @property
     def message(self) -> Tree:
         """The server's last message."""
-        return self._server.message
+        return self.here.message
 
     def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
         """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
@@ -114,7 +130,28 @@ class FitOverNodes:
             raise ValueError(
                 "the program has no global site: what it has of clients is at the nodes"
             )
-        return self._server.posterior(draws, seed=seed, var_names=sites, correct=None)
+        return self.here.posterior(draws, seed=seed, var_names=sites, correct=None)
+
+    def summary(self, *, prob: float = 0.9, draws: int = 1000, seed: int = 0) -> Summary:
+        """Summarize the global sites as a table, and say what the history tells of trust.
+
+        Args:
+            prob: of the intervals.
+            draws: S.
+            seed: of the draws.
+
+        Raises:
+            ValueError: `draws` is too small for an interval of `prob`.
+        """
+        return summary_over(self, prob, draws, seed)
+
+    # What a fit of a formula says: as of `hierfl.Fit`.
+    effects = conditional_effects.effects
+    comparisons = comparisons.comparisons
+    slopes = slopes.slopes
+    survival = survival_curves.survival
+    hypotheses = hypotheses.hypotheses
+    icc = icc.icc
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
@@ -197,7 +234,8 @@ class FitOverNodes:
         return self._asked("scores", read, rows, site=site, draws=draws, seed=seed)
 
     @property
-    def _server(self) -> Fit:
+    def here(self) -> Fit:
+        """The fit as the server has it, without the rows and the states of clients."""
         return Fit(self.method, self.federation, self.progress, self.rounds)
 
     # -------------------------------------------------------------------------------------------- asking

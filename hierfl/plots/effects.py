@@ -30,7 +30,7 @@ def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
 def conditional_effect(
     ax: Axes, frame: pd.DataFrame, variable: str, *, by: str | None = None, label: str = ""
 ) -> Axes:
-    """Draw a frame of `Effects` over `variable`, for each value of `by`: bands of 90 %, or points with intervals."""
+    """Draw a frame of `Effects` over `variable`, for each value of `by`: bands, or points with intervals."""
     lines = _lines(frame, by)
     levels = None
     if frame[variable].dtype.kind not in "iuf":
@@ -95,8 +95,8 @@ def _band(
     ax.plot(x, part["mean"].to_numpy(), linewidth=width, zorder=3, **style)
 
 
-def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
-    """Draw effects and mean ranks of a `Profile`, with 90 % intervals."""
+def client_ranks(ax: Axes, frame: pd.DataFrame, share: str) -> Axes:
+    """Draw effects and mean ranks of a `Profile`, with intervals of a `share`, "90 %"."""
     some = frame.sort_values("rank", ignore_index=True)
     at = np.arange(len(some), dtype=float)
     ax.hlines(at, some["effect_low"], some["effect_high"], color=COLORS[0], linewidth=1.2)
@@ -107,7 +107,7 @@ def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
         ax.set_yticks(at, names)
         ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(some) - 0.4, -0.6)
-    ax.set(xlabel="own effect, linear predictor", ylabel="client (90 % of its rank)")
+    ax.set(xlabel="own effect, linear predictor", ylabel=f"client ({share} of its rank)")
     return plain(ax)
 
 

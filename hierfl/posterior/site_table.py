@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import transform_to
 
+from hierfl.core.intervals import PROB, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
@@ -33,7 +34,6 @@ from hierfl.program.program import Params
 from hierfl.program.sites import Values, dims_of
 
 COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage")
-LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
 # local networks are summarized sooner where clients are many
 LEAST_EXPAND, MOST_ROWS = 50, 1_000_000
 Numbers = NDArray[np.float64]
@@ -54,8 +54,10 @@ class SiteTable:
 
 
 @one_at_a_time
-def site_table(fit: Snapshot, *, draws: int, seed: int = 0, keep: int = 0) -> SiteTable:
-    """Tabulate mean, sd, 90 % interval and shrinkage of every number; keep the first `keep` draws."""
+def site_table(
+    fit: Snapshot, *, draws: int, seed: int = 0, keep: int = 0, prob: float = PROB
+) -> SiteTable:
+    """Tabulate mean, sd, interval and shrinkage of every number; keep the first `keep` draws."""
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows = lacks_rows(fit)
     without_local = no_rows and bool(fit.program.reads.guide)
@@ -68,8 +70,8 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0, keep: int = 0) -> Si
         large, chunks = _drawn(by_state_alone(fit), draws, seed, expand, derived=not no_rows)
     of_learned = split(learned, None, expand)[1]
     kept: list[Draws] = []
-    found = _summarized(_noted(chunks, kept, 0 if large else keep)) | _summarized(
-        [_by_layer(learned, of_learned)]
+    found = _summarized(_noted(chunks, kept, 0 if large else keep), prob) | _summarized(
+        [_by_layer(learned, of_learned)], prob
     )
     networks = {**large, **of_learned}
     local = [name for name, site in found.items() if site.is_local and name not in networks]
@@ -185,23 +187,24 @@ class _Site:
         return not bool(np.isnan(self.at[1]).all())
 
 
-def _summarized(chunks: Iterable[Draws]) -> dict[str, _Site]:
+def _summarized(chunks: Iterable[Draws], prob: float) -> dict[str, _Site]:
     shared: dict[str, _Site] = {}
     own: dict[str, list[Numbers]] = {}
     for chunk in chunks:
         for name, value in chunk.shared.items():
             if name not in shared:  # the same in every chunk
-                shared[name] = _Site(_statistics(value[:, None]), False)
+                shared[name] = _Site(numbers_of(value[:, None], prob), False)
         for name, value in chunk.own.items():
-            own.setdefault(name, []).append(_statistics(value))
+            own.setdefault(name, []).append(numbers_of(value, prob))
     return shared | {name: _Site(np.concatenate(each, 1), True) for name, each in own.items()}
 
 
-def _statistics(value: Tensor) -> Numbers:
+def numbers_of(value: Tensor, prob: float) -> Numbers:
+    """Return mean, sd and interval ends of draws (S, ...), (4, ...); NaN at a point estimate."""
     values = value.detach().double().numpy()
     finite = np.isfinite(values).all(0)
     safe = np.where(finite, values, 0.0)
-    ends = np.quantile(safe, [LOW, HIGH], axis=0)
+    ends = np.quantile(safe, tails(prob), axis=0)
     found = np.stack([safe.mean(0), safe.std(0, ddof=min(1, len(safe) - 1)), *ends])
     is_point = (safe == safe[:1]).all(0)
     found[0] = np.where(is_point, safe[0], found[0])

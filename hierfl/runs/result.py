@@ -17,12 +17,14 @@ from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.effects import (
+    comparisons,
     conditional_effects,
-    contrasts,
+    hypotheses,
     icc,
-    marginal_means,
+    predictions,
     profile,
     r2,
+    slopes,
     survival_curves,
 )
 from hierfl.engine.federation import Federation
@@ -244,22 +246,26 @@ class Fit:
         )
         return replace(self, federation=federation, progress=progress)
 
-    def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:
+    def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarize every site as a table, local ones by client, and say whether to trust the fit.
 
         Args:
+            prob: of the intervals, whose ends are quantiles of the draws.
             draws: S, 20 or more; None: 1000, and down to 100 where they would take minutes.
             seed: of the draws.
 
         Raises:
-            ValueError: `draws` is below 20.
+            ValueError: `draws` is too small for an interval of `prob`, 20 of 90 %, 40 of 95 %; or
+                `prob` does not lie between 0 and 1.
         """
-        return summary(self, draws=draws, seed=seed)
+        return summary(self, prob=prob, draws=draws, seed=seed)
 
     # What a fit of a formula says: a function of each module, whose first argument is the fit.
     effects = conditional_effects.effects
-    contrasts = contrasts.contrasts
-    marginal_means = marginal_means.marginal_means
+    predictions = predictions.predictions
+    comparisons = comparisons.comparisons
+    slopes = slopes.slopes
+    hypotheses = hypotheses.hypotheses
     profile = profile.profile
     survival = survival_curves.survival
     r2 = r2.r2

@@ -49,8 +49,10 @@ def test_effects_are_those_of_the_fits_draws() -> None:
 
 ASKED: list[tuple[str, Callable[[hierfl.Fit], Any]]] = [
     ("effects", lambda fit: fit.effects("x")),
-    ("contrasts", lambda fit: fit.contrasts("x")),
-    ("marginal_means", lambda fit: fit.marginal_means("x")),
+    ("predictions", lambda fit: fit.predictions("x")),
+    ("comparisons", lambda fit: fit.comparisons("x")),
+    ("slopes", lambda fit: fit.slopes("x")),
+    ("hypotheses", lambda fit: fit.hypotheses("x = 0")),
     ("profile", lambda fit: fit.profile()),
     ("survival", lambda fit: fit.survival()),
     ("r2", lambda fit: fit.r2()),
@@ -62,8 +64,10 @@ def test_each_answer_prints_its_table() -> None:
     found = bernoulli()
     answers: list[tuple[Any, str]] = [
         (found.effects("age", draws=50), "died along age, at sex f"),
-        (found.contrasts("sex", kind="ratio", scale="link", draws=50), "m / f"),
-        (found.marginal_means("sex", draws=50), "averaged over all clients' rows"),
+        (found.predictions("sex", draws=50), "averaged over clients' rows, sex set in all rows"),
+        (found.comparisons("sex", comparison="ratio", scale="link", draws=50), "m / f"),
+        (found.slopes("age", draws=50), "slope of died by age"),
+        (found.hypotheses("sex[m] > 0", draws=50), "sex[m] > 0"),
         (found.profile(draws=50), "Rank 1 has the lowest effect"),
         (found.r2(draws=50), "marginal"),
         (found.icc(draws=50), "residual"),
@@ -87,7 +91,7 @@ def test_without_rows_what_needs_draws_alone_is_answered(tmp_path: Path) -> None
     here, there = (one.effects("age", client="each", draws=50).frame for one in (fitted, loaded))
     np.testing.assert_allclose(here["mean"], there["mean"], rtol=1e-6)
     assert loaded.icc(draws=50).frame.equals(fitted.icc(draws=50).frame)
-    for ask in (loaded.r2, loaded.profile, lambda: loaded.marginal_means("sex")):
+    for ask in (loaded.r2, loaded.profile, lambda: loaded.predictions("sex")):
         with pytest.raises(hierfl.RowsNotSaved, match="saved without its clients' rows"):
             ask()
 
@@ -108,3 +112,75 @@ def test_a_scale_and_too_few_draws_are_refused() -> None:
         bernoulli().effects("age", scale="odds")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="draws is 5: a 90 % interval needs 20 or more"):
         bernoulli().effects("age", draws=5)
+    with pytest.raises(ValueError, match="draws is 100: a 99 % interval needs 200 or more"):
+        bernoulli().effects("age", draws=100, prob=0.99)
+
+
+# ------------------------------------------------------------ draws, and other probabilities
+DRAWN: list[tuple[str, Callable[[hierfl.Fit], Any], tuple[str, ...]]] = [
+    (
+        "effects",
+        lambda f: f.effects("age", by="sex", client="each", prob=0.5),
+        ("client", "sex", "age"),
+    ),
+    (
+        "comparisons",
+        lambda f: f.comparisons("sex", client="new", prob=0.5),
+        ("client", "comparison"),
+    ),
+    ("predictions", lambda f: f.predictions("sex", prob=0.5), ("sex",)),
+    ("by", lambda f: f.predictions("sex", by="site", prob=0.5), ("site", "sex")),
+    ("slopes", lambda f: f.slopes("age", prob=0.5), ("client",)),
+    ("hypotheses", lambda f: f.hypotheses("age = 0", prob=0.5), ("hypothesis",)),
+    ("r2", lambda f: f.r2(prob=0.5), ("share",)),
+    ("icc", lambda f: f.icc(prob=0.5), ("group",)),
+]
+
+
+@pytest.mark.parametrize(("name", "ask", "dims"), DRAWN, ids=[name for name, *_ in DRAWN])
+def test_the_table_is_that_of_the_draws(
+    name: str, ask: Callable[[hierfl.Fit], Any], dims: tuple[str, ...]
+) -> None:
+    found = ask(bernoulli())
+    assert found.draws.dims == ("chain", "draw", *dims)
+    flat = found.draws.to_numpy().reshape(1000, -1)
+    np.testing.assert_allclose(found.frame["mean"], flat.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.frame["low"], np.quantile(flat, 0.25, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.frame["high"], np.quantile(flat, 0.75, axis=0), rtol=1e-12)
+    assert "50 % interval" in repr(found)
+    for dim in dims:  # the labels of rows are those of the draws
+        labels = found.frame.index if dim in ("share", "group") else found.frame[dim]
+        each = np.unique(np.array(labels), return_counts=True)[1]
+        assert (each == len(labels) // len(found.draws[dim])).all()
+
+
+def test_a_profile_has_draws_of_effects_ranks_and_ratios() -> None:
+    found = bernoulli().profile(prob=0.95, draws=200)
+    assert set(found.draws) == {"effect", "rank", "ratio"}
+    for name, column in (("effect", "effect"), ("rank", "rank"), ("ratio", "ratio")):
+        wanted = found.draws[name].mean(("chain", "draw"))
+        np.testing.assert_allclose(found.frame[column], wanted, rtol=1e-12)
+    low, high = found.draws["effect"].quantile([0.025, 0.975], ("chain", "draw")).to_numpy()
+    np.testing.assert_allclose(found.frame["effect_low"], low, rtol=1e-9)
+    np.testing.assert_allclose(found.frame["effect_high"], high, rtol=1e-9)
+    assert found.title.endswith("95 % intervals")
+    labels = found.plot_ranks().get_ylabel()
+    assert labels == "client (95 % of its rank)"
+
+
+def test_a_summary_has_intervals_of_95_percent() -> None:
+    found = bernoulli().summary(prob=0.95, draws=200)
+    row = found.frame.set_index("site").loc["age"]
+    age = bernoulli().draws(200).shared["age"].double().numpy()
+    np.testing.assert_allclose(row[["low", "high"]].astype(float), np.quantile(age, [0.025, 0.975]))
+    assert list(found.tables[0][1].columns[-2:]) == ["2.5 %", "97.5 %"]
+    with pytest.raises(ValueError, match="draws is 30: a 95 % interval needs an integer of 40"):
+        bernoulli().summary(prob=0.95, draws=30)
+
+
+def test_columns_called_as_those_of_the_answer_are_refused() -> None:
+    rows = frame().rename(columns={"dose": "level"})
+    made = hierfl.formula("y ~ level + (1 | site)", clients="site").on(rows)
+    found = fit(methods.fedsvi(made), made.data(rows), rounds=1)
+    with pytest.raises(ValueError, match="'level' is the name of a column or a dimension"):
+        found.effects("level")

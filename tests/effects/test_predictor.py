@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hierfl.effects.predictor import asked, mean_response, predictor
+from hierfl.effects.predictor import asked, mean_response, parameters_at, predictor
 from hierfl.effects.predictor_rows import evaluated, predictors, rows_of_client, typical
 from hierfl.formulas.columns import prepared
 from hierfl.models import families
@@ -31,6 +31,11 @@ CASES: list[tuple[str, Any]] = [
     ("k | trials(n) ~ dose + (1 | site)", "beta_binomial"),
     ("count ~ dose + (1 | site)", "zero_inflated_poisson"),
     ("share ~ dose + (1 | site)", "beta"),
+    ("share ~ dose + (1 | site)", "ordered_beta"),
+    ("y ~ dose + (1 | site)", "skew_normal"),
+    ("count ~ dose + (1 | site)", "zero_inflated_negative_binomial"),
+    ("count ~ dose + (1 | site)", "hurdle_poisson"),
+    ("time ~ dose + (1 | site)", "hurdle_gamma"),
     ("y ~ dose + (1 + dose | site) + (0 + dose | year)", families.gaussian("log")),
     ("died ~ dose + (1 | site)", families.bernoulli("cloglog")),
     ("grade ~ dose + (1 | site)", families.cumulative("probit")),
@@ -50,7 +55,8 @@ def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: Any) ->
     parts = []
     for k in range(len(found.clients)):
         rows = rows_of_client(found.formula, found.data, k)
-        parts.append(mean_response(found, predictor(found, rows, k), rows))
+        values = parameters_at(found, rows, k)
+        parts.append(mean_response(found, predictor(found, rows, k), values, rows))
     torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-6, atol=1e-8)
 
 

@@ -95,12 +95,12 @@ def test_binomial_rows_count_their_trials() -> None:
 
 
 def test_limits_of_counts_are_garwoods() -> None:
-    low, high = ratio_interval(7.0, 5.0, None)
+    low, high = ratio_interval(7.0, 5.0, None, prob=0.9)
     np.testing.assert_allclose(low, stats.chi2.ppf(0.05, 14) / 2 / 5)
     np.testing.assert_allclose(high, stats.chi2.ppf(0.95, 16) / 2 / 5)
-    assert ratio_interval(0.0, 5.0, None)[0] == 0.0
-    assert ratio_interval(0.0, 5.0, 9.0)[0] == 0.0
-    assert ratio_interval(9.0, 5.0, 9.0)[1] == 9.0 / 5.0
+    assert ratio_interval(0.0, 5.0, None, prob=0.9)[0] == 0.0
+    assert ratio_interval(0.0, 5.0, 9.0, prob=0.9)[0] == 0.0
+    assert ratio_interval(9.0, 5.0, 9.0, prob=0.9)[1] == 9.0 / 5.0
 
 
 @pytest.mark.parametrize("rate", [None, 0.3])

@@ -79,3 +79,22 @@ def test_what_has_no_survival_is_refused() -> None:
     for times in ([-1.0], [], [np.nan]):
         with pytest.raises(ValueError, match="give one or more that are finite and 0 or later"):
             survival(found, times=times)
+
+
+def test_each_value_of_a_column_has_a_curve() -> None:
+    found = drawn("time ~ arm + dose + (1 | site)", "weibull")
+    both = survival(found, by="arm", times=TIMES, client=["east", "west"])
+    for arm in "abc":
+        one = survival(found, at={"arm": arm}, times=TIMES, client=["east", "west"])
+        table = both.frame.query("arm == @arm")
+        assert list(table["client"]) == list(one.frame["client"])
+        np.testing.assert_allclose(table["mean"], one.frame["mean"], rtol=1e-12)
+        np.testing.assert_allclose(both.draws.sel(arm=arm), one.draws, rtol=1e-12)
+    assert both.draws.dims == ("chain", "draw", "client", "arm", "time")
+    doses = survival(found, by="dose", times=[1.0], client=None).frame["dose"]
+    rows = frame()["dose"]
+    np.testing.assert_allclose(doses, rows.mean() + rows.std(ddof=0) * np.array([-1, 0, 1]))
+    labels = both.plot().get_legend_handles_labels()[1]
+    assert labels[:3] == ["east, arm a", "east, arm b", "east, arm c"]
+    with pytest.raises(ValueError, match="at holds 'arm' fixed, which is to vary"):
+        survival(found, by="arm", at={"arm": "a"})

@@ -1,4 +1,4 @@
-"""Contrasts and marginal means are those that are computed by hand from the draws."""
+"""Comparisons and average predictions are those that are computed by hand from the draws."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hierfl.effects.contrasts import contrasts
-from hierfl.effects.marginal_means import marginal_means
+from hierfl.effects.comparisons import comparisons
+from hierfl.effects.predictions import predictions
 from tests.effects.made import drawn, frame, of_program, with_shared
 
 
 def test_differences_of_levels_on_the_link_scale_are_coefficients() -> None:
     found = drawn("died ~ arm + age + (1 | site)", "bernoulli")
-    table = contrasts(found, "arm", scale="link").frame.set_index("contrast")
+    table = comparisons(found, "arm", scale="link").frame.set_index("comparison")
     b, c = found.shared["arm"].T.numpy()
     for name, wanted in {"b - a": b, "c - a": c, "c - b": c - b}.items():
         np.testing.assert_allclose(table["mean"][name], wanted.mean(), rtol=1e-6)
@@ -24,23 +24,23 @@ def test_differences_of_levels_on_the_link_scale_are_coefficients() -> None:
 
 def test_true_is_compared_with_false() -> None:
     found = drawn("y ~ old + (1 | site)", "gaussian")
-    table = contrasts(found, "old").frame
-    assert list(table["contrast"]) == ["True - False"]
+    table = comparisons(found, "old").frame
+    assert list(table["comparison"]) == ["True - False"]
     np.testing.assert_allclose(table["mean"], found.shared["old"].mean(), rtol=1e-6)
 
 
 def test_a_column_of_an_addition_may_be_a_predictor_too() -> None:
     found = drawn("k | trials(n) ~ n + (1 | site)", "binomial")
-    table = contrasts(found, "n", scale="link", values=[3, 5]).frame
+    table = comparisons(found, "n", scale="link", values=[3, 5]).frame
     np.testing.assert_allclose(table["mean"], 2.0 * found.shared["n"].mean(), rtol=1e-6)
 
 
 def test_ratios_on_the_link_scale_are_odds_ratios() -> None:
     found = drawn("died ~ sex + (1 | site)", "bernoulli")
-    table = contrasts(found, "sex", scale="link", kind="ratio").frame
+    table = comparisons(found, "sex", scale="link", comparison="ratio").frame
     odds = np.exp(found.shared["sex"][:, 0].numpy())
     np.testing.assert_allclose(table["mean"], odds.mean(), rtol=1e-6)
-    assert table["contrast"][0] == "m / f" and table["p"][0] == (odds > 1).mean()
+    assert table["comparison"][0] == "m / f" and table["p"][0] == (odds > 1).mean()
 
 
 def test_response_scale_and_clients_by_hand() -> None:
@@ -48,33 +48,33 @@ def test_response_scale_and_clients_by_hand() -> None:
     k = found.clients.index("east")
     own = found.own["site"][:, k].numpy()
     f, m = np.exp(own[:, 0]), np.exp(own[:, 0] + own[:, 1])
-    table = contrasts(found, "sex", client="east").frame
+    table = comparisons(found, "sex", client="east").frame
     np.testing.assert_allclose(table["mean"], (m - f).mean(), rtol=1e-6)
-    table = contrasts(found, "sex", client="east", kind="ratio").frame
+    table = comparisons(found, "sex", client="east", comparison="ratio").frame
     np.testing.assert_allclose(table["mean"], (m / f).mean(), rtol=1e-6)
 
 
 def test_numbers_are_compared_at_values() -> None:
     found = drawn("y ~ age")
     slope = found.shared["age"].mean().item()
-    table = contrasts(found, "age", values=[40, 50, 70]).frame.set_index("contrast")
+    table = comparisons(found, "age", values=[40, 50, 70]).frame.set_index("comparison")
     assert list(table.index) == ["50 - 40", "70 - 40", "70 - 50"]
     np.testing.assert_allclose(table["mean"], slope * np.array([10, 30, 20]), rtol=1e-5)
     sd = frame()["age"].std(ddof=0)
-    np.testing.assert_allclose(contrasts(found, "age").frame["mean"], slope * sd, rtol=1e-5)
+    np.testing.assert_allclose(comparisons(found, "age").frame["mean"], slope * sd, rtol=1e-5)
 
 
 def test_levels_of_a_categorical_response_have_a_row_each() -> None:
     found = drawn("grade ~ dose + (1 | site)", "categorical")
-    table = contrasts(found, "dose", client="each").frame
+    table = comparisons(found, "dose", client="each").frame
     assert len(table) == 3 * 5
     np.testing.assert_allclose(table.groupby("client")["mean"].sum(), 0.0, atol=1e-6)
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("gaussian", {"kind": "ratio"}, "responses of gaussian may be negative"),
-    ("gaussian", {"kind": "ratio", "scale": "link"}, "the link of gaussian is 'identity'"),
-    ("gaussian", {"kind": "odds"}, "kind is 'odds'"),
+    ("gaussian", {"comparison": "ratio"}, "responses of gaussian may be negative"),
+    ("gaussian", {"comparison": "ratio", "scale": "link"}, "the link of gaussian is 'identity'"),
+    ("gaussian", {"comparison": "odds"}, "comparison is 'odds'"),
     ("gaussian", {"values": ["a"]}, "give two or more different ones"),
     ("gaussian", {"values": ["a", "d"]}, "'arm' has no level 'd'"),
 ]
@@ -84,7 +84,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def test_what_is_wrong_is_refused(family: str, options: dict[str, Any], words: str) -> None:
     found = drawn("y ~ arm", family, draws=2)
     with pytest.raises(ValueError, match=words):
-        contrasts(found, "arm", **options)
+        comparisons(found, "arm", **options)
 
 
 # ------------------------------------------------------------ marginal means
@@ -99,21 +99,24 @@ def test_means_are_those_of_the_program_with_the_column_set(text: str, family: s
     found = drawn(text, family)
     rows = frame()
     both = [of_program(found, rows.assign(sex=level)).mean(1).numpy() for level in "fm"]
-    result = marginal_means(found, "sex")
+    result = predictions(found, "sex")
     np.testing.assert_allclose(result.frame["mean"], [v.mean() for v in both], rtol=1e-5)
     np.testing.assert_allclose(result.frame["low"], np.quantile(both, 0.05, axis=1), rtol=1e-5)
     difference = both[1] - both[0]
-    np.testing.assert_allclose(result.differences["mean"], difference.mean(), rtol=1e-4, atol=1e-7)
-    assert result.differences["p"][0] == (difference > 0).mean()
+    table = comparisons(found, "sex", "rows").frame
+    np.testing.assert_allclose(table["mean"], difference.mean(), rtol=1e-4, atol=1e-7)
+    assert table["p"][0] == (difference > 0).mean()
+    ratio = comparisons(found, "sex", "rows", comparison="ratio").frame
+    np.testing.assert_allclose(ratio["mean"], (both[1] / both[0]).mean(), rtol=1e-4)
 
 
 def test_frames_give_the_same_means_as_the_rows_of_the_fit() -> None:
     found = drawn("died ~ sex + age + (1 + sex | site)", "bernoulli")
     rows = frame()
     for given in (rows, rows.drop(columns="died"), dict(list(rows.groupby("site")))):
-        again = marginal_means(found, "sex", given).frame
+        again = predictions(found, "sex", given).frame
         np.testing.assert_allclose(
-            again["mean"], marginal_means(found, "sex").frame["mean"], rtol=1e-6
+            again["mean"], predictions(found, "sex").frame["mean"], rtol=1e-6
         )
 
 
@@ -122,11 +125,11 @@ def test_an_interaction_needs_the_frames() -> None:
     with pytest.raises(
         ValueError, match=r"the term 'sex:age' reads 'sex' .* pass the clients' frames"
     ):
-        marginal_means(found, "sex")
+        predictions(found, "sex")
     rows = frame()
-    means = marginal_means(found, "sex", rows)
+    table = comparisons(found, "sex", rows).frame
     wanted = of_program(found, rows.assign(sex="m")) - of_program(found, rows.assign(sex="f"))
-    np.testing.assert_allclose(means.differences["mean"], wanted.mean(), rtol=1e-4)
+    np.testing.assert_allclose(table["mean"], wanted.mean(), rtol=1e-4)
 
 
 def test_other_groups_within_a_client_are_refused() -> None:
@@ -135,7 +138,7 @@ def test_other_groups_within_a_client_are_refused() -> None:
     with pytest.raises(
         ValueError, match="the rows of client 'west' have other groups of 'site:ward'"
     ):
-        marginal_means(found, "sex", fewer)
+        predictions(found, "sex", fewer)
 
 
 def test_rows_count_as_often_as_they_weigh() -> None:
@@ -144,4 +147,4 @@ def test_rows_count_as_often_as_they_weigh() -> None:
     mean = of_program(found, rows.assign(sex="f")).mean(0).numpy()
     weight = rows.set_index("site").loc[list(found.clients), "n"].to_numpy()
     wanted = (mean * weight).sum() / weight.sum()
-    np.testing.assert_allclose(marginal_means(found, "sex").frame["mean"][0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(predictions(found, "sex").frame["mean"][0], wanted, rtol=1e-5)

@@ -1,0 +1,260 @@
+"""Averages over clients' rows: the response of each row, with a column as it is, set or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hierfl.data.clients import ClientData
+from hierfl.effects.drawn import Drawn
+from hierfl.effects.predictor import Scale, on_scale
+from hierfl.effects.predictor_rows import Rows, evaluated, predictors, rows_of_client, typical
+from hierfl.formulas.columns import by_client, check_column, complete, level_name, prepared
+from hierfl.formulas.formula import Formula, Frames
+from hierfl.formulas.terms import described
+
+AT_ONCE = 4_000_000  # draws x rows whose responses are held at once
+NewData: TypeAlias = Frames | Literal["mean", "rows"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is done to a column of all rows: None: nothing; else it is set to `value`, or moved by `step`."""
+
+    variable: str | None = None
+    value: Any = None
+    step: float | None = None
+
+    def on(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return a frame with the column set or moved."""
+        if self.variable is None:
+            return frame
+        if self.step is None:
+            return frame.assign(**{self.variable: self.value})
+        return frame.assign(**{self.variable: frame[self.variable].astype(float) + self.step})
+
+
+@dataclass(frozen=True, eq=False)
+class Averages:
+    """Mean responses, (S, groups, settings, levels), of groups of rows by one column, or of all rows, ("",)."""
+
+    draws: Tensor
+    groups: tuple[str, ...]
+    levels: tuple[str, ...]
+
+
+def averages(
+    found: Drawn, newdata: NewData, settings: Sequence[Setting], by: str | None, scale: Scale
+) -> Averages:
+    """Return the mean response over rows of clients under each setting, by the values of a column."""
+    if not found.clients:
+        raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
+    sums: dict[str, Tensor] = {}
+    weights: dict[str, float] = {}
+    levels: tuple[str, ...] = ("",)
+    source = _of_fit if isinstance(newdata, str) else _of_frames
+    for client, sets, names in source(found, newdata, settings, by):
+        groups, codes = np.unique(names, return_inverse=True)
+        member = torch.nn.functional.one_hot(torch.as_tensor(codes), len(groups)).double()
+        member = member * sets[0].weights[:, None]
+        total, levels = _sums(found, sets, member, client, scale)
+        for place, group in enumerate(groups.tolist()):
+            sums[group] = sums.get(group, torch.zeros(())) + total[:, place]
+            weights[group] = weights.get(group, 0.0) + float(member[:, place].sum())
+    ordered = _in_order(found, by, list(sums))
+    means = torch.stack([sums[name] / weights[name] for name in ordered], 1)
+    return Averages(means, tuple(ordered), levels)
+
+
+def _in_order(found: Drawn, by: str | None, names: list[str]) -> list[str]:
+    """Return groups in the order of the clients, of a column's levels, or of their names."""
+    known = found.formula.agreed.columns.get(by or "")
+    places = found.clients if by == found.formula.clients else known.levels if known else ()
+    return sorted(names, key=lambda n: (places.index(n) if n in places else len(places), n))
+
+
+def _sums(
+    found: Drawn, sets: Sequence[Rows], member: Tensor, client: int, scale: Scale
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return a client's sums of responses, (S, groups, settings, levels), and the levels."""
+    parts = []
+    levels: tuple[str, ...] = ("",)
+    for rows in sets:
+        sums, first = [], 0
+        for some in in_turn(rows, found.count):
+            value, levels = on_scale(found, some, client, scale)
+            sums.append(torch.einsum("ng,snl->sgl", member[first : first + some.count], value))
+            first += some.count
+        parts.append(torch.stack(sums).sum(0))
+    return torch.stack(parts, 2), levels
+
+
+def in_turn(rows: Rows, draws: int) -> Iterator[Rows]:
+    """Yield a client's rows in blocks whose responses at all draws fit into memory."""
+    size = max(1, AT_ONCE // draws)
+    for first in range(0, rows.count, size):
+        place = slice(first, first + size)
+        groups, codes, fields = (
+            {name: value[place] for name, value in of.items()}
+            for of in (rows.groups, rows.codes, rows.fields)
+        )
+        yield Rows(rows.common[place], rows.offset[place], groups, codes, fields, _cut(rows, place))
+
+
+def _cut(rows: Rows, place: slice) -> dict[str, Rows]:
+    """Return a block of the rows of parameters with terms."""
+    found = {}
+    for name, own in rows.of_parameters.items():
+        groups, codes = (
+            {site: value[place] for site, value in of.items()} for of in (own.groups, own.codes)
+        )
+        found[name] = Rows(own.common[place], own.offset[place], groups, codes)
+    return found
+
+
+Each = Iterator[tuple[int, list[Rows], NDArray[np.str_]]]
+
+
+# ------------------------------------------------------------ the rows of the fit
+def _of_fit(found: Drawn, newdata: Any, settings: Sequence[Setting], by: str | None) -> Each:
+    """Yield each client, its rows under each setting, and the group of each row."""
+    formula = found.formula
+    if newdata != "rows":
+        raise ValueError(
+            f"newdata is {newdata!r}: give 'rows', for those of the fit, or the clients' frames"
+        )
+    if by not in (None, formula.clients):
+        raise ValueError(
+            f"by is '{by}', and the fit keeps no columns apart from '{formula.clients}': pass the "
+            "clients' frames, newdata=frames"
+        )
+    for setting in settings:
+        if setting.step is not None:
+            raise ValueError(
+                f"the fit keeps no rows of '{setting.variable}' that could be moved: pass the "
+                "clients' frames, newdata=frames"
+            )
+    made = [_set_by(formula, setting) for setting in settings]
+    for client, name in enumerate(found.clients):
+        own = rows_of_client(formula, found.data, client)
+        sets = [own if one is None else _with_columns(own, *one) for one in made]
+        yield client, sets, np.full(own.count, name if by else "")
+
+
+Places = dict[str | None, list[int]]
+
+
+def _set_by(formula: Formula, setting: Setting) -> tuple[Rows, Places] | None:
+    """Return a row with a column at a value, and the places of what reads it; None: rows stay as they are."""
+    if setting.variable is None:
+        return None
+    if ";" in formula.text:
+        raise ValueError(
+            "the fit keeps no columns apart of parameters with terms: pass the clients' frames, "
+            "newdata=frames"
+        )
+    sites = [None, *(term.site for term in formula.layout.groups)]
+    places = {site: _columns_of(formula, site, setting.variable) for site in sites}
+    return typical(formula, None, {setting.variable: [setting.value]}), places
+
+
+def _with_columns(own: Rows, one: Rows, places: Places) -> Rows:
+    """Return rows with the columns at some places as in `one`."""
+    new = {}
+    for site, value in own.groups.items():
+        new[site] = value.clone()
+        new[site][:, places[site]] = one.groups[site][:, places[site]]
+    both = own.common.clone()
+    both[:, places[None]] = one.common[:, places[None]]
+    return replace(own, common=both, groups=new)
+
+
+def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
+    """Return the places of the common columns, or of a group's, that read a variable."""
+    layout = formula.layout
+    if site is None:
+        text, design = formula.declared.parts.common, layout.common
+        columns = design.columns
+    else:
+        term = next(term for term in layout.groups if term.site == site)
+        text, design, columns = term.group.terms, term.design, term.columns
+    known = {term.name: term.columns for term in design.terms}
+    places = []
+    for one in described(text).common_terms:
+        read = set(getattr(one, "var_names", ())) - {""}
+        if variable not in read:
+            continue
+        if read != {variable} or one.name not in known:
+            raise ValueError(
+                f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: "
+                "pass the clients' frames, newdata=frames"
+            )
+        places += [columns.index(name) for name in known[one.name]]
+    return places
+
+
+# ------------------------------------------------------------ rows of frames
+def _of_frames(found: Drawn, frames: Any, settings: Sequence[Setting], by: str | None) -> Each:
+    """Yield each client of some frames, its rows under each setting, and the group of each row."""
+    formula, declared = found.formula, found.formula.declared
+    columns = predictors(formula)
+    response = declared.parts.response
+    parts = by_client(frames, declared.clients)
+    labeled = all(response in frame.columns for frame in parts.values())
+    unseen = () if labeled else (response, *declared.parts.additions.values())
+    kinds = {name: kind for name, kind in declared.rows_of.items() if name not in unseen}
+    data: ClientData = formula.data(frames, labeled=labeled)
+    for name, frame in parts.items():
+        if name not in found.clients:
+            raise KeyError(
+                f"client '{name}' was not fitted: leave its rows out, or fit.personalize(its "
+                "rows) first"
+            )
+        own = rows_of_client(formula, data, data.names.index(name))
+        _check_within(found, own, name)
+        plain = complete(frame, kinds, name, declared.missing)
+        sets = []
+        for setting in settings:
+            ready = prepared(setting.on(plain), columns, name)
+            made = evaluated(formula, ready, name, _codes(own))
+            sets.append(replace(made, codes=own.codes, fields=own.fields))
+        yield found.clients.index(name), sets, _groups(plain, by, name, declared.clients)
+
+
+def _codes(rows: Rows) -> dict[str, Tensor]:
+    """Return the groups of rows, of all terms."""
+    found = dict(rows.codes)
+    for own in rows.of_parameters.values():
+        found |= own.codes
+    return found
+
+
+def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> NDArray[np.str_]:
+    """Return the group of each row: its value of a column, or its client."""
+    if by is None or by == clients:
+        return np.full(len(frame), client if by else "")
+    check_column(frame, by, client)
+    if frame[by].isna().any():
+        raise ValueError(f"by is '{by}', which client '{client}' has rows without: drop them")
+    return np.array([level_name(value) for value in frame[by]])
+
+
+def _check_within(found: Drawn, rows: Rows, client: str) -> None:
+    """Refuse rows whose groups within the client, known by index, are not those of the fit."""
+    within = [t for own in found.formula.layouts for t in own.at("within")]
+    fitted = rows_of_client(found.formula, found.data, found.clients.index(client))
+    before, now = _codes(fitted), _codes(rows)
+    for term in within:
+        if not torch.equal(before[term.site], now[term.site]):
+            raise ValueError(
+                f"the rows of client '{client}' have other groups of '{term.group.name}' than "
+                "when fitted, and these are known by index alone: pass the frames of the "
+                "fit"
+            )

@@ -1,0 +1,179 @@
+"""Averages, comparisons and slopes are those of marginaleffects 0.6.0 for Python, of a pooled logistic regression.
+
+Its numbers are of `statsmodels.formula.api.logit("died ~ age * sex + arm")` (statsmodels 0.15.0) on `people()`.
+The coefficients here are the estimates, without spread.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import hierfl
+from hierfl.effects.comparisons import comparisons
+from hierfl.effects.drawn import Drawn
+from hierfl.effects.hypotheses import hypotheses
+from hierfl.effects.predictions import predictions
+from hierfl.effects.slopes import slopes
+
+CLIENTS = ("north", "south", "east", "west")
+# statsmodels' estimates
+ESTIMATES = {
+    "sex[m]": -1.568541061804581,
+    "arm[b]": -0.6859611319753034,
+    "arm[c]": -0.695553403740554,
+    "age": 0.0801911489543751,
+    "age:sex[m]": 0.03940429124696603,
+}
+INTERCEPT = -3.3659499157175614
+
+
+def people() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    parts = []
+    for k, name in enumerate(CLIENTS):
+        n = 24 + 6 * k
+        part = pd.DataFrame({"site": name, "age": rng.normal(50.0 + 2.0 * k, 10.0, n)})
+        part["sex"] = [("f", "m")[i % 2] for i in range(n)]
+        part["arm"] = [("a", "b", "c")[i // 8 % 3] for i in range(n)]
+        eta = (part["age"] - 50) / 8 + 0.7 * (part["sex"] == "m")
+        part["died"] = rng.binomial(1, 1 / (1 + np.exp(-eta)))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+@cache
+def estimated() -> Drawn:
+    rows = people()
+    assert abs(rows["age"].sum() - 7079.932356132127) < 1e-9
+    made = hierfl.formula("died ~ age * sex + arm", "bernoulli", clients="site").on(rows)
+    center = INTERCEPT + sum(
+        value * made.agreed.design[name].mean for name, value in ESTIMATES.items()
+    )
+    shared = {"Intercept": torch.tensor(center).double().expand(20)}
+    for term in made.layout.common.terms:
+        values = torch.tensor([ESTIMATES[name] for name in term.columns]).double()
+        shared[term.name] = (values if term.coords else values[0]).expand(
+            20, *[len(values)] * bool(term.coords)
+        )
+    data = made.data(rows)
+    return Drawn(made, data.names, data, shared, {})
+
+
+ASKED: list[tuple[Any, dict[str, Any], list[float]]] = [
+    (predictions, {}, [0.6515151515]),
+    (predictions, {"by": "arm"}, [0.7592592593, 0.5909090909, 0.5588235294]),
+    (
+        predictions,
+        {"by": "site"},
+        [0.6882598695, 0.5635441065, 0.6475863047, 0.6730951667],
+    ),
+    (predictions, {"variable": "sex"}, [0.6091375585, 0.6916138740]),
+    (comparisons, {"variable": "sex"}, [0.0824763155]),
+    (comparisons, {"variable": "sex", "by": "arm"}, [0.0719467716, 0.0892837295, 0.0903901143]),
+    (comparisons, {"variable": "sex", "comparison": "ratio"}, [1.1353985063]),
+    (comparisons, {"variable": "age", "values": 10}, [0.1746439350]),
+    (comparisons, {"variable": "age", "values": [40, 60]}, [0.4288283719]),
+    (comparisons, {"variable": "arm"}, [-0.1251051973, -0.1269787627]),
+    (slopes, {"variable": "age"}, [0.0176093832]),
+    (slopes, {"variable": "age", "by": "sex"}, [0.0164570082, 0.0187617583]),
+]
+
+
+@pytest.mark.parametrize(("ask", "options", "wanted"), ASKED)
+def test_averages_over_rows(ask: Any, options: dict[str, Any], wanted: list[float]) -> None:
+    found = ask(estimated(), newdata=people(), **options)
+    np.testing.assert_allclose(found.frame["mean"][: len(wanted)], wanted, rtol=2e-6)
+    np.testing.assert_allclose(found.frame["sd"], 0.0, atol=1e-12)
+
+
+TYPICAL: list[tuple[Any, dict[str, Any], float]] = [
+    (slopes, {"variable": "age"}, 0.0162324774),
+    (comparisons, {"variable": "sex"}, 0.0964664227),
+    (comparisons, {"variable": "age", "values": 10}, 0.1613865750),
+]
+
+
+@pytest.mark.parametrize(("ask", "options", "wanted"), TYPICAL)
+def test_a_typical_row(ask: Any, options: dict[str, Any], wanted: float) -> None:
+    """Their row has the mean age, sex f and arm a."""
+    np.testing.assert_allclose(ask(estimated(), **options).frame["mean"], wanted, rtol=2e-6)
+
+
+def test_a_slope_elsewhere_is_the_derivative_of_the_logistic() -> None:
+    table = slopes(estimated(), "age", at={"age": 40.0, "sex": "m"}).frame
+    slope = ESTIMATES["age"] + ESTIMATES["age:sex[m]"]
+    p = 1 / (1 + np.exp(-(INTERCEPT + ESTIMATES["sex[m]"] + 40.0 * slope)))
+    np.testing.assert_allclose(table["mean"], p * (1 - p) * slope, rtol=2e-6)
+    link = slopes(estimated(), "age", scale="link").frame
+    np.testing.assert_allclose(link["mean"], ESTIMATES["age"], rtol=1e-6)
+
+
+def test_rows_without_frames_are_those_of_the_fit() -> None:
+    found = comparisons(estimated(), "arm", "rows")
+    np.testing.assert_allclose(found.frame["mean"][0], -0.1251051973, rtol=2e-6)
+    by_site = predictions(estimated(), by="site").draws
+    assert by_site.dims == ("chain", "draw", "site")
+    np.testing.assert_allclose(by_site.sel(site="north").mean(), 0.5635441065, rtol=2e-6)
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (slopes, {"variable": "sex"}, "'sex' is a category, which has no slope"),
+    (slopes, {"variable": "age", "newdata": "rows"}, "keeps no rows of 'age' that could be moved"),
+    (slopes, {"variable": "age", "by": "arm"}, "by is 'arm', and newdata is 'mean'"),
+    (slopes, {"variable": "age", "newdata": "all"}, "newdata is 'all': give 'rows'"),
+    (comparisons, {"variable": "sex", "values": 2}, "values is 2: a step is a finite number"),
+    (comparisons, {"variable": "age", "values": 0}, "values is 0: a step is a finite number"),
+    (comparisons, {"variable": "arm", "newdata": "rows", "client": "east"}, "at and client are of"),
+    (comparisons, {"variable": "arm", "newdata": "rows", "by": "sex"}, "by is 'sex', and the fit"),
+    (predictions, {"values": ["f"]}, "values is given without variable"),
+    (predictions, {"variable": "arm", "by": "arm"}, "by is 'arm', which is set in all rows"),
+    (predictions, {"prob": 95}, "prob is 95: give the probability"),
+]
+
+
+@pytest.mark.parametrize(("ask", "options", "words"), REFUSED)
+def test_what_is_wrong_is_refused(ask: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ask(estimated(), **options)
+
+
+# ------------------------------------------------------------ hypotheses
+def test_hypotheses_are_read_to_their_last_sign() -> None:
+    b, c, age = ESTIMATES["arm[b]"], ESTIMATES["arm[c]"], ESTIMATES["age"]
+    asked = {
+        "arm[b] = arm[c]": b - c,
+        "exp(arm[b]) < 2 * age": np.exp(b) - 2 * age,
+        "`age:sex[m]` / age - 1.5e-1 > -(arm[b] + 2) ** 2": ESTIMATES["age:sex[m]"] / age
+        - 0.15
+        + (b + 2) ** 2,
+        "- 2 ** 2 = -age - 1 - 1": -4 + age + 2,
+    }
+    found = hypotheses(estimated(), list(asked), prob=0.5)
+    np.testing.assert_allclose(found.frame["mean"], list(asked.values()), rtol=1e-6)
+    assert list(found.frame["p"]) == [1.0, 0.0, 1.0, 0.0]
+    assert list(found.draws["hypothesis"].values) == list(asked)
+
+
+UNREAD = {
+    "arm[b]": "has 0 of the signs",
+    "arm[b] = 0 = age": "has 2 of the signs",
+    "arm[d] = 0": r"'arm\[d\]' is no parameter of the fit: the parameters are Intercept",
+    "ages = 0": "'ages' is no parameter",
+    "age age = 0": "'age age' cannot be read from 'age' on",
+    "(age = 0": "cannot be read from 'its end' on",
+    "age + = 0": "cannot be read from 'its end' on",
+    "`age = 0": "has 0 of the signs",
+    "log(arm[b]) = 0": "is not finite at some draws",
+}
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_a_hypothesis_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=UNREAD[text]):
+        hypotheses(estimated(), text)
