@@ -178,6 +178,8 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
         def tick(where: Progress) -> None:
             shown = where.history[-1].items()
             last = [f"{k} {v:.3g}" for k, v in shown if k in ("elbo", "loss", SCORE)]
+            if "seconds" in where.history[-1]:
+                last.append(f"{where.history[-1]['seconds']:.2g} s a round")
             if skipped := left_out_of(where.history):
                 last.append(f"{skipped} skipped")
             bar.update(task, completed=where.round, last=", ".join(last))
@@ -198,12 +200,29 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if call.progress:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
+        print(expected(method, data, call.rounds), file=sys.stderr)
     if call.rounds is None and method.most_rounds is None:
         return _until_good(choice, data, call, ATTEMPTS)
     fitted = run(method, data, call, choice)
     if method.most_rounds is None:
         _note(fitted, _judged(fitted, _draws(fitted), call.seed))
     return fitted
+
+
+def expected(method: Method, data: ClientData, rounds: int | None) -> str:
+    """Return what a run is going to do, in words."""
+    what = f"{data.num_clients:,} clients, {data.num_rows:,} rows: "
+    if rounds is not None:
+        return f"{what}{rounds} round{'s' * (rounds > 1)}" + (
+            " at most" if method.most_rounds else ""
+        )
+    if method.most_rounds is None:
+        return (
+            f"{what}{ATTEMPTS[0]} rounds, and {ATTEMPTS[1]} or {ATTEMPTS[2]} where they are needed"
+        )
+    if method.most_rounds == 1:
+        return f"{what}one round"
+    return f"{what}rounds until it is done, {method.most_rounds} at most"
 
 
 def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:

@@ -344,7 +344,15 @@ def test_a_method_that_stops_by_itself_is_chosen_and_run(
 ) -> None:
     found = fit(logistic, federation(), rounds=1, progress=True)
     assert found.method.name == "two_stage" and found.progress.round == 1
-    assert "hierfl.fit chose two_stage, since" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    said = shown.err + shown.out
+    assert "hierfl.fit chose two_stage, since" in said
+    assert "4 clients, 16 rows: 1 round at most" in said and " s a round" in said
+    most = methods.two_stage(logistic).most_rounds
+    left = one_run.expected(methods.two_stage(logistic), federation(), None)
+    assert left.endswith(f"rounds until it is done, {most} at most")
+    left = one_run.expected(fedsvi(logistic), federation(), None)
+    assert left.endswith("200 rounds, and 600 or 2000 where they are needed")
     assert "judged" not in found.history
     named = fit(methods.two_stage(logistic), federation(), rounds=1)
     assert named.chosen is None
