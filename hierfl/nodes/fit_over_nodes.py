@@ -17,6 +17,7 @@ from hierfl.diagnostics.summary import Summary
 from hierfl.effects import (
     comparisons,
     conditional_effects,
+    contrasts,
     hypotheses,
     icc,
     slopes,
@@ -78,10 +79,10 @@ class FromNodes(Generic[Found]):
 class FitOverNodes:
     """A method, fitted to clients whose rows and states are at nodes.
 
-    Of a formula, `effects`, `comparisons`, `slopes`, `survival`, `hypotheses` and `icc` answer as
-    those of `hierfl.Fit` do, of the average client and of a new one (`client="new"`): draws of the
-    global sites and the schema are enough. What reads rows, or a client's own coefficients, is at
-    its node.
+    Of a formula, `effects`, `comparisons`, `contrasts`, `slopes`, `survival`, `hypotheses` and
+    `icc` answer as those of `hierfl.Fit` do, of the average client and of a new one
+    (`client="new"`): draws of the global sites and the schema are enough. What reads rows, or a
+    client's own coefficients, is at its node.
 
     Args:
         method: what was fitted.
@@ -148,6 +149,7 @@ class FitOverNodes:
     # What a fit of a formula says: as of `hierfl.Fit`.
     effects = conditional_effects.effects
     comparisons = comparisons.comparisons
+    contrasts = contrasts.contrasts
     slopes = slopes.slopes
     survival = survival_curves.survival
     hypotheses = hypotheses.hypotheses

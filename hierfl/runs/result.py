@@ -19,8 +19,10 @@ from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.effects import (
     comparisons,
     conditional_effects,
+    contrasts,
     hypotheses,
     icc,
+    marginal_means,
     predictions,
     profile,
     r2,
@@ -264,6 +266,8 @@ class Fit:
     effects = conditional_effects.effects
     predictions = predictions.predictions
     comparisons = comparisons.comparisons
+    contrasts = contrasts.contrasts
+    marginal_means = marginal_means.marginal_means
     slopes = slopes.slopes
     hypotheses = hypotheses.hypotheses
     profile = profile.profile
