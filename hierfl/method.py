@@ -268,7 +268,9 @@ class Server:
         return (self.final or self.down)(state, clock)
 
 
-Trait = Literal["gradients", "by rows", "leaves out", "rounded", "own statistics"]
+Trait = Literal[
+    "gradients", "by rows", "leaves out", "rounded", "own statistics", "factors", "diagonal"
+]
 
 
 @unpickled("call its builder where it is needed, hierfl.methods.NAME(model)")
@@ -294,7 +296,8 @@ class Method:
             send gradients, not copies. "by rows": its posterior needs a likelihood that is a
             product over rows. "leaves out": clients are left out of means by a draw that nodes
             know. "rounded": clients send rounded values. "own statistics": each client predicts
-            with its own statistics of batch norm.
+            with its own statistics of batch norm. "factors": clients send the change of a Gaussian
+            factor that they keep; "diagonal": one without correlations.
 
     Raises:
         ValueError: `most_rounds` is below 1.

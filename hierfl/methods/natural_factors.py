@@ -8,7 +8,9 @@ only q must be. A client sends the change of its own factor, and the server adds
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,8 +76,36 @@ def newton_step(
     precision = cavity["precision"] - hessian
     slope = gradient + cavity["shift"] - cavity["precision"] @ loc
     move = torch.linalg.inv_ex(precision).inverse @ slope
-    move = move * (LONGEST / length(move, q["precision"]).clamp(min=1e-300)).clamp(max=1.0)
-    return precision, loc + move, torch.linalg.eigvalsh(precision).amin() > 0.0
+    return precision, loc + bounded(move, q), torch.linalg.eigvalsh(precision).amin() > 0.0
+
+
+def renyi_step(
+    q: Tree, loc: Tensor, gradient: Tensor, hessian: Tensor, cavity: Tree, order: float, full: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `newton_step` returns, where the divergence from the cavity is Renyi's."""
+    covariance = torch.linalg.inv_ex(q["precision"]).inverse
+    around = torch.linalg.inv_ex(cavity["precision"]).inverse
+    mixed = torch.linalg.inv_ex(order * around + (1.0 - order) * covariance).inverse
+    pull = mixed @ (loc - around @ cavity["shift"])
+    move = torch.linalg.inv_ex(mixed - hessian).inverse @ (gradient - pull)
+    bent, along = mixed / order - hessian, math.sqrt(1.0 - order) * covariance @ pull
+    if full:
+        tril = torch.linalg.cholesky_ex(bent).L
+        far = (tril.mT @ along).square().sum()
+        longest = 0.5 * (1.0 / order + (order**-2 + 4.0 * far).sqrt())
+        less = (order - 1.0 / longest) / far.clamp(min=1e-300)
+        precision = order * bent - less * torch.outer(bent @ along, bent @ along)
+    else:
+        each = bent.diagonal()
+        root = (order**-2 + 4.0 * each * along.square()).sqrt()
+        precision = (2.0 * each / (1.0 / order + root)).diag()
+    checked = torch.stack([bent, cavity["precision"], precision])
+    return precision, loc + bounded(move, q), torch.linalg.eigvalsh(checked).amin() > 0.0
+
+
+def bounded(move: Tensor, q: Tree) -> Tensor:
+    """Return a move of q's mean, shortened to `LONGEST` of its standard deviations."""
+    return move * (LONGEST / length(move, q["precision"]).clamp(min=1e-300)).clamp(max=1.0)
 
 
 def factor_guide(*, full: bool) -> Family:
@@ -128,6 +158,21 @@ def factor_server(
         logged=lambda state: {"moved": float(state["moved"])},
         wrong=wrong_change,
     )
+
+
+def with_noise(plain: Server, *, full: bool) -> Server:
+    """Return a factor server for sums of changes with noise, after which q bends as the prior at least."""
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        count = clock.clients + len(clock.left_out)  # the noise is that of all who were asked
+        q, prior = state["q"]["precision"], state["prior"]["precision"]
+        noisy = shaped(count * means["precision"], full)
+        values, vectors = torch.linalg.eigh(q - prior + 0.5 * (noisy + noisy.mT))
+        bent = prior + vectors @ (values.clamp(min=0.0)[:, None] * vectors.mT)
+        found = {"shift": means["shift"], "precision": (bent - q) / count}
+        return plain.update(state, found, clock._replace(clients=count))
+
+    return replace(plain, update=update, wrong=None)
 
 
 def wrong_change(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:

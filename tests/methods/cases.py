@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 
 from hierfl import methods, models
@@ -59,6 +60,16 @@ def normalizing() -> torch.nn.Module:
 
 def shared() -> Any:
     return models.network(net(), likelihood=models.likelihood.normal(1.0))
+
+
+def common() -> Any:
+    """Return a line whose weights are global sites."""
+    return models.bayesian_network(
+        filled(torch.nn.Linear(2, 1)),
+        local="none",
+        global_prior=dist.Normal(0.0, 1.0),
+        likelihood=models.likelihood.normal(1.0),
+    )
 
 
 def personal(**options: Any) -> Any:
@@ -320,6 +331,8 @@ CASES: dict[str, Case] = {
     ),
     "pfedme": Case(_pfedme, MODEL),
     "pvi": Case(lambda: methods.pvi(logistic, draws=2, steps=1), {**FACTOR, "improper": ()}),
+    "pvi renyi": Case(lambda: methods.pvi(logistic, draws=2, steps=1, divergence="renyi")),
+    "pvi beta": Case(lambda: methods.pvi(common(), draws=2, steps=1, loss="beta")),
     **{
         f"scaffold {option}": Case(
             lambda option=option: methods.scaffold(  # type: ignore[misc]

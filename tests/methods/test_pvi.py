@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
+import scipy
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.laplace.marginal import Marginal
 from hierfl.methods import bfi, fedlaplace, pvi
+from hierfl.methods.robust_losses import score
+from hierfl.program.program import ProgramError
 from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, logistic, means, slopes, three
 
@@ -217,3 +221,107 @@ def test_refused_options() -> None:
         pvi(line, damping=1.5)
     with pytest.raises(ValueError, match="even"):
         pvi(line, draws=3)
+
+
+# ------------------------------------------------------------------------------------- FedGVI
+def contaminated() -> ClientData:
+    """Return six clients on the line (1, -2), one row in six far from it; all of the last client's."""
+    g = torch.Generator().manual_seed(1)
+    clients = {}
+    for k in range(6):
+        x = torch.randn(30, 2, generator=g, dtype=torch.float64)
+        y = x @ torch.tensor([1.0, -2.0], dtype=torch.float64)
+        y = y + torch.randn(30, generator=g, dtype=torch.float64)
+        bad = torch.arange(30) % 6 == 0 if k < 5 else torch.ones(30, dtype=torch.bool)
+        clients[f"c{k}"] = {"x": x, "y": torch.where(bad, 20.0 + 20.0 * x[:, 0], y)}
+    return ClientData.from_clients(clients)
+
+
+@pytest.mark.parametrize("loss", ["beta", "gamma"])
+def test_a_robust_loss_leaves_outliers_aside(loss: Any) -> None:
+    truth, data = torch.tensor([1.0, -2.0], dtype=torch.float64), contaminated()
+    plain, _ = gaussian(fit(pvi(line), data, rounds=10))
+    robust, _ = gaussian(fit(pvi(line, loss=loss), data, rounds=25))
+    assert (plain - truth).abs().max() > 1.0
+    assert (robust - truth).abs().max() < 0.25
+
+
+@pytest.mark.parametrize("loss", ["beta", "gamma"])
+def test_a_loss_is_the_likelihood_as_its_power_goes_to_0(loss: Any) -> None:
+    near = gaussian(fit(pvi(line, damping=1.0, loss=loss, power=1e-7), e1(), rounds=1))
+    close(near[0], MEAN, 1e-5)
+    close(near[1], PRECISION, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["beta", "gamma", "cross_entropy"])
+def test_losses_are_those_of_their_definitions(name: Any) -> None:
+    """Integrals are sums over classes, or over a fine grid of labels; densities are scipy's."""
+    c = 0.4
+
+    def defined(p: Any, whole: float) -> Any:
+        if name == "beta":  # -p^(b-1) / (b-1) + I / b, less its value for p = I = 1
+            return (1 - p**c) / c + (whole - 1) / (1 + c)
+        if name == "gamma":
+            return (1 + c) / c * (1 - p**c * whole ** (-c / (1 + c)))
+        return (1 - p**c) / c
+
+    logits = torch.tensor([0.3, -1.0, 0.8])
+    p = logits.softmax(-1)
+    for k in range(3):
+        found = score(dist.Categorical(logits=logits), torch.tensor(k), name, c)
+        close(-found, defined(p[k], float((p ** (1 + c)).sum())), 1e-6)
+    if name != "cross_entropy":
+        normal = scipy.stats.norm(0.5, 1.7)
+        grid = np.linspace(-30, 30, 200_001)
+        whole = float((normal.pdf(grid) ** (1 + c)).sum() * (grid[1] - grid[0]))
+        found = score(dist.Normal(0.5, 1.7), torch.tensor(2.0), name, c)
+        close(-found, defined(normal.pdf(2.0), whole), 1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "factors"), [(0.3, "full"), (0.7, "full"), (0.5, "diagonal")])
+def test_renyi_divergence_is_minimized(alpha: float, factors: Any) -> None:
+    """One client's q minimizes the expected loss plus the divergence, by scipy on its numbers."""
+    full = float(factors == "full")
+    x = torch.tensor([[1.0, 0], [1, 1], [0, 2]], dtype=torch.float64)
+    y = torch.tensor([4.0, 5.0, 1.0], dtype=torch.float64)
+    data = ClientData.from_clients({"a": {"x": x, "y": y}})
+    method = pvi(
+        line, factors=factors, damping=1.0, divergence="renyi", alpha=alpha, steps=150, draws=2
+    )  # fmt: skip
+    loc, precision = gaussian(fit(method, data, rounds=1))
+
+    def objective(v: Any) -> float:
+        m, tril = v[:2], np.array([[np.exp(v[2]), 0.0], [full * v[4], np.exp(v[3])]])
+        s = tril @ tril.T
+        rest = y.numpy() - x.numpy() @ m
+        nll = 0.5 * (rest @ rest + np.trace(x.numpy() @ s @ x.numpy().T))
+        mixed = alpha * np.eye(2) + (1 - alpha) * s  # the prior is N(0, I)
+        dets = np.linalg.slogdet(mixed)[1] - (1 - alpha) * np.linalg.slogdet(s)[1]
+        renyi = 0.5 * alpha * m @ np.linalg.solve(mixed, m) - 0.5 / (alpha - 1) * dets
+        return float(nll + renyi / alpha)
+
+    best = scipy.optimize.minimize(objective, np.zeros(5), tol=1e-12).x
+    tril = np.array([[np.exp(best[2]), 0.0], [full * best[4], np.exp(best[3])]])
+    close(loc, best[:2], 1e-4)
+    close(torch.linalg.inv(precision), tril @ tril.T, 1e-4)
+
+
+def test_renyi_of_order_1_is_pvi() -> None:
+    data = federation()
+    one = fit(pvi(logistic, divergence="renyi", alpha=1.0), data, rounds=2)
+    other = fit(pvi(logistic), data, rounds=2)
+    near = fit(pvi(logistic, divergence="renyi", alpha=1.0 - 1e-9), data, rounds=2)
+    for a, b, c in zip(gaussian(one), gaussian(other), gaussian(near), strict=True):
+        assert torch.equal(a, b)
+        close(c, b, 1e-5)
+
+
+def test_losses_that_are_not_of_this_model_are_refused() -> None:
+    with pytest.raises(ProgramError, match="'slope' is local"):
+        fit(pvi(logistic, loss="beta"), federation(), rounds=1)
+    with pytest.raises(hierfl.ClientError, match="is of classes, and the likelihood is Normal"):
+        fit(pvi(line, loss="cross_entropy"), e1(), rounds=1)
+    with pytest.raises(ValueError, match="power is 0"):
+        pvi(line, loss="beta", power=0.0)
+    with pytest.raises(ValueError, match="divergence is 'hellinger'"):
+        pvi(line, divergence="hellinger")  # type: ignore[arg-type]
