@@ -72,8 +72,9 @@ def _setting(method: Method) -> Setting:
             f"method '{method.name}' has no pooled form: hand over hierfl.methods.fedsvi(model)"
         )
     own = {field.name for field in fields(Setting)} & recipe.options.keys()
-    lr = recipe.options["global_optimizer"].lr
-    how = Setting(**{name: recipe.options[name] for name in own}, global_lr=lr)
+    how = Setting(**{name: recipe.options[name] for name in own})
+    if how.merge != "gradient":
+        raise ValueError(f"fit_pooled steps along a gradient, and merge is {how.merge!r}: leave it")
     if (how.local_steps, how.global_steps) != (0, 1):
         raise ValueError(
             f"fit_pooled takes one joint step a round: local_steps is {how.local_steps} and must "

@@ -293,6 +293,12 @@ CASES: dict[str, Case] = {
         )
         for name in CROSSES
     },
+    "fedsvi natural": Case(
+        lambda: methods.fedsvi(regression, merge="natural", global_steps=2, batch_size=2)
+    ),
+    "fedsvi wasserstein": Case(
+        lambda: methods.fedsvi(regression, FAMILIES["mean_field"], merge="wasserstein")
+    ),
     "fedvi": Case(
         lambda: methods.fedvi(embedded(), hidden=4), {"move": HEADS, "loss": (), "kl": ()}
     ),
