@@ -20,6 +20,7 @@ from .fedbn import fedbn as fedbn
 from .fedem import fedem as fedem
 from .fedep import fedep as fedep
 from .fedfomo import fedfomo as fedfomo
+from .fedivon import fedivon as fedivon
 from .fedlaplace import fedlaplace as fedlaplace
 from .fedmap import fedmap as fedmap
 from .fedpa import fedpa as fedpa
@@ -30,6 +31,7 @@ from .fedrep import fedrep as fedrep
 from .fedsvi import fedsvi as fedsvi
 from .fedvi import fedvi as fedvi
 from .fine_tuned import fine_tuned as fine_tuned
+from .fola import fola as fola
 from .ifca import ifca as ifca
 from .knn_per import knn_per as knn_per
 from .per_fedavg import per_fedavg as per_fedavg

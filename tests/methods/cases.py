@@ -95,6 +95,7 @@ def mapped() -> Any:
 # ------------------------------------------------------------------------------------- what is sent
 FIRST: Shapes = {"theta.0.weight": (3, 2), "theta.0.bias": (3,)}
 THETA: Shapes = {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,)}
+LINE: Shapes = {"theta.0.weight": (1, 2), "theta.0.bias": (1,)}  # of `common`
 SCALE: Shapes = {name.replace("theta", "scale"): shape for name, shape in THETA.items()}
 TWO: Shapes = {f"{m}.{name}": shape for m in (0, 1) for name, shape in THETA.items()}
 HEADS: Shapes = {
@@ -249,6 +250,10 @@ CASES: dict[str, Case] = {
         lambda: methods.fedfomo(shared(), models=2, steps=1, **SMALL),
         {"model": {**THETA, "scores": (2,)}, "loss": ()},
     ),
+    "fedivon": Case(
+        lambda: methods.fedivon(common(), steps=3, batch_size=2, draws=2),
+        {"shift": LINE, "precision": LINE, "rows": (), "loss": ()},
+    ),
     "fedlaplace": Case(
         lambda: methods.fedlaplace(
             logistic, settle_draws=8, draws=64, target_ess=8, weighting_rounds=1
@@ -301,6 +306,10 @@ CASES: dict[str, Case] = {
     ),
     "fedvi": Case(
         lambda: methods.fedvi(embedded(), hidden=4), {"move": HEADS, "loss": (), "kl": ()}
+    ),
+    "fola": Case(
+        lambda: methods.fola(common(), **SMALL, steps=3, fisher_rows=2),
+        {"shift": LINE, "precision": LINE, "rows": (), "loss": ()},
     ),
     "heur_fedamp": Case(lambda: methods.heur_fedamp(shared(), **SMALL), {"w": THETA, "loss": ()}),
     "ifca": Case(

@@ -61,6 +61,8 @@ def single_precision() -> None:
 
 # what else is in `hierfl.methods`, and why it is in no table
 LEFT_OUT: dict[str, str] = {
+    "fedivon": "in bayesian-rivals",
+    "fola": "in bayesian-rivals",
     "two_stage": "for hierarchies of few parameters",
     "fedlaplace": "for hierarchies of few parameters",
     "pvi": "for hierarchies of few parameters",

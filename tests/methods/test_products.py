@@ -1,0 +1,179 @@
+"""FOLA and FedIvon, products of clients' independent Gaussians, against closed forms and FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl import methods, models
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedivon, fola
+from hierfl.optimizers import SGD
+from hierfl.program.program import ProgramError
+from hierfl.runs.result import Fit
+from tests.methods.cases import net, shared
+from tests.methods.test_pvi import close
+from tests.programs import federation, fit, logistic
+
+
+def apart(batch: ClientBatch) -> None:
+    """A line whose unknowns are independent given designs of one nonzero entry a row."""
+    w = pyro.sample("w", dist.Normal(torch.tensor([0.5, 0.0]), 2.0).to_event(1))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+def clients() -> ClientData:
+    """Return three clients, of which one sees mostly the first unknown, another the second."""
+    g = torch.Generator().manual_seed(3)
+    found = {}
+    for name, ones, twos in (("a", 9, 1), ("b", 2, 12), ("c", 4, 4)):
+        x = torch.zeros(ones + twos, 2, dtype=torch.float64)
+        x[:ones, 0] = 1.0
+        x[ones:, 1] = 2.0
+        y = x @ torch.tensor([2.0, -1.0], dtype=torch.float64)
+        y = y + torch.randn(len(x), generator=g, dtype=torch.float64)
+        found[name] = {"x": x, "y": y}
+    return ClientData.from_clients(found)
+
+
+def pooled() -> tuple[Tensor, Tensor]:
+    """Return mean and precision of the posterior of `apart`."""
+    data = clients()
+    x, y = data.fields["x"], data.fields["y"]
+    precision = (x * x).sum(0) + 0.25
+    start = torch.tensor([0.5, 0.0], dtype=x.dtype)
+    return (x.T @ y + 0.25 * start) / precision, precision
+
+
+def gaussian(fitted: Fit, site: str = "w") -> tuple[Tensor, Tensor]:
+    """Return mean and precision of the posterior as it is served."""
+    params = fitted.federation.client.params(fitted.message, {})
+    scale = torch.nn.functional.softplus(params[f"{site}.scale"])
+    return params[f"{site}.loc"], scale**-2
+
+
+def test_fedivon_is_exact_where_clients_converge() -> None:
+    """Independent Gaussian unknowns: one round of Newton's steps finds each client's own mode.
+
+    Curvature is learned from draws, without bias where it is constant; its noise averages out.
+    """
+    method = fedivon(
+        apart, lr=1.0, betas=(0.0, 0.95), steps=120, batch_size=None, draws=8, curvature_start=1.0
+    )
+    (loc, precision), (mean, wanted) = gaussian(fit(method, clients(), rounds=2)), pooled()
+    close(loc, mean, 0.1)
+    close(precision / wanted, torch.ones(2), 0.15)
+
+
+def test_the_curvature_of_fedivon_is_updated_as_published() -> None:
+    """h 1 and d 0.1 with b2 = 0.9: numbers of methods_bayesian.md, section 10."""
+    from hierfl.methods.fedivon import Newton
+
+    how = Newton(0.1, 0.9, 0.9, 1, "step", None, 1, 1.0)
+    seen = torch.tensor([-50.0, -1.0, 1.0, 20.0])
+    found = how._curved(torch.ones(4), seen, torch.full((4,), 1.1))
+    close(found + 0.1, [7.722727 + 0.1, 0.818182 + 0.1, 1.1, 4.540909 + 0.1], 1e-5)
+    assert bool((found + 0.1 > 0.0).all())
+
+
+def flat() -> Any:
+    """Return the network of the cases with a prior so wide that it does not count."""
+    return models.bayesian_network(
+        net(),
+        local="none",
+        global_prior=dist.Normal(0.0, 1e6),
+        likelihood=models.likelihood.normal(1.0),
+    )
+
+
+@pytest.mark.parametrize("name", ["fola", "fedivon"])
+def test_without_curvature_it_is_fedavg(name: str) -> None:
+    """FOLA that trusts no posterior and weights by rows; FedIvon with equal curvature, no noise."""
+    if name == "fola":
+        method = fola(flat(), trust=0.0, product=False, optimizer=SGD(0.05), steps=4, batch_size=2)
+    else:
+        method = fedivon(
+            flat(), lr=0.05, betas=(0.0, 1.0), curvature_start=1.0, temperature=0.0, steps=4,
+            batch_size=2,
+        )  # fmt: skip
+    average = methods.fedavg(shared(), optimizer=SGD(0.05), steps=4, batch_size=2)
+    one, two = (fit(m, federation(), rounds=3, seed=1) for m in (method, average))
+    for param, value in two.message.items():
+        close(one.message["z"][param], value, 1e-8)
+
+
+def test_one_round_of_fola_by_hand() -> None:
+    """Clients of one step each: their moves, squared gradients of each row, and their product."""
+    data, lr, trust = clients(), 0.3, 0.7
+    method = fola(apart, trust=trust, optimizer=SGD(lr), steps=1, batch_size=None)
+    start = torch.tensor([0.5, 0.0], dtype=torch.float64)
+    weights, shifts, precisions = [], [], []
+    for x, y in zip(*(data.fields[n].split(data.counts.tolist()) for n in "xy"), strict=True):
+        moved = -lr * (-x.T @ (y - x @ start)) / len(y)  # no pull at the server's own point
+        each = -x * (y - x @ (start + moved))[:, None]
+        precision = each.square().sum(0) + 0.25 / 3
+        held = trust * len(y) * 0.25 / 3
+        weights.append(precision + held)
+        shifts.append(weights[-1] * moved)
+        precisions.append(precision)
+    loc, precision = gaussian(fit(method, data, rounds=1))
+    close(loc, start + sum(shifts) / sum(weights), 1e-10)
+    close(precision, sum(precisions), 1e-8)
+
+
+def test_fola_s_precision_is_that_of_the_posterior() -> None:
+    """Where the model is right, squared gradients of 4,000 rows are near the Fisher information."""
+    g = torch.Generator().manual_seed(0)
+    parts = {}
+    for k in range(4):
+        x = torch.randn(1000, 2, generator=g, dtype=torch.float64) * torch.tensor([1.0, 0.6])
+        noise = torch.randn(1000, generator=g, dtype=torch.float64)
+        parts[f"c{k}"] = {"x": x, "y": x @ torch.tensor([2.0, -1.0], dtype=torch.float64) + noise}
+    data = ClientData.from_clients(parts)
+    method = fola(apart, optimizer=SGD(0.8), steps=20, batch_size=None, fisher_rows=1)
+    loc, precision = gaussian(fit(method, data, rounds=5))
+    x, y = data.fields["x"], data.fields["y"]
+    close(precision / ((x * x).sum(0) + 0.25), torch.ones(2), 0.1)
+    close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.5)
+
+
+def test_the_product_keeps_what_one_client_knows() -> None:
+    """Planted: each unknown is seen by one client; an average of copies halves what it learned."""
+    x = torch.zeros(40, 2, dtype=torch.float64)
+    x[:20, 0], x[20:, 1] = 1.0, 1.0
+    y = x @ torch.tensor([2.0, -2.0], dtype=torch.float64)
+    data = ClientData.from_clients(
+        {"a": {"x": x[:20], "y": y[:20]}, "b": {"x": x[20:], "y": y[20:]}}
+    )
+    how: dict[str, Any] = {"optimizer": SGD(0.5), "steps": 20, "batch_size": None}
+    newton = fedivon(
+        apart, lr=0.3, betas=(0.9, 0.95), curvature_start=1.0, steps=100, batch_size=None, draws=4
+    )
+    product = fit(newton, data, rounds=1)
+    plain = fit(fola(apart, trust=0.0, product=False, **how), data, rounds=1)
+    truth = torch.tensor([2.0, -2.0])
+    assert (gaussian(product)[0] - truth).abs().max() < 0.3
+    assert (gaussian(plain)[0] - truth).abs().max() > 0.8
+
+
+def test_a_program_that_has_no_such_product_is_refused() -> None:
+    with pytest.raises(ProgramError, match="'slope' is local"):
+        fit(fola(logistic), federation(), rounds=1)
+    with pytest.raises(ProgramError, match="needs a prior of every unknown"):
+        fit(fedivon(shared()), federation(), rounds=1)
+
+    def hierarchical(batch: ClientBatch) -> None:
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        w = pyro.sample("w", dist.Normal(torch.ones(2), scale).to_event(1))
+        with batch.clients(), batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+    with pytest.raises(ProgramError, match="depends on other sites"):
+        fit(fola(hierarchical), federation(), rounds=1)
