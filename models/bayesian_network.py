@@ -20,7 +20,8 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model, ScaleLink, scale_constraint
 
 Loc = Literal["zero", "module", "learned"] | Prior
-Scale = Literal["learned"] | Prior
+Scale = Literal["learned", "client"] | Prior
+SPREAD = "spread"  # the scale of a client's weights about theta, where each client has its own
 
 
 @recorded
@@ -54,6 +55,7 @@ def bayesian_network(
       prior. If the theta of a local tensor is a known value, there is neither.
     * `scale.0.weight`, if the tensor is local: a global param (*shape) where s is "learned", a
       global site () where it has a prior.
+    * `spread` (C, 1), a local param, if s is one for each client ("client").
     * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Parameters that require no gradient keep their values, as do buffers. The module is copied; its
@@ -70,8 +72,9 @@ def bayesian_network(
         prior_loc: theta of the local tensors: "learned" (a param that starts at the module's
             values, as in FedABML, FedMAP and pFedMe), "module" (fixed at those values), "zero", a
             number, or a distribution, the prior of each element of theta.
-        prior_scale: s, a standard deviation > 0: a number, "learned" (one for each weight), or a
-            distribution, the prior of one scale per tensor. Default 0.1, about the size of a dense
+        prior_scale: s, a standard deviation > 0: a number, "learned" (one for each weight), a
+            distribution, the prior of one scale per tensor, or "client" (one learned for each
+            client, which keeps it). Default 0.1, about the size of a dense
             layer's initial weights. This is our choice: check how sensitive the results are to it.
         scale_start: initial value of learned scales, > 0.
         scale_link: "softplus" or "exp", the function from a real number to a learned scale; "exp"
@@ -120,7 +123,7 @@ def bayesian_network(
     def bayesian_network(batch: ClientBatch) -> None:
         (theta, scale), label = priors.above(), given_output()
         with batch.clients():
-            own = priors.below(theta, scale)
+            own = priors.below(theta, scale, batch.num_clients)
             shared = {name: value for name, value in theta.items() if name not in own}
             spread = spread_of(own, "w.", batch.key) if local_reparameterization else None
             output = apply(net, own, shared, field(batch, x), spread, mask=batch.rows)
@@ -167,9 +170,10 @@ class WeightPriors:
                 f"prior_loc is {self.loc!r}: "
                 f"it must be 'zero', 'module', 'learned', a number or a distribution"
             )
-        if isinstance(self.scale, str) and self.scale != "learned":
+        if isinstance(self.scale, str) and self.scale not in ("learned", "client"):
             raise ValueError(
-                f"prior_scale is {self.scale!r}: it must be 'learned', a number or a distribution"
+                f"prior_scale is {self.scale!r}: it must be 'learned', 'client', a number or a "
+                "distribution"
             )
         check_scale("scale_start", self.scale_start)
         scale_constraint(self.scale_link)
@@ -191,13 +195,21 @@ class WeightPriors:
         return given(f"theta.{name}", prior, tuple(start.shape), start=start)
 
     def _scale(self, name: str) -> Tensor:
+        if self.scale == "client":
+            return torch.ones(())
         if isinstance(self.scale, str):
             start = torch.full_like(self.tensors[name], self.scale_start)
             return pyro.param(f"scale.{name}", start, constraint=scale_constraint(self.scale_link))
         return given(f"scale.{name}", self.scale)
 
-    def below(self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def below(
+        self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor], clients: int
+    ) -> dict[str, Tensor]:
         """Sample the local tensors, (C, 1, *shape) each. Call it inside the clients plate."""
+        if self.scale == "client":
+            start = torch.full((clients, 1), self.scale_start)
+            spread = pyro.param(SPREAD, start, constraint=scale_constraint(self.scale_link))
+            scale = {n: spread.reshape(clients, 1, *(1,) * theta[n].dim()) for n in scale}
         # Guides start at the module's values where the prior's mean is a number: 0 has no gradient.
         known = self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
         return {

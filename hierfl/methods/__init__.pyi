@@ -20,6 +20,7 @@ from .fedbn import fedbn as fedbn
 from .fedem import fedem as fedem
 from .fedep import fedep as fedep
 from .fedfomo import fedfomo as fedfomo
+from .fedhb import fedhb as fedhb
 from .fedivon import fedivon as fedivon
 from .fedlaplace import fedlaplace as fedlaplace
 from .fedmap import fedmap as fedmap
@@ -37,6 +38,7 @@ from .knn_per import knn_per as knn_per
 from .per_fedavg import per_fedavg as per_fedavg
 from .pfedbred import pfedbred as pfedbred
 from .pfedhn import pfedhn as pfedhn
+from .pfedvem import pfedvem as pfedvem
 from .pvi import pvi as pvi
 from .quantized import quantized as quantized
 from .robust import robust as robust

@@ -118,7 +118,7 @@ def fedabml(
         kl_weight, descent, global_optimizer or optimizer, inner_steps, draws, meta, exact
     )
     server_of = _exact_server if exact else plain_average
-    return Method("fedabml", model, guide, partial(_client, how), server_of)
+    return Method("fedabml", model, guide, partial(client_of, how), server_of)
 
 
 def _exact_server(program: Program) -> Server:
@@ -200,7 +200,8 @@ class Losses:
         return add(by_theta, vjp(self.prior, theta)[1](by_phi)[0]), phi
 
 
-def _client(how: Setting, program: Program) -> Client:
+def client_of(how: Setting, program: Program) -> Client:
+    """Return the client of one program."""
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(

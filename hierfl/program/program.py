@@ -175,7 +175,8 @@ class Program:
         batch = self.prototype if batch is None else batch
         by_mean = Center({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
-        with Answer(params, batch), by_mean:
+        own = {spec.name: spec.start for spec in self.params if spec.is_local}
+        with Answer({**own, **params}, batch), by_mean:
             trace = poutine.trace(model).get_trace(batch)
         return {site.name: trace.nodes[site.name]["fn"] for site in self.latents.local_block.sites}
 

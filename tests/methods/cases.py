@@ -250,6 +250,16 @@ CASES: dict[str, Case] = {
         lambda: methods.fedfomo(shared(), models=2, steps=1, **SMALL),
         {"model": {**THETA, "scores": (2,)}, "loss": ()},
     ),
+    "fedhb": Case(
+        lambda: methods.fedhb(
+            personal(prior_scale="learned"),
+            optimizer=SGD(0.02),
+            draws=2,
+            steps=1,
+            batch_size=4,
+        ),
+        {"moments": THETA, "loss": ()},
+    ),
     "fedivon": Case(
         lambda: methods.fedivon(common(), steps=3, batch_size=2, draws=2),
         {"shift": LINE, "precision": LINE, "rows": (), "loss": ()},
@@ -345,6 +355,22 @@ CASES: dict[str, Case] = {
         {"away": THETA, "loss": ()},
     ),
     "pfedme": Case(_pfedme, MODEL),
+    "pfedvem": Case(
+        lambda: methods.pfedvem(
+            personal(local=["2"], prior_scale="client"),
+            **SMALL,
+            base_optimizer=SGD(0.05),
+            head_steps=2,
+            steps=2,
+            draws=2,
+        ),
+        {
+            "head": {"theta.2.weight": (1, 3), "theta.2.bias": (1,)},
+            "base": FIRST,
+            "loss": (),
+            "rho": (),
+        },
+    ),
     "pvi": Case(lambda: methods.pvi(logistic, draws=2, steps=1), {**FACTOR, "improper": ()}),
     "pvi renyi": Case(lambda: methods.pvi(logistic, draws=2, steps=1, divergence="renyi")),
     "pvi beta": Case(lambda: methods.pvi(common(), draws=2, steps=1, loss="beta")),

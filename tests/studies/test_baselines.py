@@ -61,6 +61,8 @@ def single_precision() -> None:
 
 # what else is in `hierfl.methods`, and why it is in no table
 LEFT_OUT: dict[str, str] = {
+    "fedhb": "in bayesian-rivals",
+    "pfedvem": "in bayesian-rivals",
     "fedivon": "in bayesian-rivals",
     "fola": "in bayesian-rivals",
     "two_stage": "for hierarchies of few parameters",

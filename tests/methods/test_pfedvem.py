@@ -1,0 +1,159 @@
+"""pFedVEM and FedHB against closed forms, and FedABML's EM, which both are without their priors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import softplus
+
+from hierfl import methods, models
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import federate
+from hierfl.method import Clock
+from hierfl.methods import fedhb, pfedvem
+from hierfl.methods.pfedvem import Expectation
+from hierfl.models.likelihood import normal
+from hierfl.optimizers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.cases import CASES, personal
+from tests.methods.test_pvi import close
+from tests.programs import federation, fit
+
+
+def scalar(**options: Any) -> Any:
+    """Return one weight for each client, of which y is a noisy view."""
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    return models.bayesian_network(module, likelihood=normal(1.0), prior_loc="learned", **options)
+
+
+def views(*ys: float, rows: int = 4) -> ClientData:
+    """Return clients whose rows are all x = 1 and one y."""
+    one = torch.ones(rows, 1, dtype=torch.float64)
+    return ClientData.from_clients(
+        {f"c{k}": {"x": one, "y": y * one[:, 0]} for k, y in enumerate(ys)}
+    )
+
+
+def test_the_spread_is_the_most_likely_one() -> None:
+    """d = 2, sum s^2 = 0.6, |m - w|^2 = 1.7: rho^2 = 1.15."""
+    module = torch.nn.Linear(2, 1, bias=False)
+    model = models.bayesian_network(module, likelihood=normal(1.0), prior_scale="client")
+    program = federate(pfedvem(model), federation()).program
+    found = Expectation(program, program_setting())
+    phi = dict(found.mine)
+    inverse = torch.tensor([0.2, 0.4]).sqrt().expm1().log()
+    phi["w.weight.scale"] = inverse.reshape(phi["w.weight.scale"].shape)
+    phi["w.weight.loc"] = torch.tensor([1.0, 0.0]).reshape(phi["w.weight.loc"].shape)
+    message = {"theta.weight": torch.tensor([[0.0, 0.7**0.5]])}
+    close(softplus(found.spread_of(phi, message)).flatten() ** 2, [1.15], 1e-5)
+
+
+def program_setting() -> Any:
+    from hierfl.methods.pfedvem import Setting
+
+    return Setting(SGD(0.01), SGD(0.01), 1, confidence=True)
+
+
+def test_the_fixed_point_of_variational_em() -> None:
+    """Clients that see each of 8 weights 4 times: q, rho^2 and w are each other's optima."""
+    generator, rows, d = torch.Generator().manual_seed(0), 4, 8
+    ys = 2.0 * torch.randn(3, d, generator=generator, dtype=torch.float64)
+    x = torch.eye(d, dtype=torch.float64).repeat(rows, 1)
+    data = ClientData.from_clients(
+        {f"c{k}": {"x": x, "y": y.repeat(rows)} for k, y in enumerate(ys)}
+    )
+    module = torch.nn.Linear(d, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    model = models.bayesian_network(
+        module, likelihood=normal(1.0), prior_scale="client", scale_start=1.0
+    )
+    method = pfedvem(model, optimizer=SGD(0.4), head_steps=60, draws=8)
+    fitted = fit(method, data, rounds=15)
+    w, phi = fitted.message["theta.weight"].flatten(), fitted.progress.table["phi"]
+    rho2 = softplus(phi["spread"]).reshape(3, 1) ** 2
+    means = phi["w.weight.loc"].reshape(3, d)
+    variances = softplus(phi["w.weight.scale"]).reshape(3, d) ** 2
+    close(means, (rows * ys + w / rho2) / (rows + 1 / rho2), 0.2)
+    close(variances, (1 / (rows + 1 / rho2)).expand(3, d), 0.06)
+    close(rho2[:, 0] / (variances + (means - w) ** 2).mean(1), torch.ones(3), 0.15)
+    close(w, (means / rho2).sum(0) / (1 / rho2).sum(), 1e-6)
+
+
+def test_with_one_known_spread_it_is_fedabml() -> None:
+    """All weights local, confidence off: FedABML with its exact server and a known prior scale."""
+    how: dict[str, Any] = {"optimizer": SGD(0.02), "draws": 2}
+    one = pfedvem(
+        personal(prior_scale="client", scale_start=0.5), **how, head_steps=3, confidence=False
+    )
+    two = methods.fedabml(
+        personal(prior_scale=0.5), **how, server="exact", steps=3, unit="step", batch_size=None
+    )
+    a, b = (fit(m, federation(), rounds=1, seed=3) for m in (one, two))
+    for name, value in b.message.items():
+        # fedabml's q starts at the prior's scale, pfedvem's at the guide's own
+        assert a.message[name].shape == value.shape
+    moments = {n: v for n, v in a.progress.table["phi"].items() if n.endswith(".loc")}
+    for name, value in moments.items():
+        param = name.replace("w.", "theta.", 1).removesuffix(".loc")
+        close(a.message[param].flatten(), value.mean(0).flatten(), 1e-10)
+
+
+def test_a_model_without_a_spread_of_each_client_is_refused() -> None:
+    with pytest.raises(ProgramError, match='prior_scale="client"'):
+        fit(pfedvem(personal(prior_scale=1.0)), federation(), rounds=1)
+    with pytest.raises(ValueError, match="draws"):
+        pfedvem(personal(prior_scale="client"), draws=0)
+
+
+def test_effective_clients_are_logged() -> None:
+    history = fit(CASES["pfedvem"].make(), federation(), rounds=2).history
+    assert {"effective_head", "rho", "loss"} <= set(history)
+    assert 1.0 <= history["effective_head"].iloc[-1] <= 4.0
+
+
+# ------------------------------------------------------------------------------------- FedHB
+def test_the_server_of_fedhb_by_hand() -> None:
+    """m = (1, 3) and s^2 = 0.1: m0 4/3, V 5.866667, n 5, so that V / n = 1.173333."""
+    method = fedhb(scalar(prior_scale="learned"))
+    federation_ = federate(method, views(1.0, 3.0))
+    theta = federation_.program.start()[0]
+    means = {
+        "moments": {
+            "away": {"theta.weight": torch.full((1, 1), 2.0)},
+            "square": {"theta.weight": torch.full((1, 1), (1 + 9) / 2 + 0.1)},
+        }
+    }
+    new = federation_.server.update(theta, means, Clock(0, 1, 2))
+    close(new["theta.weight"].flatten(), [4 / 3], 1e-6)
+    close(softplus(new["scale.weight"]).flatten() ** 2, [5.866667 / 5], 1e-5)
+
+
+def test_fedhb_without_its_prior_is_fedabml_s_em() -> None:
+    how: dict[str, Any] = {"optimizer": SGD(0.02), "draws": 2, "steps": 2, "batch_size": 2}
+    none: dict[str, Any] = {"prior_clients": 0.0, "prior_freedom": 0.0, "prior_spread": 0.0}
+    one = fedhb(personal(prior_scale="learned"), **how, **none)
+    two = methods.fedabml(personal(prior_scale="learned"), **how, server="exact")
+    a, b = (fit(m, federation(), rounds=3, seed=3) for m in (one, two))
+    for name, value in b.message.items():
+        close(a.message[name], value, 1e-9)
+
+
+def test_fedhb_finds_the_spread_of_clients() -> None:
+    """Planted: clients about 2 with a standard deviation of 1.5; the prior of it counts little."""
+    generator = torch.Generator().manual_seed(0)
+    ys = (2.0 + 1.5 * torch.randn(40, generator=generator)).tolist()
+    method = fedhb(
+        scalar(prior_scale="learned", scale_start=1.0), optimizer=SGD(0.2), steps=30, unit="step"
+    )
+    fitted = fit(method, views(*ys, rows=20), rounds=15)
+    sample = torch.tensor(ys)
+    close(fitted.message["theta.weight"].flatten(), [float(sample.mean())], 0.15)
+    close(softplus(fitted.message["scale.weight"]).flatten(), [float(sample.std())], 0.15)
+
+
+def test_fedhb_refuses_a_known_scale() -> None:
+    with pytest.raises(ProgramError, match='prior_scale="learned"'):
+        fit(fedhb(personal(prior_scale=1.0)), federation(), rounds=1)
