@@ -40,6 +40,7 @@ from .pfedbred import pfedbred as pfedbred
 from .pfedhn import pfedhn as pfedhn
 from .pfedvem import pfedvem as pfedvem
 from .pvi import pvi as pvi
+from .qlsd import qlsd as qlsd
 from .quantized import quantized as quantized
 from .robust import robust as robust
 from .scaffold import scaffold as scaffold

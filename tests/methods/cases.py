@@ -374,6 +374,11 @@ CASES: dict[str, Case] = {
     "pvi": Case(lambda: methods.pvi(logistic, draws=2, steps=1), {**FACTOR, "improper": ()}),
     "pvi renyi": Case(lambda: methods.pvi(logistic, draws=2, steps=1, divergence="renyi")),
     "pvi beta": Case(lambda: methods.pvi(common(), draws=2, steps=1, loss="beta")),
+    "qlsd": Case(
+        lambda: methods.qlsd(common(), levels=None, burn_in=0.0, draws=2),
+        {"gradient": (3,), "loss": ()},
+    ),
+    "qlsd rounded": Case(lambda: methods.qlsd(common(), batch_size=2, draws=5)),
     **{
         f"scaffold {option}": Case(
             lambda option=option: methods.scaffold(  # type: ignore[misc]

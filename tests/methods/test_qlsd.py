@@ -1,0 +1,88 @@
+"""QLSD against the chain's known moments, gradient descent, and the mean of its rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import guides
+from hierfl.core import noise
+from hierfl.core.trees import restored
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedsvi, qlsd
+from hierfl.methods.qlsd import rounded_at_random
+from hierfl.optimizers import SGD
+from tests.methods.cases import common
+from tests.methods.test_pvi import close
+from tests.programs import federation, fit
+
+MANY = 400  # independent unknowns of one chain
+
+
+def wide(batch: ClientBatch) -> None:
+    """Many copies of one Gaussian problem, whose posteriors are Normal(mean, 1 / 4)."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(MANY), 1.0).to_event(1))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=batch.y)
+
+
+def three_rows() -> ClientData:
+    """Return three clients of one row each, far from one another."""
+    return ClientData.from_clients(
+        {n: {"y": torch.full((1, MANY), v)} for n, v in (("a", -3.0), ("b", 1.0), ("c", 6.0))}
+    )
+
+
+@pytest.mark.parametrize("levels", [None, 127])
+def test_the_spread_of_the_chain(levels: Any) -> None:
+    """P = 4 and gamma = 0.1: variance 1 / (4 (1 - 0.2)) = 0.3125, not 0.25; the mean is 1.
+
+    The memory makes what is rounded small; 127 levels add little, and no bias.
+    """
+    method = qlsd(wide, step_size=0.1, levels=levels, memory=0.2, draws=20, burn_in=0.3)
+    fitted = fit(method, three_rows(), rounds=60)
+    points = fitted.message["points"]
+    close(points.mean(), 1.0, 0.03)
+    slack = 0.02 if levels is None else 0.08
+    assert abs(float(points.var(0).mean() * 20 / 19 - 0.3125)) < slack + 0.03
+
+
+def test_without_noise_and_rounding_it_is_gradient_descent() -> None:
+    descent = fedsvi(common(), guides.delta, optimizer=SGD(0.01), schedule="constant", average=0.0)
+    chain = qlsd(common(), step_size=0.01, levels=None, temperature=0.0, memory=0.0, draws=1)
+    one, two = (fit(m, federation(), rounds=6) for m in (chain, descent))
+    wanted = [
+        two.message["params"][f"{n}.at"].flatten() for n in ("theta.0.weight", "theta.0.bias")
+    ]
+    close(one.message["z"], torch.cat(wanted), 1e-10)
+    # memory changes what crosses, and where all clients take part not the sum
+    kept = qlsd(common(), step_size=0.01, levels=None, temperature=0.0, memory=0.7, draws=1)
+    close(fit(kept, federation(), rounds=6).message["z"], one.message["z"], 1e-10)
+
+
+def test_rounding_has_no_bias() -> None:
+    vector = torch.tensor([0.3, -1.2, 0.0, 0.05, 2.0])
+    keys = noise.fold(noise.root_key(0), torch.arange(4000))
+    drawn = torch.vmap(lambda key: restored(rounded_at_random(vector, 3, key)))(keys)
+    close(drawn.mean(0), vector, 0.05)
+    unit = vector.norm() / 3
+    close((drawn / unit - (drawn / unit).round()).abs().max(), 0.0, 1e-5)
+    close(drawn[:, 2].abs().max(), 0.0)
+
+
+def test_cohorts_and_memory_reach_the_same_posterior() -> None:
+    method = qlsd(wide, step_size=0.05, memory=0.1, draws=40, burn_in=0.5)
+    points = fit(method, three_rows(), rounds=160, cohort=2).message["points"]
+    close(points.mean(), 1.0, 0.15)
+
+
+def test_a_chain_that_diverges_is_refused() -> None:
+    with pytest.raises(ValueError, match="lower step_size"):
+        fit(qlsd(wide, step_size=1e308, levels=None), three_rows(), rounds=2)
+    with pytest.raises(ValueError, match="levels is 128"):
+        qlsd(wide, levels=128)
