@@ -31,6 +31,7 @@ from .fedrecon import fedrecon as fedrecon
 from .fedrep import fedrep as fedrep
 from .fedsvi import fedsvi as fedsvi
 from .fedvi import fedvi as fedvi
+from .fedwba import fedwba as fedwba
 from .fine_tuned import fine_tuned as fine_tuned
 from .fola import fola as fola
 from .ifca import ifca as ifca

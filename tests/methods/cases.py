@@ -78,6 +78,13 @@ def personal(**options: Any) -> Any:
     )
 
 
+def personal_alone() -> Any:
+    """Return a network whose weights are all local, with a known prior."""
+    return models.bayesian_network(
+        net(), likelihood=models.likelihood.normal(1.0), prior_loc="zero", prior_scale=1.0
+    )
+
+
 def normed() -> Any:
     return models.batch_norm_network(normalizing(), likelihood=models.likelihood.normal(1.0))
 
@@ -320,6 +327,10 @@ CASES: dict[str, Case] = {
     "fola": Case(
         lambda: methods.fola(common(), **SMALL, steps=3, fisher_rows=2),
         {"shift": LINE, "precision": LINE, "rows": (), "loss": ()},
+    ),
+    "fedwba": Case(
+        lambda: methods.fedwba(personal_alone(), particles=3, steps=2, batch_size=2),
+        {"particles": (3, 13), "loss": ()},
     ),
     "heur_fedamp": Case(lambda: methods.heur_fedamp(shared(), **SMALL), {"w": THETA, "loss": ()}),
     "ifca": Case(
