@@ -30,6 +30,28 @@ def without_memory() -> Iterator[None]:
         _BLANK.reset(token)
 
 
+def remembered(batch: ClientBatch, x: str, y: str, size: int) -> Tree:
+    """Return `size` rows at most of the one client of a batch of all its rows, as its local params."""
+    rows, labels = field(batch, x)[0], field(batch, y)[0]
+    count = torch.as_tensor(len(rows)) if batch.rows is None else batch.rows[0].sum()
+    place = torch.arange(size)
+    spread = torch.where(count > size, place * count // size, place)
+    at = torch.minimum(spread, count - 1)
+    there = (place < count).to(batch.counts.dtype)
+    kept = {"x": rows[at], "y": labels[at].to(batch.counts.dtype), "there": there}
+    return {f"memory.{name}": value[None, None] for name, value in kept.items()}
+
+
+def memory_of(clients: int, size: int, rows: Tensor) -> dict[str, Tensor]:
+    """Declare the local params of a memory, inside the clients plate; return them, (C, M, ...) each."""
+    mine = {
+        "x": torch.zeros(clients, 1, size, *rows.shape[2:]),
+        "y": torch.zeros(clients, 1, size),
+        "there": torch.zeros(clients, 1, size),
+    }
+    return {name: pyro.param(f"memory.{name}", v)[:, 0] for name, v in mine.items()}
+
+
 @spelled
 class MemoryNetwork:
     """Classes by a network, mixed with those of a client's own rows whose features are nearest.
@@ -91,26 +113,14 @@ class MemoryNetwork:
 
     def remembered(self, batch: ClientBatch) -> Tree:
         """Return the memory of the one client of a batch of all its rows: its local params."""
-        x, y = field(batch, self.x)[0], field(batch, self.y)[0]
-        count = torch.as_tensor(len(x)) if batch.rows is None else batch.rows[0].sum()
-        place = torch.arange(self.memory)
-        spread = torch.where(count > self.memory, place * count // self.memory, place)
-        at = torch.minimum(spread, count - 1)
-        there = (place < count).to(batch.counts.dtype)
-        kept = {"x": x[at], "y": y[at].to(batch.counts.dtype), "there": there}
-        return {f"memory.{name}": value[None, None] for name, value in kept.items()}
+        return remembered(batch, self.x, self.y, self.memory)
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""
         theta = {name: pyro.param(f"theta.{name}", v.clone()) for name, v in self.tensors.items()}
         rows, count = field(batch, self.x), batch.num_clients
         with batch.clients():
-            mine = {
-                "x": torch.zeros(count, 1, self.memory, *rows.shape[2:]),
-                "y": torch.zeros(count, 1, self.memory),
-                "there": torch.zeros(count, 1, self.memory),
-            }
-            mine = {name: pyro.param(f"memory.{name}", v)[:, 0] for name, v in mine.items()}
+            mine = memory_of(count, self.memory, rows)
             logits = apply(self.net, {}, theta, rows, mask=batch.rows)
             fn = dist.Categorical(logits=logits)
             if not _BLANK.get():

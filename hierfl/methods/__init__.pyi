@@ -38,6 +38,7 @@ from .ifca import ifca as ifca
 from .knn_per import knn_per as knn_per
 from .per_fedavg import per_fedavg as per_fedavg
 from .pfedbred import pfedbred as pfedbred
+from .pfedgp import pfedgp as pfedgp
 from .pfedhn import pfedhn as pfedhn
 from .pfedvem import pfedvem as pfedvem
 from .pvi import pvi as pvi

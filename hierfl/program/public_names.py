@@ -18,7 +18,12 @@ NAMES = {
     "hierfl.guides": ("diagonal_normal", "full_normal", "low_rank_normal", "spline_flow"),
     "hierfl.methods": (),
     "hierfl.methods.pfedhn": ("Mlp",),
-    "hierfl.models": ("HeadedNetwork", "MemoryNetwork", "PersonalHeads"),
+    "hierfl.models": (
+        "GaussianProcessNetwork",
+        "HeadedNetwork",
+        "MemoryNetwork",
+        "PersonalHeads",
+    ),
     "hierfl.models.families": (),
     "hierfl.models.bregman": tuple("BregmanPrior bernoulli exponential gaussian poisson".split()),
     "hierfl.models.likelihood": ("Bernoulli", "Likelihood"),

@@ -85,6 +85,10 @@ def personal_alone() -> Any:
     )
 
 
+def process(**options: Any) -> Any:
+    return models.GaussianProcessNetwork(net(), memory=4, **options)
+
+
 def normed() -> Any:
     return models.batch_norm_network(normalizing(), likelihood=models.likelihood.normal(1.0))
 
@@ -102,6 +106,7 @@ def mapped() -> Any:
 # ------------------------------------------------------------------------------------- what is sent
 FIRST: Shapes = {"theta.0.weight": (3, 2), "theta.0.bias": (3,)}
 THETA: Shapes = {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,)}
+KERNEL: Shapes = {"gp.length": (), "gp.scale": (), "gp.noise": ()}
 LINE: Shapes = {"theta.0.weight": (1, 2), "theta.0.bias": (1,)}  # of `common`
 SCALE: Shapes = {name.replace("theta", "scale"): shape for name, shape in THETA.items()}
 TWO: Shapes = {f"{m}.{name}": shape for m in (0, 1) for name, shape in THETA.items()}
@@ -361,6 +366,15 @@ CASES: dict[str, Case] = {
     },
     "pfedbayes": Case(_pfedbayes, PRIOR),
     "pfedbred": Case(_pfedbred, MODEL),
+    "pfedgp": Case(
+        lambda: methods.pfedgp(process(), steps=2, batch_size=2),
+        {"theta": {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,), **KERNEL}, "loss": ()},
+    ),
+    "pfedgp inducing": Case(
+        lambda: methods.pfedgp(
+            process(classes=2, y="ill", inducing=3), steps=1, unit="epoch", batch_size=2
+        )
+    ),
     "pfedhn": Case(
         lambda: methods.pfedhn(shared(), optimizer=SGD(0.05, 0.9), steps=3, batch_size=2),
         {"away": THETA, "loss": ()},

@@ -61,6 +61,7 @@ def single_precision() -> None:
 
 # what else is in `hierfl.methods`, and why it is in no table
 LEFT_OUT: dict[str, str] = {
+    "pfedgp": "in bayesian-rivals",
     "fedwba": "in bayesian-rivals",
     "qlsd": "in bayesian-rivals",
     "fedhb": "in bayesian-rivals",

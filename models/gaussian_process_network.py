@@ -1,0 +1,193 @@
+"""A common embedding, and a Gaussian process of each client's own rows above it."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from hierfl.core import noise
+from hierfl.core.arguments import spelled
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.models.functional import apply, frozen_copy, weights
+from hierfl.models.likelihood import field, observe
+from hierfl.models.memory_network import memory_of, remembered
+
+positive = dist.constraints.softplus_positive
+JITTER = 1e-4  # of the kernel's scale, on its diagonal
+
+
+@spelled
+class GaussianProcessNetwork:
+    """Labels by a Gaussian process on the embedding of rows, given the rows that a client keeps.
+
+        f_k ~ GP(0, s^2 exp(-|e(x) - e(x')|^2 / (2 D l^2))),    e(x) of D numbers, by the network
+        real labels:   y = f_k(x) + Normal(0, v^2)
+        classes:       one process each, of the labels log a_c - t_c / 2 with noise t_c = log(1 + 1 / a_c),
+                       a_c = 1[y = c] + label_noise;   p = softmax(mean / sqrt(1 + pi variance / 8))
+
+    The embedding and s, l and v are common; predictions for a client without rows are the prior's.
+    With `inducing` points u, common and learned in the space of the embedding, the process is seen
+    through them alone, at a cost linear in the rows:
+
+        A = K_uu + K_uf S^-1 K_fu,   mean = K_xu A^-1 K_uf S^-1 y,   variance = k_xx - K_xu (K_uu^-1 - A^-1) K_ux
+
+    An instance is a model, to be called on a batch. Params:
+
+    * `theta.<tensor>` (*shape), global: the weights of the network.
+    * `gp.length` () > 0, `gp.scale` () > 0, and `gp.noise` () > 0 of real labels, global.
+    * `gp.inducing` (M, D), global, with inducing points.
+    * `memory.x` (C, 1, R, *row), `memory.y` (C, 1, R) and `memory.there` (C, 1, R), local: rows,
+      their labels, and 1 where there is a row.
+
+    Args:
+        module: maps rows (B, ...) to their embedding (B, D).
+        classes: number of classes; None: real labels.
+        memory: R, rows that a client keeps at most, > 0. One with more keeps R of them, evenly
+            spread.
+        inducing: M; None: the exact process of the rows kept.
+        length: l before the first round, > 0. length, scale: the authors'.
+        scale: s before the first round, > 0.
+        noise: v before the first round, > 0.
+        label_noise: a of the classes that a label is not, > 0; the default is that of Milios et al.
+        x: name of the field of inputs.
+        y: name of the field of labels.
+
+    Raises:
+        ValueError: a number is out of range, or `network` does not accept the module.
+
+    References: Achituve et al. 2021, arXiv:2106.15482. Classes are those of Milios et al. 2018,
+    arXiv:1805.10915, in place of a tree of Polya-Gamma classifiers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        classes: int | None = None,
+        memory: int = 200,
+        inducing: int | None = None,
+        length: float = 1.0,
+        scale: float = 8.0**0.5,
+        noise: float = 0.5,
+        label_noise: float = 0.01,
+        x: str = "x",
+        y: str = "y",
+    ) -> None:
+        if min(memory, inducing or 1) < 1 or not min(length, scale, noise, label_noise) > 0.0:
+            raise ValueError(
+                f"memory is {memory}, inducing {inducing}, length {length}, scale {scale}, noise "
+                f"{noise} and label_noise {label_noise}: the first two must be 1 or more, and the "
+                "others above 0"
+            )
+        if classes is not None and classes < 2:
+            raise ValueError(f"classes is {classes}: it must be 2 or more, or None for real labels")
+        self.net = frozen_copy(module)
+        self.classes, self.memory, self.inducing = classes, memory, inducing
+        self.length, self.scale, self.noise = length, scale, noise
+        self.label_noise, self.x, self.y = label_noise, x, y
+        self.tensors = weights(self.net)
+        self.__name__ = "gaussian_process_network"
+
+    def remembered(self, batch: ClientBatch) -> Tree:
+        """Return the memory of the one client of a batch of all its rows: its local params."""
+        return remembered(batch, self.x, self.y, self.memory)
+
+    def __call__(self, batch: ClientBatch) -> None:
+        """Run the model on a batch."""
+        theta = {name: pyro.param(f"theta.{name}", v.clone()) for name, v in self.tensors.items()}
+        length = pyro.param("gp.length", torch.tensor(self.length), constraint=positive)
+        scale = pyro.param("gp.scale", torch.tensor(self.scale), constraint=positive)
+        rows = field(batch, self.x)
+        spread = None
+        if self.classes is None:
+            spread = pyro.param("gp.noise", torch.tensor(self.noise), constraint=positive)
+        asked = apply(self.net, {}, theta, rows, mask=batch.rows)
+        far = length * math.sqrt(asked.shape[-1])
+        through = None
+        if self.inducing is not None:
+            key = noise.fold(noise.root_key(0), noise.word("gp.inducing"))
+            start = noise.normals(key, (self.inducing, asked.shape[-1]))
+            through = pyro.param("gp.inducing", start)[None] / far
+        with batch.clients():
+            mine = memory_of(batch.num_clients, self.memory, rows)
+            kept = apply(self.net, {}, theta, mine["x"], mask=mine["there"] > 0.0)
+            labels, variance = self._seen(mine["y"], spread)
+            process = Process(scale**2, mine["there"] > 0.0, through)
+            mean, wide = process.at(asked / far, kept / far, labels, variance)
+            if spread is not None:
+                fn = dist.Normal(mean[..., 0], (wide[..., 0] + spread**2).sqrt())
+            else:
+                fn = dist.Categorical(logits=mean / (1.0 + math.pi / 8.0 * wide).sqrt())
+            with batch.data():
+                observe(self.y, fn, batch)
+
+    def _seen(self, y: Tensor, spread: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what the processes see of labels (C, R), and its noise's variance, (C, R, processes)."""
+        if spread is not None:
+            return y[..., None], (spread**2).expand(y[..., None].shape)
+        hot = (y[..., None] == torch.arange(self.classes or 0)).to(y.dtype)
+        weight = hot + self.label_noise
+        variance = (1.0 + 1.0 / weight).log()
+        return weight.log() - 0.5 * variance, variance
+
+
+class Process:
+    """Gaussian processes of variance `scale`, given rows that are `there` (C, R), maybe `through` points."""
+
+    def __init__(self, scale: Tensor, there: Tensor, through: Tensor | None) -> None:
+        self.scale, self.there, self.through = scale, there, through
+
+    def kernel(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the covariance of a (..., A, D) and b (..., B, D), in units of the length."""
+        apart = (a[..., :, None, :] - b[..., None, :, :]).square().sum(-1)
+        return self.scale * (-0.5 * apart).exp()
+
+    def at(
+        self, asked: Tensor, kept: Tensor, labels: Tensor, variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return means and variances at `asked`, (C, B, processes), given labels (C, R, processes)."""
+        found = [
+            self._one(asked, kept, labels[..., p], variance[..., p])
+            for p in range(labels.shape[-1])
+        ]
+        mean, wide = zip(*found, strict=True)
+        return torch.stack(mean, -1), torch.stack(wide, -1).clamp(min=0.0)
+
+    def _one(
+        self, asked: Tensor, kept: Tensor, y: Tensor, variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        inside = self.there.to(y.dtype)
+        if self.through is not None:
+            return self._through(asked, kept, y, inside / variance)
+        # rows that are not there: far from all others, with label 0
+        cross = self.kernel(asked, kept) * inside[:, None]
+        own = self.kernel(kept, kept) * inside[:, None] * inside[..., None]
+        noise_ = torch.where(self.there, variance + JITTER * self.scale, 1.0)
+        tril = torch.linalg.cholesky_ex(own + noise_.diag_embed()).L
+        half = torch.linalg.solve_triangular(tril, cross.mT, upper=False)
+        seen = torch.linalg.solve_triangular(tril, (y * inside)[..., None], upper=False)
+        mean = (half.mT @ seen)[..., 0]
+        return mean, self.scale - half.square().sum(-2)
+
+    def _through(
+        self, asked: Tensor, kept: Tensor, y: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert self.through is not None
+        points = self.through.expand(len(kept), -1, -1)
+        unit = torch.eye(points.shape[-2], dtype=y.dtype)
+        own = self.kernel(points, points) + JITTER * self.scale * unit
+        seen, cross = self.kernel(points, kept), self.kernel(points, asked)
+        whole = own + (seen * weight[:, None]) @ seen.mT
+        before, after = (torch.linalg.cholesky_ex(m).L for m in (own, whole))
+        shift = seen @ (weight * y)[..., None]
+        mean = (cross.mT @ torch.cholesky_solve(shift, after))[..., 0]
+        known, left = (
+            torch.linalg.solve_triangular(tril, cross, upper=False).square().sum(-2)
+            for tril in (before, after)
+        )
+        return mean, self.scale - known + left

@@ -1,0 +1,133 @@
+"""pFedGP: the process against scikit-learn's and by hand, inducing points, and a planted embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from torch import Tensor, nn
+
+from hierfl.data.clients import ClientData
+from hierfl.methods import pfedgp
+from hierfl.models import GaussianProcessNetwork, network
+from hierfl.models.gaussian_process_network import JITTER, Process
+from hierfl.models.likelihood import normal
+from hierfl.optimizers import SGD, Adam
+from tests.methods.test_pvi import close
+from tests.programs import fit
+
+STILL: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 1}
+
+
+def wavy(seed: int = 0, count: int = 3) -> ClientData:
+    """Return clients whose labels are sines of one of two inputs, each with its own phase."""
+    g, rows = torch.Generator().manual_seed(seed), {}
+    for k in range(count):
+        x = 2.0 * torch.randn(14 + 3 * k, 2, generator=g, dtype=torch.float64)
+        y = torch.sin(2.0 * x[:, 0] + k) + 0.1 * torch.randn(
+            len(x), generator=g, dtype=torch.float64
+        )
+        rows[f"c{k}"] = {"x": x, "y": y}
+    return ClientData.from_clients(rows)
+
+
+def test_with_its_embedding_fixed_it_is_each_client_s_own_process() -> None:
+    """Means and standard deviations of scikit-learn, of clients of different numbers of rows."""
+    data, asked = wavy(), wavy(1)
+    model = identity(noise=0.3)
+    predicted = fit(pfedgp(model, **STILL), data, rounds=1).predict(asked, draws=1)
+    means: list[Tensor] = []
+    for x, y, new in zip(
+        *(data.fields[n].split(data.counts.tolist()) for n in "xy"),
+        asked.fields["x"].split(asked.counts.tolist()),
+        strict=True,
+    ):
+        kernel = ConstantKernel(8.0, "fixed") * RBF(2.0**0.5, "fixed")
+        process = GaussianProcessRegressor(kernel, alpha=0.09 + JITTER * 8.0, optimizer=None)
+        means.append(torch.as_tensor(process.fit(x.numpy(), y.numpy()).predict(new.numpy())))
+    close(predicted.mean, torch.cat(means), 1e-6)
+
+
+def identity(**options: Any) -> GaussianProcessNetwork:
+    """Return a process on the two inputs themselves."""
+    layer = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(layer.weight)
+    return GaussianProcessNetwork(layer, **options)
+
+
+def test_inducing_points_at_the_rows_are_the_process_itself() -> None:
+    g = torch.Generator().manual_seed(0)
+    kept, asked = (torch.randn(1, n, 2, generator=g, dtype=torch.float64) for n in (6, 4))
+    y = torch.randn(1, 6, generator=g, dtype=torch.float64)
+    there = torch.ones(1, 6, dtype=torch.bool)
+    noise = torch.full((1, 6, 1), 0.2, dtype=torch.float64)
+    scale = torch.tensor(1.5, dtype=torch.float64)
+    whole = Process(scale, there, None).at(asked, kept, y[..., None], noise)
+    seen = Process(scale, there, kept).at(asked, kept, y[..., None], noise)
+    for a, b in zip(whole, seen, strict=True):
+        close(a, b, 2e-3)  # the jitter is at other places
+
+
+def test_rows_that_are_not_there_count_for_nothing() -> None:
+    g = torch.Generator().manual_seed(0)
+    kept, asked = (torch.randn(1, n, 2, generator=g, dtype=torch.float64) for n in (6, 4))
+    y, noise = torch.randn(1, 6, 1, generator=g), torch.full((1, 6, 1), 0.2)
+    scale, there = torch.tensor(1.5), torch.tensor([[True] * 4 + [False] * 2])
+    for through in (None, kept[:, :3]):
+        all_ = Process(scale, there, through).at(asked, kept, y, noise)
+        some = Process(scale, there[:, :4], through).at(asked, kept[:, :4], y[:, :4], noise[:, :4])
+        for a, b in zip(all_, some, strict=True):
+            close(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("inducing", [None, 12])
+def test_a_common_embedding_is_learned(inducing: Any) -> None:
+    """Planted: labels depend on the first input alone, which the kernel learns to look at."""
+    data, test = wavy(0, 4), wavy(5, 4)
+    model = identity(inducing=inducing, noise=0.5)
+    method = pfedgp(model, optimizer=Adam(0.05), steps=10)
+    before = fit(pfedgp(model, **STILL), data, rounds=1).predict(test, draws=1)
+    fitted = fit(method, data, rounds=12)
+    after = fitted.predict(test, draws=1)
+    y = test.fields["y"]
+    assert float((after.mean - y).square().mean()) < 0.6 * float((before.mean - y).square().mean())
+    columns = fitted.message["theta.weight"].norm(dim=0)
+    assert columns[0] > 2.0 * columns[1]
+
+
+def test_classes_by_hand() -> None:
+    """One row of class 1 of two, at the row asked: a scalar process for each class."""
+    module = nn.Linear(2, 2, bias=False)
+    model = GaussianProcessNetwork(module, classes=2, scale=2.0, label_noise=0.1)
+    one = ClientData.from_clients({"a": {"x": torch.ones(1, 2), "y": torch.tensor([1])}})
+    found = fit(pfedgp(model, **STILL), one, rounds=1).predict(one, draws=1).mean[0]
+    logits = []
+    for a in (0.1, 1.1):
+        t = np.log(1 + 1 / a)
+        gain = 4.0 / (4.0 + t + JITTER * 4.0)
+        mean, variance = gain * (np.log(a) - t / 2), 4.0 - gain * 4.0
+        logits.append(mean / np.sqrt(1 + np.pi / 8 * variance))
+    close(found, torch.tensor(logits).softmax(0).to(found), 1e-5)
+
+
+def test_a_new_client_needs_its_rows_alone() -> None:
+    data = wavy()
+    fitted = fit(pfedgp(identity(), optimizer=Adam(0.05), steps=10), data, rounds=12)
+    joined = fitted.personalize(wavy(7), rounds=1)
+    for name, value in joined.message.items():
+        assert torch.equal(value, fitted.message[name])
+    rest, y = joined.predict(wavy(8), draws=1), wavy(8).fields["y"]
+    alone = fitted.personalize(wavy(7), rounds=0).predict(wavy(8), draws=1)
+    assert float(alone.mean.abs().max()) == 0.0  # the prior's
+    assert float((rest.mean - y).square().mean()) < float(y.square().mean())
+
+
+def test_refused() -> None:
+    with pytest.raises(TypeError, match="GaussianProcessNetwork"):
+        pfedgp(network(nn.Linear(2, 1), likelihood=normal(1.0)))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="classes is 1"):
+        identity(classes=1)
