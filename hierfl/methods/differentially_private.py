@@ -4,7 +4,13 @@
     server:  theta' = theta + (1/m) (sum over the cohort + noise C N(0, I)),  m the planned size of the cohort
              then the method's own update, with theta' as the mean
 
-Source: McMahan et al. 2018, arXiv:1710.06963, Algorithm 1, with cohorts of a fixed size. Every
+Of `pvi`, DP-PVI: d_k is the change of a client's factor, and the client keeps its factor as it sent
+it, shortened; noise stays in q. Where it would bend q less than the prior does in some direction,
+q's precision is the nearest that does not, which costs no privacy.
+
+Source: McMahan et al. 2018, arXiv:1710.06963, Algorithm 1, with cohorts of a fixed size; DP-PVI:
+Heikkila, Ashman, Swaroop, Turner and Honkela 2023, TMLR, openreview 55BcghgicI, perturbed updates
+of the global model. Every
 client counts as one: weights by rows depend on the rows. The server is trusted with the updates;
 what it sends, and what it ends with, has the budget that `history["epsilon"]` states.
 """
@@ -12,6 +18,7 @@ what it sends, and what it ends with, has the budget that `history["epsilon"]` s
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from functools import reduce
 
@@ -22,6 +29,7 @@ from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
+from hierfl.methods.natural_factors import PARTS, with_noise
 from hierfl.methods.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
 from hierfl.methods.wrapping import check_takes_means, is_logged, wrapped
 from hierfl.program.program import Program, ProgramError
@@ -55,7 +63,8 @@ def differentially_private(
 
     Args:
         method: any method whose server averages its clients' copies of the global params (fedavg,
-            ditto, pfedme, ...), or fedvi or fedsvi, whose clients send changes or gradients.
+            ditto, pfedme, ...); fedvi or fedsvi, whose clients send changes or gradients; or pvi,
+            whose clients send changes of their factors (DP-PVI).
         clipping_norm: C, the largest norm of an update, in units of the params; above 0. An update
             that is longer is shortened.
         noise_multiplier: standard deviation of the noise on the sum, in units of C; above 0.
@@ -84,17 +93,22 @@ def differentially_private(
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up, kept = plain.finish(work, message, own, rows)
-            moved = {name: _moved(name, value, message) for name, value in _sent(up).items()}
-            return {"clipped": Share(_shortened(moved, clipping_norm))}, kept
+            sent = _sent(up, PARTS if "factors" in method.traits else ())
+            moved = {name: _moved(name, value, message) for name, value in sent.items()}
+            short = _shortened(moved, clipping_norm)
+            if "factors" in method.traits:
+                kept = {**kept, "factor": add(own["factor"], short)}
+            return {"clipped": Share(short)}, kept
 
         return replace(plain, finish=finish)
 
     def server(program: Program) -> Server:
         _check_takes_means(method, program)
         at = check_delta(delta, program.num_clients)
-        return _noisy(
-            method.server(program), program.num_clients, clipping_norm, noise_multiplier, at, secret
-        )
+        plain = method.server(program)
+        if "factors" in method.traits:
+            plain = with_noise(plain, full="diagonal" not in method.traits)
+        return _noisy(plain, program.num_clients, clipping_norm, noise_multiplier, at, secret)
 
     name = f"{method.name} with noise {noise_multiplier:g}"
     return wrapped(method, name, client=client, server=server)
@@ -112,12 +126,14 @@ def _check_takes_means(method: Method, program: Program) -> None:
             "differentially_private clips plain values, and clients of a quantized method send "
             "rounded ones: leave quantized out"
         )
+    if "factors" in method.traits:
+        return
     what, fix = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
     server = method.server(program)
     check_takes_means("differentially_private", what, method, program, server, fix)
 
 
-def _sent(up: Up) -> dict[str, Tree]:
+def _sent(up: Up, always: Collection[str] = ()) -> dict[str, Tree]:
     found: dict[str, Tree] = {}
     for name, share in up.items():
         if not isinstance(share, Share):
@@ -126,7 +142,7 @@ def _sent(up: Up) -> dict[str, Tree]:
                 f"client sends {name} as a {type(share).__name__}: wrap a method of plain means, "
                 "such as fedavg"
             )
-        if not is_logged(share.value):
+        if name in always or not is_logged(share.value):
             found[name] = share.value
     return found
 

@@ -451,6 +451,14 @@ CASES: dict[str, Case] = {
             _fedavg(), clipping_norm=0.1, noise_multiplier=0.5, secret=1
         )
     ),
+    "differentially_private pvi": Case(
+        lambda: methods.differentially_private(
+            methods.pvi(logistic, draws=2, steps=1),
+            clipping_norm=0.5,
+            noise_multiplier=0.5,
+            secret=1,
+        )
+    ),
     **{
         f"fine_tuned {strategy}": Case(partial(_tuned, strategy))
         for strategy in ("none", "mh", "mh-code")

@@ -1,0 +1,56 @@
+"""DP-PVI: differentially_private(pvi(...)) against PVI, its own invariant, and the accountant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hierfl.methods import differentially_private, fedavg, pvi
+from tests.methods.cases import shared
+from tests.methods.test_pvi import close, e1, gaussian, line
+from tests.programs import federation, fit, logistic
+
+FAINT: dict[str, Any] = {"clipping_norm": 1e6, "noise_multiplier": 1e-30, "secret": 1}
+
+
+@pytest.mark.parametrize("factors", ["full", "diagonal"])
+def test_hardly_any_noise_and_a_wide_clip_are_pvi(factors: Any) -> None:
+    method = pvi(line, factors=factors, draws=2, steps=1)
+    one = fit(method, e1(), rounds=4)
+    two = fit(differentially_private(method, **FAINT), e1(), rounds=4)
+    for a, b in zip(gaussian(one), gaussian(two), strict=True):
+        close(a, b, 1e-9)
+    assert "improper" not in two.history
+
+
+def test_clients_keep_what_they_sent() -> None:
+    """Without noise q is the prior times the factors that clients keep, also where they are clipped."""
+    how = {**FAINT, "clipping_norm": 0.2}
+    fitted = fit(differentially_private(pvi(line, draws=2), **how), e1(), rounds=3)
+    state, kept = fitted.progress.server["method"], fitted.progress.table["factor"]
+    for name in ("shift", "precision"):
+        close(state["q"][name] - state["prior"][name] - kept[name].sum(0), 0.0, 1e-9)
+    norms = sum(kept[n].flatten(1).square().sum(1) for n in ("shift", "precision")).sqrt()
+    assert float(norms.max()) <= 3 * 0.2 + 1e-6  # three messages of norm 0.2 at most
+    assert float(norms.max()) > 0.5
+
+
+def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior() -> None:
+    how: dict[str, Any] = {"clipping_norm": 0.5, "noise_multiplier": 3.0, "secret": 4}
+    for factors in ("full", "diagonal"):
+        method = pvi(logistic, factors=factors, draws=2, steps=1)
+        fitted = fit(differentially_private(method, **how), federation(), rounds=6)
+        state = fitted.progress.server["method"]
+        bent = torch.linalg.eigvalsh(state["q"]["precision"] - state["prior"]["precision"])
+        assert float(bent.min()) > -1e-8
+
+
+def test_the_budget_is_that_of_any_method_of_one_message() -> None:
+    how: dict[str, Any] = {"clipping_norm": 0.5, "noise_multiplier": 2.0, "secret": 4}
+    data = federation()
+    one = fit(differentially_private(pvi(logistic, draws=2, steps=1), **how), data, rounds=2)
+    average = fedavg(shared(), batch_size=2, steps=1)
+    two = fit(differentially_private(average, **how), data, rounds=2)
+    assert one.history["epsilon"].tolist() == two.history["epsilon"].tolist()
