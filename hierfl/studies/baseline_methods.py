@@ -6,7 +6,8 @@ on one mini-batch. Those of a client's copy of a prior are not counted, nor what
 All else is at the defaults of `hierfl.methods`, which are the authors', but for: FedABML takes one
 draw, K = 5, and a KL weight of 0.05; FedProx' weight is that of FedABML's paper; FedPA takes the
 number of passes nearest to the budget; FedPop's server takes Adam with a tenth of the step size;
-learned scales start at the study's; FedAMP's sigma is the number of clients; clustered_fl halves no
+learned scales start at the study's, and so does FedHB's spread; fola and fedivon have a Normal prior
+of scale 0.3; FedAMP's sigma is the number of clients; clustered_fl halves no
 cluster before round 20, or before half of fewer than 40 rounds.
 """
 
@@ -122,4 +123,8 @@ BASELINES: dict[str, Baseline] = {
     "fedpop": Baseline(of_hierarchies.a_fedpop, draws=True, body=True),
     "fedvi": Baseline(of_hierarchies.a_fedvi, draws=True, body=True),
     "fedsvi": Baseline(of_hierarchies.a_fedsvi, draws=True, adaptive=True),
+    "fedhb": Baseline(of_hierarchies.a_fedhb, tunes=True, draws=True),
+    "pfedvem": Baseline(of_hierarchies.a_pfedvem, draws=True),
+    "fola": Baseline(of_hierarchies.a_fola, draws=True),
+    "fedivon": Baseline(of_hierarchies.a_fedivon, draws=True, adaptive=True),
 }

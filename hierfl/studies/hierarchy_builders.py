@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods import by_rows as weighted_by_rows
-from hierfl.methods import fedabml, fedmap, fedpop, fedsvi, fedvi, pfedbayes, pfedbred, pfedme
+from hierfl.methods import (
+    fedabml,
+    fedhb,
+    fedivon,
+    fedmap,
+    fedpop,
+    fedsvi,
+    fedvi,
+    fola,
+    pfedbayes,
+    pfedbred,
+    pfedme,
+    pfedvem,
+)
 from hierfl.methods.fedmap import Best
 from hierfl.models import PersonalHeads, bayesian_network, learned_prior_network
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedPrior, LearnedVariance
@@ -152,3 +167,48 @@ def a_fedsvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
     }
     given |= {"local_steps": b.evaluations - 1}
     return fedsvi(hierarchy(net, b), mean_field(init_scale=b.scale), **given | settings)
+
+
+def a_common(net: nn.Sequential, b: Budget, prior_scale: float) -> Model:
+    """Return the Bayesian network that all clients share."""
+    prior = dist.Normal(0.0, prior_scale)
+    return bayesian_network(net, local="none", global_prior=prior, likelihood=b.likelihood)
+
+
+def a_fola(
+    net: nn.Sequential, lr: float, b: Budget, *, prior_scale: float = 0.3, **settings: Any
+) -> Method:
+    """Return FOLA, whose pass that squares gradients counts as its mini-batches."""
+    passed = math.ceil(b.client_rows / b.rows)
+    given = local(b, optimizer=SGD(lr), fisher_rows=b.rows)
+    given["steps"] = max(1, b.evaluations - passed)
+    return fola(a_common(net, b, prior_scale), **given | settings)
+
+
+def a_fedivon(
+    net: nn.Sequential, lr: float, b: Budget, *, prior_scale: float = 0.3, **settings: Any
+) -> Method:
+    """Return FedIvon, of one draw."""
+    return fedivon(a_common(net, b, prior_scale), **local(b, lr=lr) | settings)
+
+
+def a_fedhb(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return FedHB, of one draw, whose prior's spread over clients is the study's."""
+    given = local(b, optimizer=SGD(lr), draws=1, prior_spread=3.0 * b.scale**2)
+    return fedhb(hierarchy(net, b), **given | settings)
+
+
+def a_pfedvem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return pFedVEM of a common body and heads, half of the steps each; without a body all are heads'."""
+    model = bayesian_network(
+        net,
+        local=(f"{last_of(net)}.",),
+        prior_scale="client",
+        scale_start=b.scale,
+        likelihood=b.likelihood,
+    )
+    base = b.evaluations // 2 if last_of(net) != first_of(net) else 0
+    given: dict[str, Any] = {"optimizer": SGD(lr), "base_optimizer": SGD(lr), "draws": 1}
+    given |= {"head_steps": b.evaluations - base, "steps": base}
+    given |= {"head_batch_size": b.rows, "batch_size": b.rows}
+    return pfedvem(model, **given | settings)

@@ -61,18 +61,14 @@ def single_precision() -> None:
 
 # what else is in `hierfl.methods`, and why it is in no table
 LEFT_OUT: dict[str, str] = {
-    "pfedgp": "in bayesian-rivals",
-    "fedwba": "in bayesian-rivals",
-    "qlsd": "in bayesian-rivals",
-    "fedhb": "in bayesian-rivals",
-    "pfedvem": "in bayesian-rivals",
-    "fedivon": "in bayesian-rivals",
-    "fola": "in bayesian-rivals",
     "two_stage": "for hierarchies of few parameters",
     "fedlaplace": "for hierarchies of few parameters",
     "pvi": "for hierarchies of few parameters",
     "bfi": "for hierarchies of few parameters",
     "fedep": "for hierarchies of few parameters",
+    "pfedgp": "conditions on its rows, where others take steps",
+    "qlsd": "takes one gradient a round",
+    "fedwba": "takes the gradients of all particles at once",
     "averaging_some": "an option of other methods",
     "batch_normed": "an option of other methods",
     "by_rows": "an option of other methods",
