@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A hospital that leaves
 #
-# Patients of one hospital withdraw their consent. `two_stage` keeps each hospital's factor apart, so that a fit without it takes the rows
-# of the others alone. How much does the answer change, and could one have told before?
+# Patients of one hospital withdraw their consent. `two_stage` keeps each hospital's factor apart, so that the posterior without it is computed
+# from what the server has, without a round where that suffices ([more](../living.md)). How much does the answer change, and could one have told before?
 
 # %%
 import matplotlib.pyplot as plt
@@ -17,8 +17,7 @@ model = models.regression(
     "bernoulli", slopes="global", prior_scale=dist.HalfNormal(0.5), centered=True
 )
 everyone = hierfl.fit(model, patients, seed=0)
-remaining = [name for name in patients.names if name != "switzerland"]
-without = hierfl.fit(model, patients.select(remaining), seed=0)
+without = everyone.without("switzerland", rounds=4)
 
 # %%
 left_out = diagnostics.loo(everyone, "client")

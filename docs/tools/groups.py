@@ -77,7 +77,8 @@ def groups() -> list[Group]:
                 ],
                 "Errors": _in(
                     "hierfl",
-                    "ProgramError ClientError CannotRemake CheckpointError FolderInUse RowsNotSaved",
+                    "ProgramError ClientError CannotRemake CheckpointError FolderInUse RowsNotSaved "
+                    "AnotherRound",
                 ),
             },
         ),

@@ -120,15 +120,17 @@ def one_round(
     progress: Progress,
     until: int,
     run_all: RunAll[Task, Done] | None = None,
+    *,
+    ids: Tensor | None = None,
 ) -> Progress:
-    """Run one of `until` planned rounds: draw a cohort, let it work, update the server."""
+    """Run one of `until` planned rounds: draw a cohort, or take `ids`; let it work, update the server."""
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server
     seed = federation.seed if server.cohort_seed is None else server.cohort_seed(clock)
     # clients are drawn in the order of their names: their order in the data does not matter
     chosen = noise.cohort(seed, clock.round, data.num_clients, federation.cohort)
-    ids = data.by_name[chosen]
+    ids = data.by_name[chosen] if ids is None else ids
     message = server.down(progress.server, clock)
     run_all = run_all or partial(map, partial(work_on, federation, federation.client.phases))
     cohort = _summed(_in_chunks(federation, run_all, message, progress.table, ids, clock))

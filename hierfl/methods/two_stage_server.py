@@ -39,6 +39,7 @@ MANY, FEWEST_WEIGHTED = 500, 1000
 FAR_MANY = 1000  # clients beyond which they weight only as many draws as a quadratic needs
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
+MOST_KEPT = 10_000_000  # single log ratios, clients x draws; of more only the sums are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,7 @@ class Rounds:
         weighted = self.draws if exact else min(self.draws, weighted)
         all_asked = count <= FAR_MANY or work.surrogate.mixed
         asked = weighted if all_asked else asked_of(kept, weighted)
+        single = count * (not exact and self.gathers is None and asked * count <= MOST_KEPT)
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
             fields = {
@@ -73,7 +75,7 @@ class Rounds:
             )
             belief = {} if exact else work.of_any_client(prior, equal, none)
             return {
-                **_nothing(count, weighted, kept),
+                **_nothing(count, weighted, kept, torch.zeros(asked, single)),
                 "asked": torch.zeros(asked),
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -205,7 +207,7 @@ class Rounds:
         return {"_shared.points": points.to(torch.get_default_dtype())}
 
 
-def _nothing(count: int, weighted: int, kept: int) -> Tree:
+def _nothing(count: int, weighted: int, kept: int, each: Tensor) -> Tree:
     """Return what the server has of N clients, and of the draws to weight (S, K), at first."""
     none = torch.zeros(count, dtype=torch.bool)
     return {
@@ -214,9 +216,11 @@ def _nothing(count: int, weighted: int, kept: int) -> Tree:
         "before": {  # a proposal about weighted draws, which may fail
             "final": unweighted(weighted, kept),
             "ratios": torch.zeros(weighted),
+            "each": each,
             "proposed": torch.tensor(False),
             **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
         },
         "ratios": torch.zeros(weighted),
+        "each": each.clone(),  # (A, N), or (A, 0) where they are not kept
         "share": torch.tensor(1.0),
     }

@@ -59,7 +59,7 @@ class Weighting:
     def to_weight(self, state: Tree, clock: Clock) -> Tree:
         """Return the state with draws of the surrogate for clients to weight."""
         if len(state["asked"]) < len(state["final"]["draws"]):
-            return self._proposed(state, state["scouts"])
+            return self.proposed(state, state["scouts"])
         drawn = self.sampled(state, Factors(**state["factors"]), "final", clock)
         return {**drawn, **self._asking(state)}
 
@@ -103,7 +103,7 @@ class Weighting:
         left = clock.rounds - clock.round - 1
         new = ~state["weighted"][reports.ids]
         ids, each = reports.ids[new], reports.value[new].mT.double()  # (A, n)
-        asked = state["asked"] + each.sum(1)
+        asked, kept = state["asked"] + each.sum(1), state["each"]
         base, z = self._wider(state, factors), final["draws"][:, : self.shared]
         ratios, error = everywhere(asked, self.asked(state), z, base)
         seen = state["weighted"].index_fill(0, ids, True)
@@ -112,6 +112,7 @@ class Weighting:
         state = {
             **state,
             "asked": asked,
+            "each": kept.index_copy(1, ids, each) if kept.shape[1] else kept,
             "ratios": ratios,
             "weighted": seen,
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
@@ -145,9 +146,15 @@ class Weighting:
             # it missed more than they did
             state, k_hat, error, more = {**state, **before}, float(before["k_hat"]), 0.0, False
         if error > ROUGH and left > 0:  # a quadratic will not do
-            return {**state, **self._asking(state), "asked": torch.zeros_like(state["ratios"])}
+            whole = torch.zeros(len(state["ratios"]), state["each"].shape[1])
+            return {
+                **state,
+                **self._asking(state),
+                "asked": whole.new_zeros(len(whole)),
+                "each": whole,
+            }
         if more and left > 0 and not self.surrogate.mixed:
-            return self._proposed({**state, "again": state["again"] + proposed}, state["final"])
+            return self.proposed({**state, "again": state["again"] + proposed}, state["final"])
         if k_hat >= K_HAT and again < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
@@ -161,7 +168,7 @@ class Weighting:
         far = ((s < low) | (s > high)).any(1)  # where scales have no digits left
         return torch.where(far, -torch.inf, self.log_p(final["draws"], factors) - final["log_p"])
 
-    def _proposed(self, state: Tree, known: Tree) -> Tree:
+    def proposed(self, state: Tree, known: Tree) -> Tree:
         """Draw about weighted draws: the errors of very many factors can exceed the posterior's width."""
         count, size = state["final"]["draws"].shape
         proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
@@ -179,8 +186,7 @@ class Weighting:
         return {
             "stage": torch.tensor(WEIGHT),
             **{name: none.clone() for name in ("weighted", "heavy", "failed")},
-            "asked": torch.zeros_like(state["asked"]),
-            "ratios": torch.zeros_like(state["ratios"]),
+            **{name: torch.zeros_like(state[name]) for name in ("asked", "each", "ratios")},
             "inner_error": torch.tensor(torch.nan),
         }
 

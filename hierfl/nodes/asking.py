@@ -9,6 +9,8 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.engine.federation import Federation
 
+COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
+
 
 class Answer(NamedTuple):
     """What came back from a node.
@@ -28,8 +30,11 @@ Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 def last_counted(federation: Federation, history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return the last round in which each client was counted, without clients that never were."""
-    data, found = federation.data, {}
+    data, found = federation.data, dict[str, int]()
     for record in history:
+        if COUNTED in record:  # a client has left: no round was run
+            found = {one["client"]: int(one["round"]) for one in record[COUNTED]}
+            continue
         ids = noise.cohort(federation.seed, record["round"], data.num_clients, federation.cohort)
         left_out = {one["client"] for one in record.get("left_out", ())}
         cohort = {data.names[int(i)] for i in data.by_name[ids]}

@@ -46,6 +46,7 @@ class FitCall:
     disclose: Disclose = "summaries"
     checkpoint: str | Path | None = None
     resume: bool = False
+    joins: FitOverNodes | None = None  # the fit that the clients of the nodes join
 
     def __post_init__(self) -> None:
         """Refuse arguments of another kind, and a method that discloses more than the server may see."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
@@ -33,10 +34,13 @@ from hierfl.nodes.local_fit import table_of_rows, table_of_sites
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind
 from hierfl.posterior.snapshot import global_sites
+from hierfl.program.program import Program
 from hierfl.runs.result import Fit
 
 if TYPE_CHECKING:
     from arviz import InferenceData
+
+    from hierfl.nodes.call import OverNodes
 
 MOST = 1 << 31  # bytes of an answer
 Found = TypeVar("Found")
@@ -91,6 +95,7 @@ class FitOverNodes:
         rounds: how many rounds were planned.
         run: name of the run at the nodes.
         ask: hands messages to nodes.
+        joined: client -> name of the run at its node, of those that joined later.
     """
 
     method: Method
@@ -99,6 +104,12 @@ class FitOverNodes:
     rounds: int
     run: str
     ask: Ask
+    joined: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        """The checked program."""
+        return self.federation.program
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -154,6 +165,57 @@ class FitOverNodes:
     survival = survival_curves.survival
     hypotheses = hypotheses.hypotheses
     icc = icc.icc
+
+    def without(self, client: str, *, folder: str | Path | None = None) -> FitOverNodes:
+        """Return the fit without one of its clients, as `hierfl.Fit.without` does; no node is asked.
+
+        What the client had sent is in nothing that the server has then. Its node keeps its own
+        folder. The others are asked about their clients as before.
+
+        Args:
+            client: its name.
+            folder: the run's checkpoint folder: the fit without the client takes its place there,
+                with `withdrawn.json`, the certificates; nothing that the client had sent is left in
+                it. Backups are not reached. None: it stays as it is.
+
+        Raises:
+            KeyError: the client was not fitted.
+            ValueError: the fit is not of two_stage, is not done, or has no other client.
+            AnotherRound: what is kept does not suffice: fit the others again.
+            CheckpointError: the folder does not hold this run.
+        """
+        from hierfl.nodes.living import without  # few fits need it
+
+        return without(self, client, folder=folder)
+
+    def updated(self, nodes: OverNodes, *, folder: str | Path | None = None) -> FitOverNodes:
+        """Return the fit with the clients of other nodes, or new rows of some, as `hierfl.Fit.updated`.
+
+        The new nodes alone are asked: for a factor, and for log ratios. Afterwards they are asked
+        about their clients as the others are.
+
+        Args:
+            nodes: those of the new or changed clients, as for `hierfl.nodes.fit`; a new node of a
+                formula is started with the agreed schema, `fit.method.model`.
+            folder: the run's checkpoint folder, in which the fit with the new clients takes the
+                place of this one. None: it stays as it is.
+
+        Raises:
+            ValueError: the fit is not of two_stage, is not done, or has row noise; or rows of
+                another form.
+            AnotherRound: the others' log ratios cannot be carried over, or k-hat is high: the
+                others have to be asked, by a run over all nodes.
+            TooFewNodes: a new node does not answer.
+            CheckpointError: the folder does not hold this run.
+        """
+        from hierfl.nodes.joining import updated  # few fits need it
+
+        return updated(self, nodes, folder=folder)
+
+    @property
+    def certificates(self) -> pd.DataFrame:
+        """What was removed when clients left, as `hierfl.Fit.certificates`."""
+        return self._server.certificates
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
@@ -275,7 +337,8 @@ class FitOverNodes:
         own = taken(self.progress.table, torch.tensor([place]))
         given = {} if rows is None else dict(rows.select([name]).fields)
         counted = last_counted(self.federation, self.progress.history).get(name, -1)
-        about = {"run": self.run, "kind": kind, "rounds": self.progress.round, "counted": counted}
+        run = self.joined.get(name, self.run)
+        about = {"run": run, "kind": kind, "rounds": self.progress.round, "counted": counted}
         return to_bytes(
             {"message": self.message, "mail": mail_of(own, 0), "rows": given},
             {**about, "site": None, **options},
@@ -287,7 +350,7 @@ class FitOverNodes:
             raise Refused(found.reason or "it did not answer")
         answered = from_bytes(found.content, most=MOST)
         said = tuple(answered.about.get(name) for name in ("run", "client", "kind"))
-        if said != (self.run, found.client, kind):
+        if said != (self.joined.get(found.client, self.run), found.client, kind):
             run, client, kind_ = (str(each)[:40] for each in said)
             raise Refused(f"its answer is of run {run}, client {client}: {kind_}")
         if "stays" in answered.about:

@@ -54,14 +54,15 @@ class Reached:
             every = {"agreement": agreement.as_json(), "method": recipe, "seed": call.seed}
             return self._agree(every, ids, run_name(run.method, agreement, call.seed))
 
-        return fit_introduced(
-            call,
-            self._introductions(nodes, schema),
-            self.fewest,
-            agree,
-            lambda ids: lambda contents: self._ask(contents, ids),
-            self.ask_sum,
-        )
+        def ask(ids: Mapping[str, Any]) -> Ask:
+            return lambda contents: self._ask(contents, ids)
+
+        found = self._introductions(nodes, schema)
+        if call.joins is not None:
+            from hierfl.nodes.joining import join_introduced  # few runs need it
+
+            return join_introduced(call.joins, found, agree, ask)
+        return fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum)
 
     def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, list[Any]]:
         """Return the call with the schema of its formula, and the nodes that have agreed on it."""

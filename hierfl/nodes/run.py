@@ -245,8 +245,8 @@ def fit_nodes(
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes, which agreed on it; `starts` is what they start from."""
     planned = planned_of(method, rounds)
-    everyone, fills = _without_rows(method, agreement, seed, cohort, read)
-    left_out = _other_starts(everyone, starts or {})
+    everyone, fills = without_rows(method, agreement, seed, cohort, read)
+    left_out = other_starts(everyone, starts or {})
     few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
     absent = replace(everyone, data=agreement.absent_rows(fills))
@@ -268,7 +268,7 @@ def fit_nodes(
     return FitOverNodes(method, absent, where, planned, run, ask)
 
 
-def _without_rows(
+def without_rows(
     method: Method,
     agreement: Agreement,
     seed: int,
@@ -303,7 +303,7 @@ def _without_rows(
     ) from failed
 
 
-def _other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:
+def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:
     """Return the clients, fewer than half, that start from something else than the server, and why they may not."""
     here = start_of(federation)
     differ = sorted(client for client, start in starts.items() if start != here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,34 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, adapt, without_correction
+from hierfl.formulas.formula import Frames
 from hierfl.posterior.snapshot import Snapshot, check_rows
+
+if TYPE_CHECKING:
+    from hierfl.runs.result import Fit
+
+
+def personalize(
+    fit: Fit, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
+) -> Fit:
+    """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
+
+    Args:
+        fit: of other clients.
+        data: the new clients' rows; unlabeled where the guide needs no labels.
+        rounds: rounds of the clients' own steps; none where the method keeps no client state,
+            and one by two_stage, which needs no more.
+        from_scratch: all start as new clients; False: all are clients of this fit, and go on
+            from their states, as for `methods.fine_tuned`.
+
+    Raises:
+        ValueError: a field is missing or holds NaN, or labels that the guide reads are missing;
+            or `from_scratch` is False, and a client is new.
+    """
+    federation, progress = personalized(
+        fit, fit._rows(data, asked=False), rounds, from_scratch=from_scratch
+    )
+    return replace(fit, federation=federation, progress=progress)
 
 
 @one_at_a_time

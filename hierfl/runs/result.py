@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 from torch import Tensor
 
-from hierfl.core.arguments import expect_path
 from hierfl.core.process import unpickled
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
@@ -38,9 +37,7 @@ from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, in_frame_order, predict
 from hierfl.program.program import Program
-from hierfl.runs import saved
-from hierfl.runs.personalize import personalized
-from hierfl.runs.records import about
+from hierfl.runs import personalize, saved
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -227,26 +224,62 @@ class Fit:
         drawn = replicate(self, data, site=site, draws=draws, seed=seed)
         return drawn if data is rows else data.frame_rows.arranged(drawn, 1)
 
-    def personalize(
-        self, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
-    ) -> Fit:
-        """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
+    def without(self, client: str, *, rounds: int = 0, folder: str | Path | None = None) -> Fit:
+        """Return the fit without one of its clients, from what the server of two_stage has kept.
+
+        No round is run and nobody is asked. Of a Gaussian likelihood the posterior of the others'
+        sums is drawn; else draws are weighted by the others' factors and log ratios, or drawn from
+        the others' factors, with their log ratios carried over by a polynomial of the global
+        parameters. k-hat and the error are in the history's last row.
+
+        The client's factor, its log ratios, its state and its rows are not in what is returned.
+        `certificates` says what was removed, with hashes of the server's state before and after.
 
         Args:
-            data: the new clients' rows; unlabeled where the guide needs no labels.
-            rounds: rounds of the clients' own steps; none where the method keeps no client state,
-                and one by two_stage, which needs no more.
-            from_scratch: all start as new clients; False: all are clients of this fit, and go on
-                from their states, as for `methods.fine_tuned`.
+            client: its name.
+            rounds: in which the others may weight new draws where what is kept does not suffice.
+            folder: in which the fit was saved: the fit without the client takes its place there,
+                with `withdrawn.json`, the certificates. Backups are not reached. None: what was
+                saved stays as it is.
 
         Raises:
-            ValueError: a field is missing or holds NaN, or labels that the guide reads are missing;
-                or `from_scratch` is False, and a client is new.
+            KeyError: the client was not fitted.
+            ValueError: the fit is not of two_stage, is not done, or has no other client.
+            AnotherRound: what is kept does not suffice (k-hat, or an error above 0.1 nats).
+            CheckpointError: the folder does not hold this fit.
         """
-        federation, progress = personalized(
-            self, self._rows(data, asked=False), rounds, from_scratch=from_scratch
-        )
-        return replace(self, federation=federation, progress=progress)
+        from hierfl.runs.living import without  # few fits need it
+
+        return without(self, client, rounds, folder)
+
+    @property
+    def certificates(self) -> pd.DataFrame:
+        """What was removed when clients left (`without`): one row a client; empty if none did."""
+        from hierfl.runs.living import certificates
+
+        return certificates(self.progress.history)
+
+    def updated(self, rows: ClientData | Frames, *, rounds: int | None = None) -> Fit:
+        """Return the fit with new clients, or new rows of some, from what two_stage has kept.
+
+        The new clients send a factor, then log ratios at new draws; the others' factors stay, and
+        their log ratios are carried over as in `without`. The others are asked only where these
+        cannot be carried over, or k-hat of the weights is high; a warning says so.
+
+        Args:
+            rows: of each new or changed client; those of a changed one take the place of its
+                earlier ones.
+            rounds: at most so many; 2 asks nobody but the new clients. None: until it is done.
+
+        Raises:
+            ValueError: the fit is not of two_stage, is not done, or has row noise; or bad rows.
+            RowsNotSaved: the fit was loaded without its clients' rows.
+        """
+        from hierfl.runs.joining import updated  # few fits need it
+
+        return updated(self, self._rows(rows, asked=False), rounds)
+
+    personalize = personalize.personalize
 
     def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarize every site as a table, local ones by client, and say whether to trust the fit.
@@ -274,26 +307,7 @@ class Fit:
     survival = survival_curves.survival
     r2 = r2.r2
     icc = icc.icc
-
-    def save(self, folder: str | Path, *, with_data: bool = False) -> None:
-        """Write the fit to a folder: server state and client states in two files, and its record.
-
-        Only the owner can read its files. What is in the folder already is kept.
-
-        Args:
-            folder: made if it does not exist.
-            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the
-                fit; without them `hierfl.load(folder, data=...)` does.
-
-        Raises:
-            CheckpointError: the folder holds another run, or this one after more rounds.
-            FolderInUse: another process writes to it; the message says which.
-            RowsNotSaved: the fit was itself loaded without its rows.
-            OSError: the disk is full, or the folder cannot be written to.
-        """
-        folder = expect_path(folder, "folder", "run")
-        who = about(self.method, self.federation, self.rounds)
-        saved.write(folder, self.progress, who, self.federation, with_data=with_data)
+    save = saved.save  # written beside what reads it
 
     def report(
         self,

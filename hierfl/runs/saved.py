@@ -7,22 +7,48 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect_path
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import RowsNotSaved, form_of, is_absent, labels_of, rows_absent
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
-from hierfl.runs.records import checked_schema, compared, is_of, read_json
+from hierfl.runs.records import about, checked_schema, compared, is_of, read_json
 from hierfl.runs.run_folder import ROWS, SCHEMA, held
+
+if TYPE_CHECKING:
+    from hierfl.runs.result import Fit
 
 DIGITS = 30  # binary digits, below the largest of a tensor, in which two starts may not differ
 HAND_IN = "hand the clients' rows in, load(..., data=...)"
+
+
+def save(fit: Fit, folder: str | Path, *, with_data: bool = False) -> None:
+    """Write the fit to a folder: server state and client states in two files, and its record.
+
+    Only the owner can read its files. What is in the folder already is kept.
+
+    Args:
+        fit: that is written.
+        folder: made if it does not exist.
+        with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the
+            fit; without them `hierfl.load(folder, data=...)` does.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+        FolderInUse: another process writes to it; the message says which.
+        RowsNotSaved: the fit was itself loaded without its rows.
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    folder = expect_path(folder, "folder", "run")
+    who = about(fit.method, fit.federation, fit.rounds)
+    write(folder, fit.progress, who, fit.federation, with_data=with_data)
 
 
 def write(
@@ -39,16 +65,23 @@ def write(
         raise RowsNotSaved(
             f"a fit without its clients' rows is not saved again: copy its folder, or {HAND_IN}"
         )
+    files = beside(federation, with_data=with_data)
+    with held(folder):
+        _check_may_write(folder, who, progress.round)
+        state.save(folder, progress, who, beside=files)
+
+
+def beside(federation: Federation, *, with_data: bool) -> dict[str, bytes | dict[str, Tensor]]:
+    """Return the files of a saved fit beside its state: what its data look like, and the rows."""
+    data = federation.data
     schema = {"names": list(data.names), "counts": data.counts.tolist(), **form_of(data)}
     schema |= {"start": start_of(federation), "dtype": str(torch.get_default_dtype())}
-    beside: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
+    found: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
     if with_data:
         tensors = {f"field.{k}": v for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
-        beside[ROWS] = {**tensors, "offsets": data.offsets}
-    with held(folder):
-        _check_may_write(folder, who, progress.round)
-        state.save(folder, progress, who, beside=beside)
+        found[ROWS] = {**tensors, "offsets": data.offsets}
+    return found
 
 
 def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:

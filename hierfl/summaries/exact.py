@@ -52,7 +52,7 @@ class Spread:
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
-        _ = self._first
+        _ = self.first
 
     def at(self, z: Tensor) -> Tensor:
         """Return g at the global parameters z (K,), ()."""
@@ -63,10 +63,11 @@ class Spread:
         """Return g at s (S,), ()."""
         if not len(rest):
             return rest.new_ones(())
-        return self._scale(rest) / self._first.to(rest.dtype)
+        return self._scale(rest) / self.first.to(rest.dtype)
 
     @cached_property
-    def _first(self) -> Tensor:
+    def first(self) -> Tensor:
+        """The scale of the first made-up row at the program's start, ()."""
         return self._scale(start_of(self.line.reading).double()[self.line.rest])
 
     def _scale(self, rest: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""A client leaves a fit over nodes: what it had sent is deleted at the server, and no node is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hierfl.data.absent import form_of, rows_absent, stand_in
+from hierfl.engine.client_store import CheckpointError
+from hierfl.engine.federation import Federation
+from hierfl.nodes.agreement import FEW
+from hierfl.nodes.asking import COUNTED, last_counted
+from hierfl.runs import checkpoint as state
+from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
+from hierfl.runs.records import about
+from hierfl.runs.run_folder import checkpoints, held
+
+if TYPE_CHECKING:
+    from hierfl.nodes.fit_over_nodes import FitOverNodes
+
+
+def without(fit: FitOverNodes, client: str, *, folder: str | Path | None = None) -> FitOverNodes:
+    """Return the fit without a client; `FitOverNodes.without` describes it."""
+    old = fit.federation
+    out = leaving(old, client)
+    root = None if folder is None else Path(folder)
+    who = None if root is None else holds(root, fit)
+    counted = last_counted(old, fit.progress.history)
+    new = restricted_to(old, out)
+    where = left_by(old, fit.progress, new, out)
+    # nodes are asked to go on from the state of the round in which they were last counted
+    stay = [{"client": name, "round": counted[name]} for name in new.data.names if name in counted]
+    where = replace(where, history=(*where.history[:-1], {**where.history[-1], COUNTED: stay}))
+    if root is not None and who is not None:
+        with held(root):
+            rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds))
+    return replace(fit, federation=new, progress=where)
+
+
+def holds(folder: Path, fit: FitOverNodes) -> dict[str, Any]:
+    """Return what identifies a run on disk; refuse a folder that does not hold it."""
+    who = about(fit.method, few_of(fit.federation), fit.rounds)
+    if not any(state.is_of_run(path, who) for path in checkpoints(folder)):
+        raise CheckpointError(f"'{folder}' does not hold this run: name its checkpoint folder")
+    return who
+
+
+def few_of(federation: Federation) -> Federation:
+    """Return a federation of a few made-up rows a client, by which a run over nodes is known."""
+    data = federation.data
+    fills = next(iter(data.fields.values())).fills  # type: ignore[attr-defined]
+    counts = [min(FEW, count) for count in data.counts.tolist()]
+    return replace(
+        federation, data=stand_in(rows_absent(data.names, counts, form_of(data), fills), 0)
+    )

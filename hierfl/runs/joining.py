@@ -1,0 +1,111 @@
+"""Clients join a fit of two_stage, or send new rows: they are asked alone, the others where k-hat says so."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.core.arguments import expect_count
+from hierfl.core.process import one_at_a_time
+from hierfl.core.trees import Tree
+from hierfl.data.absent import RowsNotSaved, is_absent
+from hierfl.data.clients import ClientData
+from hierfl.data.grouping import offsets_of
+from hierfl.engine.client_store import new_table, put, taken
+from hierfl.engine.federation import Federation, federate
+from hierfl.engine.rounds import Progress, one_round
+from hierfl.engine.rounds import rounds as run_rounds
+from hierfl.methods.two_stage_joined import carried, joined
+from hierfl.methods.two_stage_kept import Kept, rounds_of
+from hierfl.posterior.snapshot import check_rows
+from hierfl.program.check_padding import check_labels_given
+from hierfl.runs.one_run import planned_of
+from hierfl.runs.result import Fit
+from hierfl.runs.saved import HAND_IN
+
+WHAT = "the posterior with new clients"
+
+
+@one_at_a_time
+def updated(fit: Fit, rows: ClientData, rounds: int | None = None) -> Fit:
+    """Return the fit with new clients, or new rows of some; `Fit.updated` describes it."""
+    planned = planned_of(fit.method, rounds if rounds is None else expect_count(rounds, "rounds"))
+    old = fit.federation
+    _check(fit, rows)
+    before = Kept(rounds_of(fit.method, old.program, WHAT), fit.progress.server)
+    if before.rounds.gathers is not None:
+        raise ValueError(
+            "each round spends a part of the rows' privacy budget, which this fit has spent: fit "
+            "again with all clients"
+        )
+    stay = [name for name in old.data.names if name not in set(rows.names)]
+    data = together(old.data.select(stay), rows) if stay else rows
+    federation = federate(fit.method, data, seed=old.seed, settings=old.settings)
+    if old.cohort < old.data.num_clients:
+        federation = replace(federation, cohort=min(old.cohort, data.num_clients))
+    after = rounds_of(fit.method, federation.program, WHAT)
+    places = [places_of(of, stay) for of in (old, federation)]
+    state = joined(before, after, *places)
+    table = new_table(federation.client.own, data.num_clients)
+    if stay:
+        put(table, data.index(stay), taken(fit.progress.table, old.data.index(stay)))
+    where = replace(fit.progress, server=state, table=table, compiled=False)
+    ids, until = data.index(rows.names), where.round + planned
+    where = one_round(federation, where, until, ids=ids)
+    where = replace(where, server=carried(before, after, where.server, *places))
+    known = bool(where.server["weighted"][places[1]].all())
+    if known and where.round < until and not federation.server.finished(where.server):
+        where = one_round(federation, where, until, ids=ids)
+    alone = where.round
+    for done in run_rounds(federation, where, until):
+        where = done
+    _say(where, fit.progress.round, alone, len(stay))
+    return Fit(fit.method, federation, where, until)
+
+
+def places_of(federation: Federation, names: Sequence[str]) -> Tensor:
+    """Return the places of some clients at a server, which has them in the order of names."""
+    if not names:
+        return torch.zeros(0, dtype=torch.long)
+    return federation.program.ranks[federation.data.index(names)]
+
+
+def _check(fit: Fit, rows: ClientData) -> None:
+    if is_absent(fit.federation.data):
+        raise RowsNotSaved(f"the rows of the other clients were not saved: {HAND_IN}")
+    check_rows(fit, rows, fit.program.reads.model)
+    given = {**rows.fields, **rows.client_fields}
+    for name in fit.program.labels.values():
+        if name not in given:
+            raise ValueError(f"the rows have no field '{name}': new clients are fitted to labels")
+    check_labels_given(fit.program, rows)
+
+
+def together(one: ClientData, other: ClientData) -> ClientData:
+    """Return the clients of both, with the fields of the first."""
+
+    def joint(a: Tree, b: Tree) -> dict[str, Any]:
+        return {name: torch.cat([v, b[name].to(v.dtype)]) for name, v in a.items()}
+
+    counts = torch.cat([one.counts, other.counts])
+    fields, own = joint(one.fields, other.fields), joint(one.client_fields, other.client_fields)
+    names = (*one.names, *other.names)
+    return ClientData(fields, offsets_of(counts), names, own, one.features, one.levels)
+
+
+def _say(where: Progress, first: int, alone: int, others: int) -> None:
+    """Say that other clients were asked again, if they were."""
+    if where.round > alone and others:
+        k_hats = [record["k_hat"] for record in where.history[first:alone] if "k_hat" in record]
+        why = "their log ratios could not be carried over"
+        if k_hats:
+            why = f"k-hat was {k_hats[-1]:.2f} with their kept factors"
+        warnings.warn(
+            f"the {others} other clients were asked again, in {where.round - alone} rounds: {why}",
+            stacklevel=4,
+        )

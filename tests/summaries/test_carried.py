@@ -1,0 +1,61 @@
+"""Log ratios carried over to other draws: polynomials exactly, others with an error that is no smaller than it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.summaries.carried import carried_over
+
+
+def draws(count: int, size: int = 3, *, seed: int = 0, scale: float = 1.0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(count, size, generator=g, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def in_double() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def cubic(z: Tensor) -> Tensor:
+    """Two clients."""
+    one = 0.3 * z[:, 0] - 0.2 * z[:, 0] * z[:, 1] + 0.05 * z[:, 2] ** 3
+    return torch.stack([one, 2.0 + 0.1 * z[:, 1] ** 2 * z[:, 2]], 1)
+
+
+def test_a_cubic_is_carried_over_exactly() -> None:
+    z, to = draws(500), draws(300, seed=1, scale=1.2)
+    found = carried_over(cubic(z), z, torch.zeros(500), to)
+    torch.testing.assert_close(found.each, cubic(to), atol=1e-8, rtol=0.0)
+    assert found.error < 1e-6
+
+
+def test_the_error_is_about_what_is_off() -> None:
+    def bent(z: Tensor) -> Tensor:
+        return 0.3 * torch.sin(2.0 * z[:, :1] + z[:, 1:2])
+
+    z, to = draws(1000), draws(400, seed=1)
+    found = carried_over(bent(z), z, torch.zeros(1000), to)
+    off = float((found.each - bent(to)).std())
+    assert 0.5 * off < found.error < 3.0 * off
+
+
+def test_draws_beyond_all_known_ones_are_said_to_be_unsure() -> None:
+    z, far = draws(500), draws(300, seed=1) + 6.0
+    g = torch.Generator().manual_seed(3)
+    rough = cubic(z) + 0.05 * torch.randn(500, 2, generator=g)
+    near = carried_over(rough, z, torch.zeros(500), draws(300, seed=1))
+    assert near.error < 0.15
+    assert carried_over(rough, z, torch.zeros(500), far).error > 1.0
+
+
+def test_ratios_that_are_constant_have_no_error_and_few_draws_have_no_fit() -> None:
+    z = draws(12, 5)
+    same = carried_over(torch.full((12, 2), 3.0), z, torch.zeros(12), draws(4, 5))
+    assert same.error == 0.0 and bool((same.each == 3.0).all())
+    few = carried_over(draws(12, 2), z, torch.zeros(12), draws(4, 5))
+    assert math.isinf(few.error)
