@@ -162,6 +162,15 @@ plots.messages(column(2.2), logs)
 plt.show()
 
 # %% [markdown]
+# ## Sensitivity
+#
+# `sensitivity` draws by how many posterior sds each parameter moves without one hospital, "?" where weights cannot tell.
+
+# %%
+plots.sensitivity(column(2.2), diagnostics.sensitivity(mixed))
+plt.show()
+
+# %% [markdown]
 # ## Ranks
 #
 # `rank_ecdf` and `rank_histogram` draw [simulation-based calibration](../diagnostics.md): the rank of each true value among draws of its posterior.

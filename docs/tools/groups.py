@@ -51,7 +51,7 @@ def groups() -> list[Group]:
     """Return the groups of the reference."""
     bayesian, points, wrappers = methods()
     checks = "Summary summary Check Convergence convergence Corrected corrected Reference nuts"
-    checks += " AgainstNuts against_nuts Sbc sbc ecdf_band"
+    checks += " AgainstNuts against_nuts Sbc sbc ecdf_band Sensitivity sensitivity"
     scores = "client_scores across_clients effective_clients crps Gap generalization_gap Loo loo"
     scores += " compare client_rates interval_coverage coverage_p_value CalibrationError"
     scores += " calibration_error confidence equal_mass"

@@ -39,6 +39,8 @@ from .pac_bayes import pac_bayes as pac_bayes
 from .sbc import Sbc as Sbc
 from .sbc import ecdf_band as ecdf_band
 from .sbc import sbc as sbc
+from .sensitivity import Sensitivity as Sensitivity
+from .sensitivity import sensitivity as sensitivity
 from .summary import Summary as Summary
 from .summary import summary as summary
 from .weighted_moments import Corrected as Corrected

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from scipy import stats
 
 from hierfl.core.importance_sampling import K_HAT
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from hierfl.diagnostics.sbc import Sbc
+    from hierfl.diagnostics.sensitivity import Sensitivity
 
 Histories: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
 
@@ -207,3 +208,38 @@ def _titled(ax: Axes, site: str) -> Axes:
     place |= {"ncols": 3, "borderaxespad": 0.1, "columnspacing": 1.0}
     ax.legend(frameon=False, fontsize=7, **place)
     return plain(ax)
+
+
+def sensitivity(ax: Axes, found: Sensitivity, *, what: str = "left_out") -> Axes:
+    """Draw by how many posterior sds each parameter moves with each part of a model, as a map.
+
+    Blue cells move down, orange ones up; each has its number, and "?" where a k-hat is high.
+
+    Args:
+        ax: axes to draw on.
+        found: from `hierfl.diagnostics.sensitivity`.
+        what: a column of its table: "left_out" (without a client), "per_percent", "at_0.8",
+            "at_1.25".
+
+    Raises:
+        KeyError: there is no such column.
+    """
+    table = found.table[what]
+    moves = table.unstack("part", sort=False).reindex(table.index.unique("parameter"))
+    moves = moves.drop(columns="prior") if what == "left_out" else moves
+    values = moves.to_numpy(dtype=float)
+    known = values[np.isfinite(values)]
+    largest = float(np.abs(known).max()) if len(known) else 1.0
+    ends = [COLORS[0], "white", COLORS[1]]
+    shades = LinearSegmentedColormap.from_list("moves", ends).with_extremes(bad=BAND)
+    drawn = ax.imshow(values, cmap=shades, vmin=-largest, vmax=largest, aspect="auto")
+    if moves.shape[1] <= NAMED:
+        for (row, column), value in np.ndenumerate(values):
+            text = "?" if np.isnan(value) else f"{value:.2g}"
+            ax.text(column, row, text, ha="center", va="center", fontsize=7)
+        ax.set_xticks(range(values.shape[1]), list(moves.columns), rotation=30, ha="right")
+    ax.set_yticks(range(len(values)), list(moves.index))
+    ax.figure.colorbar(drawn, ax=ax).set_label("moves the mean by posterior sds")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    return ax
