@@ -15,6 +15,7 @@ from .data.clients import ClientData as ClientData
 from .data.preprocess import Scaling as Scaling
 from .data.preprocess import fill_missing as fill_missing
 from .data.preprocess import standardize as standardize
+from .diagnostics.compare_models import compare_models as compare_models
 from .effects.prior_predictive import prior_predictive as prior_predictive
 from .engine.chunks import ClientError as ClientError
 from .engine.client_store import CheckpointError as CheckpointError

@@ -53,7 +53,7 @@ def groups() -> list[Group]:
     checks = "Summary summary Check Convergence convergence Corrected corrected Reference nuts"
     checks += " AgainstNuts against_nuts Sbc sbc ecdf_band Sensitivity sensitivity"
     scores = "client_scores across_clients effective_clients crps Gap generalization_gap Loo loo"
-    scores += " compare client_rates interval_coverage coverage_p_value CalibrationError"
+    scores += " compare Compared client_rates interval_coverage coverage_p_value CalibrationError"
     scores += " calibration_error confidence equal_mass"
     unknown = "OutOfDistribution out_of_distribution predictive_entropy entropy_density"
     unknown += " mutual_information auroc fpr95"
@@ -178,7 +178,10 @@ def groups() -> list[Group]:
             "Is the posterior right, and are the predictions good?",
             {
                 "Is the posterior right?": _in("hierfl.diagnostics", checks),
-                "Are the predictions good?": _in("hierfl.diagnostics", scores),
+                "Are the predictions good?": [
+                    *_in("hierfl.diagnostics", scores),
+                    "hierfl.compare_models",
+                ],
                 "Rows unlike any that were seen": _in("hierfl.diagnostics", unknown),
                 "Clients and bounds": _in("hierfl.diagnostics", rest),
             },

@@ -18,6 +18,7 @@ from .coherence import Coherence as Coherence
 from .coherence import client_gradients as client_gradients
 from .coherence import coherence as coherence
 from .coherence import loss_deviations as loss_deviations
+from .compare_models import Compared as Compared
 from .convergence import Convergence as Convergence
 from .convergence import convergence as convergence
 from .loo import Loo as Loo

@@ -21,7 +21,7 @@ from torch import Tensor
 from hierfl.posterior.corrected import ROUNDS, in_rounds, posterior_weights
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.labels import log_likelihoods
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
 
 PILOT = 100  # draws that tell how many local draws are needed
@@ -86,11 +86,30 @@ def scored_rows(
 
 def scored_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int) -> Scored:
     """Draw log p(y_k | global sites), an estimate of it, of every client."""
+    if lacks_rows(fit):
+        return _kept_clients(fit)
     if correct is None or already_weighted(fit):
         found = _precise(fit, draws, inner, seed)
         return Scored(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
     found, weights, k_hat = _weighted(fit, draws, inner, seed)
     return Scored(found.log_own, weights, k_hat)
+
+
+def _kept_clients(fit: Snapshot) -> Scored:
+    """Return what the server of two_stage has kept of log p(y_k | global sites)."""
+    # here: a fit with its rows does not need the server's part of two_stage
+    from hierfl.methods.two_stage_kept import Kept, rounds_of
+
+    what = "leave-one-client-out without rows"
+    kept = Kept(rounds_of(fit.method, fit.program, what), fit.progress.server)
+    found = kept.densities()
+    if found.log_likelihood is None:
+        raise ValueError(
+            "clients have local sites that are not Normal, whose integrals are at the clients: "
+            "hand the rows in, hierfl.load(folder, data=...)"
+        )
+    likelihood = found.log_likelihood[:, fit.program.ranks]
+    return Scored(likelihood + kept.constants(fit.federation.data), found.log_weights[:, None])
 
 
 def _weighted(fit: Snapshot, draws: int, most: int, seed: int) -> tuple[Weighed, Tensor, float]:

@@ -33,7 +33,7 @@ from hierfl.posterior.arviz_groups import rows_in_order
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.labels import observed
-from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params
+from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows, learned_params
 from hierfl.posterior.weights import INNER, check_labeled
 
 By = Literal["row", "client"]
@@ -199,6 +199,10 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
 
 
 def _hash(fit: Snapshot) -> str:
+    if lacks_rows(fit):  # of the clients and their numbers of rows, and of the kind of likelihood
+        spread = "num_rows" in fit.progress.server["factors"]
+        known = repr((fit.clients, fit.federation.data.counts.tolist(), spread))
+        return hashlib.sha256(known.encode()).hexdigest()
     labels = observed(fit, fit.federation.data)
     found = hashlib.sha256(repr(fit.clients).encode())
     for site in sorted(labels):

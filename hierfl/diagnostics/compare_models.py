@@ -1,0 +1,96 @@
+"""Models of the same data beside each other: by client and by row, with weights to stack them by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from hierfl.core.arguments import shown
+from hierfl.core.tables import Shown, shown_as
+from hierfl.diagnostics.loo import Loo, compare, loo
+from hierfl.posterior.snapshot import Snapshot, lacks_rows
+
+NO_ROWS = "Rows are not compared: they are at the nodes, or were not saved."
+
+
+def _shown(found: Compared) -> Shown:
+    tables = () if found.by_row is None else (("By row", found.by_row.reset_index(names="model")),)
+    note = "elpd in nats, higher is better; weight: of stacking. .clients has each client's elpd."
+    if found.by_row is None:
+        note += f" {NO_ROWS}"
+    title = f"{len(found.loo)} models of {len(found.clients)} clients, a client left out"
+    return Shown(title, found.by_client.reset_index(names="model"), note, tables)
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Models compared by leave-one-out, the best first.
+
+    Args:
+        by_client: by model, `rank`, `elpd` (of all rows of a client jointly, given the other
+            clients), `p`, `elpd_diff` to the best, `weight` (stacking), `se` and `dse`, of the
+            difference: which model predicts a new client.
+        by_row: the same by row, given all other rows: which model predicts a new row of a client
+            that it knows. None: no rows are here.
+        clients: by client, elpd of each model, and `k_hat`, the largest over models; from 0.7 on
+            trust none of the row.
+        loo: model -> its leave-one-out by client as an ArviZ object: `arviz.compare(found.loo)`.
+        loo_rows: the same by row.
+    """
+
+    by_client: pd.DataFrame
+    by_row: pd.DataFrame | None
+    clients: pd.DataFrame
+    loo: Mapping[str, Any]
+    loo_rows: Mapping[str, Any] | None
+
+
+def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int = 0) -> Compared:
+    """Compare fits of the same data by client and by row.
+
+    Over nodes, by client alone, from what the server of two_stage has kept: no node is asked.
+
+    Args:
+        fits: name -> fit, two or more: `{"slopes": fit1, "intercepts": fit2}`.
+        draws: S, of each posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: `fits` is no mapping.
+        ValueError: there are fewer than two, they are of different data, or as
+            `hierfl.diagnostics.loo`; or some without rows have Gaussian likelihoods and some have
+            others.
+
+    Source: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; stacking: Yao et al. 2018,
+    arXiv:1704.02030.
+    """
+    if not isinstance(fits, Mapping):
+        raise TypeError(
+            f"fits is {shown(fits)}: it must be a dict, compare_models({{name: fit, ...}})"
+        )
+    how: Any = {"draws": draws, "seed": seed}
+    by_client: dict[str, Loo] = {name: loo(one, "client", **how) for name, one in fits.items()}
+    summed = {
+        "num_rows" in one.progress.server["factors"] for one in fits.values() if lacks_rows(one)
+    }
+    if len(summed) > 1:
+        raise ValueError(
+            "some fits have Gaussian likelihoods, whose sums lack what is the rows' alone (known "
+            "weights, a LogNormal's units), and some have others: compare where the rows are"
+        )
+    by_row: dict[str, Loo] | None = None
+    if not any(map(lacks_rows, fits.values())):
+        by_row = {name: loo(one, "row", **how) for name, one in fits.items()}
+    each = {name: one.table["elpd"] for name, one in by_client.items()}
+    k_hat = pd.concat([one.table["k_hat"] for one in by_client.values()], axis=1).max(axis=1)
+    return Compared(
+        compare(by_client, "client"),
+        None if by_row is None else compare(by_row, "row"),
+        pd.DataFrame(each).assign(k_hat=k_hat),
+        {name: one.arviz.arviz for name, one in by_client.items()},
+        None if by_row is None else {name: one.arviz.arviz for name, one in by_row.items()},
+    )

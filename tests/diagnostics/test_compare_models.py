@@ -1,0 +1,147 @@
+"""Models compared by client and by row: the evidence in closed form, ArviZ's tables, fits without rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import arviz as az
+import pyro
+import pyro.distributions as dist
+import pytest
+
+import hierfl
+from hierfl import compare_models
+from hierfl.data.batch import ClientBatch
+from hierfl.diagnostics import Compared, loo
+from hierfl.nodes import in_process
+from hierfl.runs.result import Fit
+from tests.programs import (
+    NOISE,
+    PRIOR_LOC,
+    PRIOR_TRIL,
+    SPREAD_TRIL,
+    exact,
+    federation,
+    fit,
+    slopes,
+)
+from tests.summaries import programs
+from tests.summaries.programs import people
+
+COUNTS = (5, 3, 7, 2)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* have a k-hat above"),
+    pytest.mark.filterwarnings("ignore:The inplace keyword"),  # within ArviZ
+]
+
+
+def level(batch: ClientBatch) -> None:
+    """No slopes: worse on rows that have some."""
+    g = pyro.sample("g", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(g, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, NOISE), obs=batch.y)
+
+
+def free(model: Any) -> Any:
+    """Return `level` or `slopes` with a noise scale that is inferred."""
+
+    def made(batch: ClientBatch) -> None:
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        if model is level:
+            g = pyro.sample("g", dist.Normal(0.0, 2.0))
+        else:
+            g = pyro.sample("g", dist.MultivariateNormal(PRIOR_LOC, scale_tril=PRIOR_TRIL))
+        with batch.clients():
+            if model is level:
+                mean = pyro.sample("b", dist.Normal(g, 1.0))
+            else:
+                b = pyro.sample("b", dist.MultivariateNormal(g, scale_tril=SPREAD_TRIL))
+                mean = (batch.x * b).sum(-1)
+            with batch.data():
+                pyro.sample("y", dist.Normal(mean, sigma), obs=batch.y)
+
+    return made
+
+
+@cache
+def fits() -> dict[str, Fit]:
+    data = federation(COUNTS)
+    return {m.__name__: fit(hierfl.methods.two_stage(m), data) for m in (level, slopes)}
+
+
+@cache
+def found() -> Compared:
+    return compare_models(fits())
+
+
+def test_elpd_by_client_is_the_evidence_of_all_less_that_of_the_others() -> None:
+    data = federation(COUNTS)
+    whole = float(exact(data, "slopes").log_evidence)
+    for name in data.names:
+        rest = data.select([other for other in data.names if other != name])
+        expected = whole - float(exact(rest, "slopes").log_evidence)
+        if found().clients.loc[name, "k_hat"] < 0.5:
+            assert found().clients.loc[name, "slopes"] == pytest.approx(expected, abs=0.15)
+    assert (found().clients["k_hat"] < 0.5).sum() >= 2
+
+
+def test_arviz_accepts_what_is_returned() -> None:
+    table = az.compare(dict(found().loo))
+    assert list(table.index) == list(found().by_client.index) == ["slopes", "level"]
+    rows, table = found().loo_rows, found().by_row
+    assert rows is not None and table is not None
+    assert list(az.compare(dict(rows)).index) == list(table.index)
+    assert found().by_client["weight"].sum() == pytest.approx(1.0)
+    assert found().by_client["elpd_diff"].iloc[0] == 0.0
+    total = found().clients.drop(columns="k_hat").sum()
+    assert found().by_client["elpd"].to_dict() == pytest.approx(total.to_dict())
+    assert "By row" in repr(found())
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "binary"])
+def test_without_rows_the_server_tells_what_the_rows_tell(kind: str, tmp_path: Path) -> None:
+    data = federation(COUNTS) if kind == "gaussian" else people((9, 4, 12, 6, 8, 15))
+    method = hierfl.methods.two_stage(free(slopes) if kind == "gaussian" else programs.binary)
+    here = fit(method, data)
+    over = hierfl.nodes.fit(method, in_process(data, tmp_path))
+    one, other = loo(here, "client").table, loo(over, "client").table
+    good = (one["k_hat"] < 0.5) & (other["k_hat"].loc[one.index] < 0.5)
+    assert good.sum() >= 2
+    apart = (one["elpd"] - other["elpd"].loc[one.index])[good].abs()
+    assert float(apart.max()) < 0.1
+
+
+def test_over_nodes_clients_are_compared_alone(tmp_path: Path) -> None:
+    here, over = {}, {}
+    for name, model in (("level", level), ("slopes", slopes)):
+        method = hierfl.methods.two_stage(free(model))
+        here[name] = fit(method, federation(COUNTS))
+        nodes = in_process(federation(COUNTS), tmp_path / name)
+        over[name] = hierfl.nodes.fit(method, nodes)
+    told, known = compare_models(over), compare_models(here)
+    assert told.by_row is None and "Rows are not compared" in repr(told)
+    assert list(told.by_client.index) == list(known.by_client.index) == ["slopes", "level"]
+    ours, theirs = (one.by_client["elpd_diff"].iloc[1] for one in (told, known))
+    assert ours == pytest.approx(theirs, abs=0.5)
+
+
+def test_sums_without_squares_are_refused(tmp_path: Path) -> None:
+    """Of a fixed noise scale clients send no sum of squares, on which elpd rests."""
+    method = hierfl.methods.two_stage(slopes)
+    over = hierfl.nodes.fit(method, in_process(federation(COUNTS), tmp_path))
+    with pytest.raises(ValueError, match="the noise scale is fixed"):
+        loo(over, "client")
+
+
+def test_refusals() -> None:
+    with pytest.raises(TypeError, match="it must be a dict"):
+        compare_models([fits()["slopes"]])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="two or more"):
+        compare_models({"one": fits()["slopes"]})
+    other = fit(hierfl.methods.two_stage(slopes), federation((5, 3)))
+    with pytest.raises(ValueError, match="different rows"):
+        compare_models({"one": fits()["slopes"], "two": other})
