@@ -42,6 +42,9 @@ from .program.public_names import model as model
 from .program.read import read as read
 from .runs.fit import fit as fit
 from .runs.load import load as load
+from .runs.planning import Precision as Precision
+from .runs.planning import precision as precision
+from .runs.planning import simulate as simulate
 from .runs.pooled import fit_pooled as fit_pooled
 from .runs.result import Fit as Fit
 from .runs.run_folder import FolderInUse as FolderInUse

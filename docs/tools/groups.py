@@ -88,6 +88,7 @@ def groups() -> list[Group]:
             "Mixed models as one line of text, and the schema that clients agree on.",
             {
                 "Formulas": _in("hierfl", "formula Formula prior_predictive"),
+                "Planning": _in("hierfl", "simulate precision Precision"),
                 "The schema": [
                     *_in("hierfl", "schema Schema"),
                     *exported("hierfl.formulas", without="Schema"),

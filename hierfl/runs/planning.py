@@ -1,0 +1,281 @@
+"""Planning: federations drawn before there are data, and how an interval narrows with their size."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from pyro import poutine
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from hierfl.core.arguments import expect_count, expect_integer, shown, spelled
+from hierfl.core.process import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.data.batch import full_batch
+from hierfl.diagnostics.simulated_data import drawn
+from hierfl.engine.processes import crew
+from hierfl.formulas.formula import Formula
+from hierfl.guides import delta
+from hierfl.posterior.site_table import entries_of
+from hierfl.program.read import read
+from hierfl.program.sites import Values
+from hierfl.runs.fit import fit as run_fit
+from hierfl.runs.result import Fit
+
+Column = Sequence[Any] | Callable[[np.random.Generator, int], Any]
+Columns = Mapping[str, Column]
+DRAWS = 1000  # of each posterior, whose quantiles are the interval
+
+
+class Simulated(NamedTuple):
+    """A federation that was drawn: client -> its frame, and site -> its value, local ones (N, ...)."""
+
+    frames: dict[str, pd.DataFrame]
+    truth: Values
+
+
+@spelled
+@one_at_a_time
+def simulate(
+    model: Formula | Fit,
+    columns: Columns,
+    *,
+    clients: int = 8,
+    rows: int | Sequence[int] = 50,
+    count: int = 1,
+    seed: int = 0,
+) -> list[Simulated]:
+    """Draw federations from the prior of a formula, or from the posterior of its fit.
+
+    A formula without a schema agrees on one of the columns drawn. Its default priors are in units
+    of the response, whose sd is taken to be 1 where `columns` does not say.
+
+    Args:
+        model: a `hierfl.formula`, whose global sites are drawn from their priors; or a fit of one,
+            whose posterior they are drawn from. The clients are new either way.
+        columns: of each column that the formula reads, values that are drawn with replacement (the
+            levels of a category, or a pilot's numbers); or a function of a NumPy generator and a
+            number of rows that draws them.
+        clients: how many.
+        rows: of each client, or one number for each.
+        count: how many federations.
+        seed: of the draws.
+
+    Raises:
+        TypeError: `model` is neither.
+        KeyError: `columns` lacks one that the formula reads.
+        ValueError: the response is of words or censored; or numbers of rows are not as many as
+            clients.
+    """
+    formula = _formula_of(model)
+    expect_count(count, "count")
+    expect_integer(seed, "seed")
+    frames = _columns(formula, columns, _sizes(clients, rows), seed)
+    formula = formula.on(frames)
+    data = formula.data(frames)
+    program = read(formula, delta, data, seed=seed)
+    if len(program.labels) != 1 or "cens" in formula.declared.parts.additions:
+        raise ValueError("a censored response cannot be drawn: simulate the times, without event()")
+    (field,) = program.labels.values()
+    batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
+    found = []
+    for one, given in enumerate(_global_values(model, count, seed)):
+        with poutine.condition(data=given) if given else nullcontext():
+            values, labels = drawn(program, batch, count=1, seed=seed + 7919 * one)
+        response = labels[field][0]
+        parts = {
+            name: frame.assign(
+                **{formula.declared.parts.response: response[k, : len(frame)].numpy()}
+            )
+            for k, (name, frame) in enumerate(frames.items())
+        }
+        found.append(Simulated(parts, {name: value[0] for name, value in values.items()}))
+    return found
+
+
+def _formula_of(model: Any) -> Formula:
+    made = model.method.model if isinstance(model, Fit) else model
+    if not isinstance(made, Formula):
+        raise TypeError(f"model is {shown(model)}: give a hierfl.formula, or a fit of one")
+    if made.declared.family.kind in ("category", "ordered"):
+        raise ValueError("a response of words cannot be drawn: give its program and ClientData")
+    return made
+
+
+def _sizes(clients: int, rows: int | Sequence[int]) -> list[int]:
+    expect_count(clients, "clients")
+    sizes = [rows] * clients if isinstance(rows, int) else list(rows)
+    if len(sizes) != clients:
+        raise ValueError(f"rows has {len(sizes)} numbers, and there are {clients} clients")
+    return [expect_count(size, "rows") for size in sizes]
+
+
+def _columns(
+    formula: Formula, columns: Columns, sizes: Sequence[int], seed: int
+) -> dict[str, pd.DataFrame]:
+    """Draw the columns of each client; the response is a placeholder."""
+    response = formula.declared.parts.response
+    own: dict[str, Column] = {response: _placeholder(formula), **columns}
+    read = {name for name in formula.declared.columns if name != formula.clients}
+    if lacks := sorted(read - own.keys()):
+        raise KeyError(f"columns lacks '{lacks[0]}', which the formula reads")
+    frames = {}
+    for k, size in enumerate(sizes):
+        g = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFF, k]))
+        drawn_ = {
+            name: of(g, size) if callable(of) else g.choice(np.asarray(of), size)
+            for name, of in own.items()
+        }
+        name = f"client {k + 1:0{len(str(len(sizes)))}}"
+        frames[name] = pd.DataFrame(drawn_).assign(**{formula.clients: name})
+    return frames
+
+
+def _placeholder(formula: Formula) -> Column:
+    """Return responses of the family's kind, by which a schema can be agreed on."""
+    kind = formula.declared.family.kind
+    if kind == "real":
+        return lambda g, n: g.standard_normal(n)
+    if kind in ("binary", "count"):
+        return lambda g, n: np.arange(n) % 2
+    return lambda g, n: g.uniform(0.25, 0.75, n)
+
+
+def _global_values(model: Formula | Fit, count: int, seed: int) -> Iterator[Values]:
+    """Yield what the global sites of each federation are; nothing: they are drawn from the prior."""
+    if not isinstance(model, Fit):
+        yield from ({} for _ in range(count))
+        return
+    shared = model.draws(count, seed=seed).shared
+    names = [site.name for site in model.program.latents.global_block.sites]
+    for one in range(count):
+        yield {name: shared[name][one] for name in names}
+
+
+# ------------------------------------------------------------------------------------ precision
+def _shown(found: Precision) -> Shown:
+    note = "Medians over replications; low and high are their quartiles."
+    title = f"Width of the {found.prob:.0%} interval of {found.parameter}"
+    return Shown(title, found.table.reset_index(), note)
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Precision:
+    """How wide an interval is, by the size of a federation.
+
+    Args:
+        table: by `clients` and `rows`: the `width` of the interval, median over replications, with
+            quartiles `low` and `high`; `covered`, the share of intervals that hold the true value;
+            `excludes_zero`, the share that do not hold 0.
+        parameter: its name.
+        prob: of the interval.
+    """
+
+    table: pd.DataFrame
+    parameter: str
+    prob: float
+
+
+@spelled
+def precision(
+    model: Formula | Fit,
+    columns: Columns,
+    parameter: str,
+    *,
+    clients: Sequence[int] = (4, 8, 16),
+    rows: Sequence[int] = (20, 50),
+    replications: int = 20,
+    prob: float = 0.95,
+    workers: int = 2,
+    progress: bool | None = None,
+    seed: int = 0,
+) -> Precision:
+    """Say how the width of an interval falls with more clients, and with more rows a client.
+
+    Federations of each size are drawn (`simulate`) and fitted. Those of one number have the same
+    true values at every size, so that sizes can be compared.
+
+    Args:
+        model: as for `simulate`.
+        columns: as for `simulate`.
+        parameter: a number of a global site, "sd_hospital" or "b[age]", as in
+            `hierfl.diagnostics.sensitivity`.
+        clients: numbers of clients.
+        rows: numbers of rows of each client.
+        replications: of each size.
+        prob: of the interval.
+        workers: processes, one core each (on Linux; elsewhere 1).
+        progress: show a progress bar; None: where standard error is a terminal.
+        seed: of the draws.
+
+    Raises:
+        KeyError: there is no such parameter; the message names those that there are.
+        ValueError: as `simulate`; or `prob` is not between 0 and 1.
+    """
+    if not 0.0 < prob < 1.0:
+        raise ValueError(f"prob is {prob}: it must be between 0 and 1")
+    sizes = list(product(clients, rows))
+    items = [
+        _Item(size, _formula_of(model), one, parameter, prob)
+        for size in sizes
+        for one in simulate(
+            model, columns, clients=size[0], rows=size[1], count=replications, seed=seed
+        )
+    ]
+    found: list[tuple[float, bool, bool]] = []
+    show = sys.stderr.isatty() if progress is None else progress
+    with crew(_interval, expect_count(workers, "workers")) as run_all:
+        console = Console(force_jupyter=False, stderr=True)
+        each = track(run_all(items), "fits", len(items), console=console, disable=not show)
+        found.extend(each)
+    table = pd.DataFrame(found, columns=["width", "covered", "excludes_zero"])
+    table["clients"], table["rows"] = np.array([item.size for item in items]).T
+    grouped = table.groupby(["clients", "rows"])
+    low, middle, high = (grouped["width"].quantile(q) for q in (0.25, 0.5, 0.75))
+    shares = grouped[["covered", "excludes_zero"]].mean()
+    return Precision(
+        pd.DataFrame({"width": middle, "low": low, "high": high}).join(shares), parameter, prob
+    )
+
+
+class _Item(NamedTuple):
+    size: tuple[int, int]
+    formula: Formula
+    data: Simulated
+    parameter: str
+    prob: float
+
+
+def _interval(item: _Item) -> tuple[float, bool, bool]:
+    """Fit a federation: the width of an interval, and whether it holds the truth, and not 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of single fits: coverage says what they are worth
+        found = run_fit(item.formula, item.data.frames, progress=False)
+    site, place = _place(found, item.parameter)
+    values = found.draws(DRAWS).shared[site].reshape(DRAWS, -1)[:, place].double()
+    truth = float(item.data.truth[site].reshape(-1)[place])
+    tails = torch.tensor([0.5 - item.prob / 2.0, 0.5 + item.prob / 2.0], dtype=torch.float64)
+    low, high = values.quantile(tails).tolist()
+    return high - low, low <= truth <= high, not low <= 0.0 <= high
+
+
+def _place(fit: Fit, parameter: str) -> tuple[str, int]:
+    names = {}
+    for site in fit.program.latents.global_block.sites:
+        shape: Tensor = fit.draws(1).shared[site.name]
+        for k, entry in enumerate(entries_of(fit, site.name, shape.shape[1:])):
+            names[f"{site.name}[{entry}]" if entry else site.name] = site.name, k
+    if parameter not in names:
+        raise KeyError(f"there is no parameter '{parameter}': there are {', '.join(names)}")
+    return names[parameter]
