@@ -12,9 +12,10 @@ from hierfl.core.intervals import PROB
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.comparisons import comparisons
 from hierfl.effects.contrasts import as_contrasts
-from hierfl.effects.drawn import Fitted
+from hierfl.effects.drawn import Drawn
 from hierfl.effects.intervals import ends
 from hierfl.effects.predictions import predictions
+from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from xarray import DataArray
@@ -51,7 +52,7 @@ class MarginalMeans:
 
 
 def marginal_means(
-    fit: Fitted,
+    fit: Snapshot | Drawn,
     variable: str,
     rows: Any = None,
     *,

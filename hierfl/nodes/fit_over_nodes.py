@@ -83,10 +83,9 @@ class FromNodes(Generic[Found]):
 class FitOverNodes:
     """A method, fitted to clients whose rows and states are at nodes.
 
-    Of a formula, `effects`, `comparisons`, `contrasts`, `slopes`, `survival`, `hypotheses` and
-    `icc` answer as those of `hierfl.Fit` do, of the average client and of a new one
-    (`client="new"`): draws of the global sites and the schema are enough. What reads rows, or a
-    client's own coefficients, is at its node.
+    Of a formula, `effects` and its like answer as those of `hierfl.Fit`, of the average client and
+    of a new one (`client="new"`), for which draws of the global sites and the schema are enough.
+    What reads rows, or a client's own coefficients, is at its node.
 
     Args:
         method: what was fitted.
@@ -147,13 +146,7 @@ class FitOverNodes:
     def summary(self, *, prob: float = 0.9, draws: int = 1000, seed: int = 0) -> Summary:
         """Summarize the global sites as a table, and say what the history tells of trust.
 
-        Args:
-            prob: of the intervals.
-            draws: S.
-            seed: of the draws.
-
-        Raises:
-            ValueError: `draws` is too small for an interval of `prob`.
+        Arguments and errors are those of `hierfl.Fit.summary`.
         """
         return summary_over(self, prob, draws, seed)
 
@@ -169,20 +162,15 @@ class FitOverNodes:
     def without(self, client: str, *, folder: str | Path | None = None) -> FitOverNodes:
         """Return the fit without one of its clients, as `hierfl.Fit.without` does; no node is asked.
 
-        What the client had sent is in nothing that the server has then. Its node keeps its own
-        folder. The others are asked about their clients as before.
+        Its node keeps its own folder. The others are asked about their clients as before.
 
         Args:
             client: its name.
-            folder: the run's checkpoint folder: the fit without the client takes its place there,
-                with `withdrawn.json`, the certificates; nothing that the client had sent is left in
-                it. Backups are not reached. None: it stays as it is.
+            folder: the run's checkpoint folder, in which nothing that the client had sent is left;
+                `withdrawn.json` is the certificates. Backups are not reached. None: it stays.
 
         Raises:
-            KeyError: the client was not fitted.
-            ValueError: the fit is not of two_stage, is not done, or has no other client.
-            AnotherRound: what is kept does not suffice: fit the others again.
-            CheckpointError: the folder does not hold this run.
+            As `hierfl.Fit.without`.
         """
         from hierfl.nodes.living import without  # few fits need it
 
@@ -201,10 +189,8 @@ class FitOverNodes:
                 place of this one. None: it stays as it is.
 
         Raises:
-            ValueError: the fit is not of two_stage, is not done, or has row noise; or rows of
-                another form.
-            AnotherRound: the others' log ratios cannot be carried over, or k-hat is high: the
-                others have to be asked, by a run over all nodes.
+            ValueError: as `hierfl.Fit.updated`; or rows of another form.
+            AnotherRound: the others have to be asked, by a run over all nodes.
             TooFewNodes: a new node does not answer.
             CheckpointError: the folder does not hold this run.
         """
@@ -215,7 +201,7 @@ class FitOverNodes:
     @property
     def certificates(self) -> pd.DataFrame:
         """What was removed when clients left, as `hierfl.Fit.certificates`."""
-        return self._server.certificates
+        return self.here.certificates
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.

@@ -228,19 +228,15 @@ class Fit:
         """Return the fit without one of its clients, from what the server of two_stage has kept.
 
         No round is run and nobody is asked. Of a Gaussian likelihood the posterior of the others'
-        sums is drawn; else draws are weighted by the others' factors and log ratios, or drawn from
-        the others' factors, with their log ratios carried over by a polynomial of the global
-        parameters. k-hat and the error are in the history's last row.
-
-        The client's factor, its log ratios, its state and its rows are not in what is returned.
-        `certificates` says what was removed, with hashes of the server's state before and after.
+        sums is drawn; else draws are weighted by the others' log ratios, carried over to new draws
+        by a polynomial of the global parameters. k-hat and the error are in the last row of the
+        history. Nothing of the client is in what is returned; `certificates` says what was removed.
 
         Args:
             client: its name.
             rounds: in which the others may weight new draws where what is kept does not suffice.
-            folder: in which the fit was saved: the fit without the client takes its place there,
-                with `withdrawn.json`, the certificates. Backups are not reached. None: what was
-                saved stays as it is.
+            folder: in which the fit was saved, to be replaced by the one without the client and
+                `withdrawn.json`, the certificates. Backups are not reached. None: it stays.
 
         Raises:
             KeyError: the client was not fitted.
@@ -254,7 +250,7 @@ class Fit:
 
     @property
     def certificates(self) -> pd.DataFrame:
-        """What was removed when clients left (`without`): one row a client; empty if none did."""
+        """What was removed when clients left, with hashes before and after: one row a client."""
         from hierfl.runs.living import certificates
 
         return certificates(self.progress.history)
@@ -262,13 +258,11 @@ class Fit:
     def updated(self, rows: ClientData | Frames, *, rounds: int | None = None) -> Fit:
         """Return the fit with new clients, or new rows of some, from what two_stage has kept.
 
-        The new clients send a factor, then log ratios at new draws; the others' factors stay, and
-        their log ratios are carried over as in `without`. The others are asked only where these
-        cannot be carried over, or k-hat of the weights is high; a warning says so.
+        The new clients send a factor, then log ratios at new draws; the others' are carried over as
+        in `without`. Where these do not suffice, by k-hat, the others are asked, and a warning says so.
 
         Args:
-            rows: of each new or changed client; those of a changed one take the place of its
-                earlier ones.
+            rows: of each new or changed client, all of them.
             rounds: at most so many; 2 asks nobody but the new clients. None: until it is done.
 
         Raises:
@@ -290,8 +284,7 @@ class Fit:
             seed: of the draws.
 
         Raises:
-            ValueError: `draws` is too small for an interval of `prob`, 20 of 90 %, 40 of 95 %; or
-                `prob` does not lie between 0 and 1.
+            ValueError: `draws` is too small for `prob` (20 of 90 %, 40 of 95 %), which is in (0, 1).
         """
         return summary(self, prob=prob, draws=draws, seed=seed)
 
@@ -325,12 +318,9 @@ class Fit:
 
         Args:
             path: of the file; an earlier report there is replaced.
-            held_out: labeled rows of fitted clients to score; None: the training rows are scored,
-                with a warning.
-            foreign: out-of-distribution rows under the clients' names, to see whether predictions
-                are less certain.
-            local_only: a fit of the same local sites in which clients share nothing, whose
-                estimates are shown beside this fit's.
+            held_out: labeled rows of fitted clients to score; None: training rows, with a warning.
+            foreign: out-of-distribution rows of the clients: are predictions less certain?
+            local_only: a fit of the same local sites, in which clients share nothing, to compare.
             site: the observed site that is scored, as in `predict`.
             title: of the page.
             draws: S, of the posterior.
