@@ -195,7 +195,7 @@ def _means(fit: hierfl.Fit, draws: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main(args: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], default=list(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--sensitivity", action="store_true", help="compare with scaled priors")
     parsed = parser.parse_args(args)
     warnings.simplefilter("ignore")
@@ -206,7 +206,7 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     records = []
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
-    for name in parsed.names:
+    for name in parsed.names or NAMES:
         for line in lines(name):
             records.append(line)
             print("| " + " | ".join(str(line.get(key, "")) for key in COLUMNS) + " |", flush=True)

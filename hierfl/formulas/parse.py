@@ -102,23 +102,21 @@ def parse(text: str) -> Parts:
     response, additions = _response(left)
     common, groups = [], dict[tuple[Any, ...], Group]()
     for sign, term in summands_of(right):
-        inside = _inside(term)
+        inside, words = _inside(term), text_of_tokens(term)
         bars = [i for i, token in enumerate(inside) if token.kind == "PIPE"]
         if not bars:
-            common.append(f"{sign} {text_of_tokens(term)}")
+            common.append(f"{sign} {words}")
             continue
         if sign == "-":
-            raise ValueError(
-                f"the formula takes '{text_of_tokens(term)}' away: leave it out instead"
-            )
+            raise ValueError(f"the formula takes '{words}' away: leave it out instead")
         depth = [t.kind for t in inside[: bars[0]]]
         if depth.count("LEFT_PAREN") > depth.count("RIGHT_PAREN"):
             raise ValueError(
-                f"'{text_of_tokens(term)}' has a bar inside of other parentheses: write its groups as a term"
+                f"'{words}' has a bar inside of other parentheses: write its groups as a term"
             )
         if len(inside) == len(term):
             raise ValueError(
-                f"'{text_of_tokens(term)}' has a bar without parentheses: write ({text_of_tokens(term)}), with all "
+                f"'{words}' has a bar without parentheses: write ({words}), with all "
                 "terms that vary by group inside of them"
             )
         for group in _groups(inside, bars):

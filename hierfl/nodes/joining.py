@@ -19,8 +19,7 @@ from hierfl.nodes.agreement import Agreement, Fields, Introduction
 from hierfl.nodes.asking import COUNTED, Answer, Ask, last_counted
 from hierfl.nodes.call import FitCall, OverNodes
 from hierfl.nodes.choosing import Decided
-from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.living import few_of, holds
+from hierfl.nodes.living import Fitted, few_of, holds
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import Nodes, TooFewNodes, other_starts, without_rows
 from hierfl.nodes.update_checks import without_one
@@ -36,9 +35,7 @@ ROUNDS = 2  # of the new clients: a factor, and log ratios
 ALL = "begin a run over the nodes of all clients, hierfl.nodes.fit(model, nodes)"
 
 
-def updated(
-    fit: FitOverNodes, nodes: OverNodes, *, folder: str | Path | None = None
-) -> FitOverNodes:
+def updated(fit: Fitted, nodes: OverNodes, *, folder: str | Path | None = None) -> Fitted:
     """Return the fit with the clients of some nodes; `FitOverNodes.updated` describes it."""
     root = None if folder is None else Path(folder)
     if root is not None:
@@ -56,11 +53,11 @@ def updated(
 
 
 def join_introduced(
-    fit: FitOverNodes,
+    fit: Fitted,
     found: Mapping[Any, Introduction],
     agree: Agree[Any],
     ask: Callable[[Mapping[str, Any]], Ask],
-) -> FitOverNodes:
+) -> Fitted:
     """Let new nodes agree on what the others have agreed on, and ask them for two rounds."""
     old, method = fit.federation, fit.method
     before = Kept(rounds_of(method, old.program, WHAT), fit.progress.server)
@@ -93,7 +90,7 @@ def join_introduced(
     )
 
 
-def _agreed(fit: FitOverNodes, found: Mapping[Any, Introduction]) -> Agreement:
+def _agreed(fit: Fitted, found: Mapping[Any, Introduction]) -> Agreement:
     """Return what all clients agree on, the new ones with the others."""
     data, new = fit.federation.data, {one.client for one in found.values()}
     form, codes = Fields.of(data), dict(fit.program.codes)
@@ -105,7 +102,7 @@ def _agreed(fit: FitOverNodes, found: Mapping[Any, Introduction]) -> Agreement:
     return Agreement.between([*others, *found.values()])
 
 
-def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -> Progress:
+def _two_rounds(fit: Fitted, before: Kept, nodes: Nodes, new: list[str]) -> Progress:
     """Ask new clients for their factors, then for log ratios; refuse where others would have to be asked."""
     everyone, old = nodes.federation, fit.federation
     after = rounds_of(fit.method, everyone.program, WHAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hierfl.data.absent import form_of, rows_absent, stand_in
 from hierfl.engine.client_store import CheckpointError
@@ -16,11 +16,10 @@ from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
 from hierfl.runs.records import about
 from hierfl.runs.run_folder import checkpoints, held
 
-if TYPE_CHECKING:
-    from hierfl.nodes.fit_over_nodes import FitOverNodes
+Fitted = Any  # a FitOverNodes, whose module imports this one
 
 
-def without(fit: FitOverNodes, client: str, *, folder: str | Path | None = None) -> FitOverNodes:
+def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fitted:
     """Return the fit without a client; `FitOverNodes.without` describes it."""
     old = fit.federation
     out = leaving(old, client)
@@ -38,7 +37,7 @@ def without(fit: FitOverNodes, client: str, *, folder: str | Path | None = None)
     return replace(fit, federation=new, progress=where)
 
 
-def holds(folder: Path, fit: FitOverNodes) -> dict[str, Any]:
+def holds(folder: Path, fit: Fitted) -> dict[str, Any]:
     """Return what identifies a run on disk; refuse a folder that does not hold it."""
     who = about(fit.method, few_of(fit.federation), fit.rounds)
     if not any(state.is_of_run(path, who) for path in checkpoints(folder)):
