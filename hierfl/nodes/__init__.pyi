@@ -1,6 +1,6 @@
 from .asking import Answer as Answer
-from .call import fit as fit
 from .fit_over_nodes import FitOverNodes as FitOverNodes
+from .fitting import fit as fit
 from .messages import Refused as Refused
 from .policy import Policy as Policy
 from .reached import Reached as Reached

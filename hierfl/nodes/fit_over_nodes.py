@@ -40,7 +40,6 @@ from hierfl.runs.result import Fit
 if TYPE_CHECKING:
     from arviz import InferenceData
 
-    from hierfl.nodes.call import OverNodes
 
 MOST = 1 << 31  # bytes of an answer
 Found = TypeVar("Found")
@@ -176,7 +175,7 @@ class FitOverNodes:
 
         return without(self, client, folder=folder)
 
-    def updated(self, nodes: OverNodes, *, folder: str | Path | None = None) -> FitOverNodes:
+    def updated(self, nodes: Any, *, folder: str | Path | None = None) -> FitOverNodes:
         """Return the fit with the clients of other nodes, or new rows of some, as `hierfl.Fit.updated`.
 
         The new nodes alone are asked: for a factor, and for log ratios. Afterwards they are asked
@@ -194,7 +193,7 @@ class FitOverNodes:
             TooFewNodes: a new node does not answer.
             CheckpointError: the folder does not hold this run.
         """
-        from hierfl.nodes.joining import updated  # few fits need it
+        from hierfl.nodes.living import updated  # few fits need it
 
         return updated(self, nodes, folder=folder)
 

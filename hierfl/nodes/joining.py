@@ -4,52 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.engine.client_store import new_table
 from hierfl.engine.rounds import Progress, one_round
-from hierfl.formulas.formula import Formula
 from hierfl.methods.two_stage_checks import DONE
 from hierfl.methods.two_stage_joined import carried, joined
 from hierfl.methods.two_stage_kept import AnotherRound, Kept, rounds_of
 from hierfl.methods.two_stage_weighting import PROPOSING
 from hierfl.nodes.agreement import Agreement, Fields, Introduction
 from hierfl.nodes.asking import COUNTED, Answer, Ask, last_counted
-from hierfl.nodes.call import FitCall, OverNodes
 from hierfl.nodes.choosing import Decided
-from hierfl.nodes.living import Fitted, few_of, holds
+from hierfl.nodes.living import Fitted
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import Nodes, TooFewNodes, other_starts, without_rows
 from hierfl.nodes.update_checks import without_one
 from hierfl.runs.joining import WHAT, places_of
-from hierfl.runs.living import rewritten
-from hierfl.runs.records import about
-from hierfl.runs.run_folder import held
 
 if TYPE_CHECKING:
     from hierfl.nodes.gathering import Agree
 
 ROUNDS = 2  # of the new clients: a factor, and log ratios
 ALL = "begin a run over the nodes of all clients, hierfl.nodes.fit(model, nodes)"
-
-
-def updated(fit: Fitted, nodes: OverNodes, *, folder: str | Path | None = None) -> Fitted:
-    """Return the fit with the clients of some nodes; `FitOverNodes.updated` describes it."""
-    root = None if folder is None else Path(folder)
-    if root is not None:
-        holds(root, fit)
-    of_frames = fit.chosen is not None and isinstance(fit.method.model, Formula)
-    model: Any = fit.method.model if of_frames else fit.method
-    found = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
-    if root is not None:
-        with held(root):
-            old, new = (
-                about(one.method, few_of(one.federation), one.rounds) for one in (fit, found)
-            )
-            rewritten(root, old, found.progress, new)
-    return found
 
 
 def join_introduced(

@@ -1,4 +1,4 @@
-"""A client leaves a fit over nodes: what it had sent is deleted at the server, and no node is asked."""
+"""A client leaves a fit over nodes, and what it had sent is deleted at the server; or others join it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from hierfl.data.absent import form_of, rows_absent, stand_in
 from hierfl.engine.client_store import CheckpointError
 from hierfl.engine.federation import Federation
+from hierfl.formulas.formula import Formula
 from hierfl.nodes.agreement import FEW
 from hierfl.nodes.asking import COUNTED, last_counted
+from hierfl.nodes.call import FitCall
 from hierfl.runs import checkpoint as state
 from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
 from hierfl.runs.records import about
@@ -35,6 +37,23 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
         with held(root):
             rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds))
     return replace(fit, federation=new, progress=where)
+
+
+def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fitted:
+    """Return the fit with the clients of some nodes; `FitOverNodes.updated` describes it."""
+    root = None if folder is None else Path(folder)
+    if root is not None:
+        holds(root, fit)
+    of_frames = fit.chosen is not None and isinstance(fit.method.model, Formula)
+    model: Any = fit.method.model if of_frames else fit.method
+    found = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
+    if root is not None:
+        with held(root):
+            old, new = (
+                about(one.method, few_of(one.federation), one.rounds) for one in (fit, found)
+            )
+            rewritten(root, old, found.progress, new)
+    return found
 
 
 def holds(folder: Path, fit: Fitted) -> dict[str, Any]:

@@ -24,17 +24,15 @@ from hierfl.methods.two_stage_joined import carried, joined
 from hierfl.methods.two_stage_kept import Kept, rounds_of
 from hierfl.posterior.snapshot import check_rows
 from hierfl.program.check_padding import check_labels_given
-from hierfl.runs.one_run import planned_of
-from hierfl.runs.result import Fit
-from hierfl.runs.saved import HAND_IN
+from hierfl.runs.saved import HAND_IN, Fitted
 
 WHAT = "the posterior with new clients"
 
 
 @one_at_a_time
-def updated(fit: Fit, rows: ClientData, rounds: int | None = None) -> Fit:
+def updated(fit: Fitted, rows: ClientData, rounds: int | None = None) -> Fitted:
     """Return the fit with new clients, or new rows of some; `Fit.updated` describes it."""
-    planned = planned_of(fit.method, rounds if rounds is None else expect_count(rounds, "rounds"))
+    planned = fit.method.most_rounds if rounds is None else expect_count(rounds, "rounds")
     old = fit.federation
     _check(fit, rows)
     before = Kept(rounds_of(fit.method, old.program, WHAT), fit.progress.server)
@@ -65,7 +63,7 @@ def updated(fit: Fit, rows: ClientData, rounds: int | None = None) -> Fit:
     for done in run_rounds(federation, where, until):
         where = done
     _say(where, fit.progress.round, alone, len(stay))
-    return Fit(fit.method, federation, where, until)
+    return replace(fit, federation=federation, progress=where, rounds=until)
 
 
 def places_of(federation: Federation, names: Sequence[str]) -> Tensor:
@@ -75,7 +73,7 @@ def places_of(federation: Federation, names: Sequence[str]) -> Tensor:
     return federation.program.ranks[federation.data.index(names)]
 
 
-def _check(fit: Fit, rows: ClientData) -> None:
+def _check(fit: Fitted, rows: ClientData) -> None:
     if is_absent(fit.federation.data):
         raise RowsNotSaved(f"the rows of the other clients were not saved: {HAND_IN}")
     check_rows(fit, rows, fit.program.reads.model)

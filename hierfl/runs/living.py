@@ -31,8 +31,8 @@ from hierfl.program.program import Program
 from hierfl.runs import checkpoint as state_files
 from hierfl.runs import saved
 from hierfl.runs.records import about
-from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import ROWS, checkpoints, discard, held
+from hierfl.runs.saved import Fitted
 
 CERTIFICATE = "withdrawn.json"  # in the folder of a fit that a client has left
 LEFT = "withdrawn"  # of the history: what was removed
@@ -44,7 +44,7 @@ KEPT_STILL = (
 
 
 @one_at_a_time
-def without(fit: Fit, client: str, rounds: int, folder: str | Path | None) -> Fit:
+def without(fit: Fitted, client: str, rounds: int, folder: str | Path | None) -> Fitted:
     """Return the fit without one of its clients; `Fit.without` describes it."""
     expect_count(rounds, "rounds", least=0)
     out = leaving(fit.federation, client)
@@ -57,7 +57,7 @@ def without(fit: Fit, client: str, rounds: int, folder: str | Path | None) -> Fi
         federation = restricted_to(old, out)
     else:
         how = {"seed": old.seed, "settings": old.settings}
-        federation = federate(fit.method, rest, **how)  # type: ignore[arg-type]
+        federation = federate(fit.method, rest, **how)
         federation = replace(federation, cohort=min(old.cohort, rest.num_clients))
     progress = left_by(fit.federation, fit.progress, federation, out, rounds)
     found = replace(fit, federation=federation, progress=progress)
@@ -161,7 +161,7 @@ def certificates(history: tuple[dict[str, Any], ...]) -> pd.DataFrame:
 
 
 # ---------------------------------------------------------------------------------------- on disk
-def _check_can_be_rewritten(fit: Fit, folder: Path) -> None:
+def _check_can_be_rewritten(fit: Fitted, folder: Path) -> None:
     who = about(fit.method, fit.federation, fit.rounds)
     if is_absent(fit.federation.data):
         raise RowsNotSaved(f"a fit without its clients' rows is not saved again: {saved.HAND_IN}")
@@ -174,7 +174,7 @@ def _check_can_be_rewritten(fit: Fit, folder: Path) -> None:
         )
 
 
-def _rewrite(fit: Fit, found: Fit, folder: Path) -> None:
+def _rewrite(fit: Fitted, found: Fitted, folder: Path) -> None:
     """Put the fit without a client in the place of that with it."""
     old = about(fit.method, fit.federation, fit.rounds)
     with_data = any((path / ROWS).exists() for path in checkpoints(folder))

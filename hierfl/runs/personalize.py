@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -18,13 +18,12 @@ from hierfl.engine.rounds import Progress, adapt, without_correction
 from hierfl.formulas.formula import Frames
 from hierfl.posterior.snapshot import Snapshot, check_rows
 
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
+F = TypeVar("F", bound=Snapshot)  # `hierfl.Fit`, whose module imports this one
 
 
 def personalize(
-    fit: Fit, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
-) -> Fit:
+    fit: F, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
+) -> F:
     """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
     Args:
@@ -39,10 +38,10 @@ def personalize(
         ValueError: a field is missing or holds NaN, or labels that the guide reads are missing;
             or `from_scratch` is False, and a client is new.
     """
-    federation, progress = personalized(
-        fit, fit._rows(data, asked=False), rounds, from_scratch=from_scratch
-    )
-    return replace(fit, federation=federation, progress=progress)
+    of: Any = fit
+    rows = of._rows(data, asked=False)
+    federation, progress = personalized(fit, rows, rounds, from_scratch=from_scratch)
+    return cast(F, replace(of, federation=federation, progress=progress))
 
 
 @one_at_a_time

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +22,12 @@ from hierfl.runs import checkpoint as state
 from hierfl.runs.records import about, checked_schema, compared, is_of, read_json
 from hierfl.runs.run_folder import ROWS, SCHEMA, held
 
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
-
+Fitted = Any  # a `hierfl.Fit`, whose module imports this one
 DIGITS = 30  # binary digits, below the largest of a tensor, in which two starts may not differ
 HAND_IN = "hand the clients' rows in, load(..., data=...)"
 
 
-def save(fit: Fit, folder: str | Path, *, with_data: bool = False) -> None:
+def save(fit: Fitted, folder: str | Path, *, with_data: bool = False) -> None:
     """Write the fit to a folder: server state and client states in two files, and its record.
 
     Only the owner can read its files. What is in the folder already is kept.
