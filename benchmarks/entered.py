@@ -113,7 +113,7 @@ def traced(name: str) -> list[tuple[str, str]]:
 
 def _one(name: str) -> None:
     warnings.simplefilter("ignore")
-    for public in (hierfl, hierfl.nodes):
+    for public in (hierfl, hierfl.methods, hierfl.nodes):
         for each in public.__all__:
             getattr(public, each)
     with tempfile.TemporaryDirectory() as folder:

@@ -19,8 +19,8 @@ from tests.programs import federation, fit, means, read, regression, slopes, thr
 LONG: dict[str, Any] = {
     "schedule": "constant",
     "average": 0.0,
-    "global_steps": 2000,
-    "draws": 2,
+    "global_steps": 1000,
+    "draws": 16,
 }
 
 
@@ -30,7 +30,7 @@ def moments(fitted: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return params["g.loc"], torch.nn.functional.softplus(params["g.scale"]) ** 2
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.slow  # a minute
 @pytest.mark.parametrize(
     ("merge", "mean", "variance"),
     [("natural", 1.846154, 0.461538), ("wasserstein", 1.587302, 0.434411)],
@@ -43,8 +43,8 @@ def test_one_round_of_clients_at_their_optima(merge: Any, mean: float, variance:
     guide = guides.conditional(shared=diagonal_normal, newton_steps=0)
     method = fedsvi(means, guide, merge=merge, global_optimizer=Adam(0.01), **LONG)
     params = fit(method, three(), rounds=1).message["params"]
-    close(params["_shared.loc"], [mean], 0.06)
-    close(torch.nn.functional.softplus(params["_shared.scale"]) ** 2, [variance], 0.06)
+    close(params["_shared.loc"], [mean], 0.1)
+    close(torch.nn.functional.softplus(params["_shared.scale"]) ** 2, [variance], 0.1)
 
 
 def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
