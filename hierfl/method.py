@@ -237,10 +237,10 @@ class Server:
         cohort_seed: clock -> the seed that the cohort of a round is drawn from, where nodes must
             not know who is in it; None: the run's seed.
         surprise: state after a round -> how surprising each client's update is given the others';
-            None: it is too early, or the method does not judge. The history and a warning
-            name clients that conflict.
-        wrong: (message, update of one client, its number of rows) -> what no honest client sends,
-            or None; a client at a node is then left out of the round, by that reason.
+            None: it is too early, or unjudged. The history and a warning name those in conflict.
+        wrong: (message, update of a client, its number of rows) -> what no honest client sends, or
+            None; a client at a node is then left out of the round, by that reason.
+        grows: names in the state of tensors whose first dimension may change during a run.
     """
 
     state: Tree
@@ -254,6 +254,7 @@ class Server:
     cohort_seed: Callable[[Clock], int] | None = None
     surprise: Callable[[Tree], Surprise | None] = _unjudged
     wrong: Callable[[Tree, Mapping[str, Any], int], str | None] | None = None
+    grows: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"Server(state {sizes(self.state)})"

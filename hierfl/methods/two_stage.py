@@ -172,6 +172,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             logged=lambda state: {**logged(state), **budget},
             surprise=rounds.surprise,
             wrong=wrong_update,
+            grows=frozenset({"asked", "each"}),
         )
 
     def client(program: Program) -> Client:

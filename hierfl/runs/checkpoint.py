@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -102,9 +102,16 @@ def is_of_run(path: Path, about: Mapping[str, Any]) -> bool:
 
 
 def load(
-    folder: str | Path, template: Progress, about: Mapping[str, Any] | None = None
+    folder: str | Path,
+    template: Progress,
+    about: Mapping[str, Any] | None = None,
+    *,
+    grows: Collection[str] = (),
 ) -> Progress:
-    """Read the newest undamaged checkpoint of the run `about` (None: any), in the structure of `template`."""
+    """Read the newest undamaged checkpoint of the run `about` (None: any), in the structure of `template`.
+
+    `grows` is the server's.
+    """
     reasons, unknown = [], []
     for path in reversed(checkpoints(folder)):
         try:
@@ -118,7 +125,7 @@ def load(
         unknown = check_same(path, record["about"], about or {})
         hashes = record["hashes"]
         try:
-            server = _read(path / "global.safetensors", hashes["global"], template.server)
+            server = _read(path / "global.safetensors", hashes["global"], template.server, grows)
             table = _read_table(path, hashes["local"], template.table)
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
@@ -220,7 +227,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path.name} cannot be read ({error})") from error
 
 
-def _read(path: Path, expected: str, template: Tree) -> Tree:
+def _read(path: Path, expected: str, template: Tree, grows: Collection[str] = ()) -> Tree:
     """Read a tree of the structure of `template` from a file whose hash must be as expected."""
     if path.is_file() and _hash(path) != expected:
         raise CheckpointError(f"{path.name} is truncated or changed")
@@ -229,7 +236,9 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
     for name, leaf in wanted.items():
         if name not in found:
             raise CheckpointError(f"{path.name} lacks {name}")
-        if found[name].shape != leaf.shape or found[name].dtype != leaf.dtype:
+        first = int(name.rpartition("['")[2].removesuffix("']") in grows)
+        same = found[name].dim() == leaf.dim() and found[name].shape[first:] == leaf.shape[first:]
+        if not same or found[name].dtype != leaf.dtype:
             raise CheckpointError(
                 f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not "
                 f"{leaf.dtype} {tuple(leaf.shape)}"

@@ -166,7 +166,8 @@ def load(
         return federated(there.data)
 
     federation = replace(guarded(who, set_up) if method is None else set_up(), cohort=who["cohort"])
-    progress = state.load(root, begin(federation), same | about_data(federation.data))
+    grows = federation.server.grows
+    progress = state.load(root, begin(federation), same | about_data(federation.data), grows=grows)
     return Fit(made, federation, progress, who["rounds"])
 
 

@@ -141,7 +141,7 @@ def resumed(
         raise ValueError(
             f"'{folder}' already holds a run: continue it with resume=True, or name another folder"
         )
-    return state.load(folder, begin(federation, folder), run)
+    return state.load(folder, begin(federation, folder), run, grows=federation.server.grows)
 
 
 def _score(fitted: Fit, validation: ClientData) -> float:

@@ -17,7 +17,9 @@ import torch
 import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import named_leaves
-from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme, two_stage_server, two_stage_weighting
 from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.program import public_names
 from hierfl.program.public_names import CannotRemake
@@ -54,6 +56,33 @@ def test_save_and_load_round_trip(family: str, tmp_path: Path) -> None:
     assert torch.equal(
         fitted.predict(federation(), draws=4).mean, back.predict(federation(), draws=4).mean
     )
+
+
+def few_events(batch: ClientBatch) -> None:
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        at = pyro.sample("at", dist.Normal(mu, tau))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=at), obs=batch.y)
+
+
+def test_a_run_whose_clients_weighted_more_draws_than_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as of more than 1,000 clients, whose log ratios a quadratic does not describe
+    monkeypatch.setattr(two_stage_server, "FAR_MANY", 5)
+    monkeypatch.setattr(two_stage_weighting, "ROUGH", 1e-9)
+    g = torch.Generator().manual_seed(0)
+    rows = {f"c{k}": {"y": (torch.rand(6, generator=g) < 0.4).float()} for k in range(6)}
+    data = ClientData.from_clients(rows)
+    fitted = hierfl.fit(hierfl.methods.two_stage(few_events), data, progress=False)
+    begun, server = fitted.federation.server.state, fitted.progress.server
+    assert len(server["asked"]) > len(begun["asked"]) and len(server["each"]) > len(begun["each"])
+    fitted.save(tmp_path / "run", with_data=True)
+    back = hierfl.load(tmp_path / "run", model=few_events)
+    found = named_leaves(back.progress.server)
+    for name, value in named_leaves(server).items():
+        torch.testing.assert_close(found[name], value, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("given", ["rows saved", "rows handed in", "all handed in"])
