@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import shown
+from hierfl.core.arguments import shown, spelled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.loo import Loo, compare, loo
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
@@ -49,6 +49,7 @@ class Compared:
     loo_rows: Mapping[str, Any] | None
 
 
+@spelled
 def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int = 0) -> Compared:
     """Compare fits of the same data by client and by row.
 

@@ -17,15 +17,15 @@ from tests.programs import names_in_recipes
 # made by hierfl in numbers, or by nobody but hierfl
 NOT_BUILDERS = {"ClientBatch", "Clock", "Fit", "LogShare", "Prediction", "Program", "Scaling"}
 NOT_BUILDERS |= {"Schema", "Share", "PacBayes", "Bernoulli"}
-NOT_BUILDERS |= {"Column", "Constants", "Grouping", "Margin"}
+NOT_BUILDERS |= {"Column", "Constants", "Grouping", "Margin", "Precision", "Simulated", "Compared"}
 
 
 def public() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the public functions, classes and families with the options that each takes by name."""
     named = [("hierfl", name) for name in hierfl.__all__]
     named += names_in_recipes()
-    named += [("hierfl.data.partition", "dirichlet"), ("hierfl.nodes", "node")]
-    named += [("hierfl.nodes", "fit")]
+    named += [("hierfl.data.partition", "dirichlet")]
+    named += [("hierfl.nodes", name) for name in ("fit", "station", "by_files", "in_process")]
     for module, name in named:
         thing: Any = getattr(import_module(module), name)
         if not module.startswith("hierfl") or name in NOT_BUILDERS or inspect.ismodule(thing):

@@ -82,7 +82,7 @@ def test_local_that_matches_no_name_raises(local: Any, message: str) -> None:
         ),
         (
             {"prior_scale": "free"},
-            "prior_scale is 'free': it must be 'learned', a number or a distribution",
+            "prior_scale is 'free': it must be 'learned', 'client', a number or a distribution",
         ),
         ({"prior_scale": -0.1}, "prior_scale is -0.1, but a scale must be > 0"),
         ({"scale_start": 0.0}, "scale_start is 0.0, but a scale must be > 0"),

@@ -194,7 +194,7 @@ def test_a_node_refuses_requests_of_other_types(
     "wrong",
     [
         {"formula": 7},
-        {"formula": ["y ~ age"]},
+        {"formula": [7]},
         {"clients": None},
         {"clients": {"a": 1}},
         {"family": 3},

@@ -441,7 +441,9 @@ def test_what_is_no_feature_far_from_unit_scale_is_not_warned_of() -> None:
 # ------------------------------------------------------------------ step sizes
 def test_step_sizes_are_those_of_the_method() -> None:
     assert step_sizes(methods.fedlaplace(right)) == ()
-    assert step_sizes(methods.fedsvi(right)) == ("optimizer", "local_optimizer", "global_optimizer")
+    assert step_sizes(methods.fedsvi(right)) == ("optimizer", "local_optimizer")
+    gradient = methods.fedsvi(right, global_optimizer=optimizers.SGD(1e-3))
+    assert step_sizes(gradient) == ("optimizer", "local_optimizer", "global_optimizer")
     net = models.network(torch.nn.Linear(2, 1), y="y")
     assert step_sizes(methods.fedavg(net)) == ("optimizer",)
     assert step_sizes(methods.over_relaxed(methods.fedavg(net))) == ("optimizer",)
