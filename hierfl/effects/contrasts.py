@@ -44,8 +44,7 @@ def contrasts(
         draws: S, of the posterior.
         seed: of the draws.
 
-    Raises:
-        As `comparisons`.
+    Errors are those of `comparisons`.
     """
     if kind not in get_args(Comparison):
         raise ValueError(f"kind is {kind!r}: it must be 'difference' or 'ratio'")

@@ -76,8 +76,7 @@ def marginal_means(
         draws: S, of the posterior.
         seed: of the draws.
 
-    Raises:
-        As `predictions`.
+    Errors are those of `predictions`.
     """
     over: Any = "rows" if rows is None else rows
     how: Any = {"prob": prob, "draws": draws, "seed": seed}

@@ -168,8 +168,7 @@ class FitOverNodes:
             folder: the run's checkpoint folder, in which nothing that the client had sent is left;
                 `withdrawn.json` is the certificates. Backups are not reached. None: it stays.
 
-        Raises:
-            As `hierfl.Fit.without`.
+        Errors are those of `hierfl.Fit.without`.
         """
         from hierfl.nodes.living import without  # few fits need it
 

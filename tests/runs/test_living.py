@@ -118,7 +118,7 @@ def secrets_of(factors: Tree, place: int) -> list[bytes]:
 @pytest.mark.slow
 def test_a_program_with_local_sites_that_are_not_normal() -> None:
     data = people(COUNTS)
-    found = fit(two_stage(student, draws=1000), data).without("c1")
+    found = fit(two_stage(student), data).without("c1", rounds=4)
     again = fit(two_stage(student, draws=1000), others(data, "c1"))
     for name, value in again.draws(1000).shared.items():
         x = found.draws(1000).shared[name]
