@@ -128,9 +128,10 @@ def one_round(
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server
     seed = federation.seed if server.cohort_seed is None else server.cohort_seed(clock)
-    # clients are drawn in the order of their names: their order in the data does not matter
-    chosen = noise.cohort(seed, clock.round, data.num_clients, federation.cohort)
-    ids = data.by_name[chosen] if ids is None else ids
+    if ids is None:
+        # clients are drawn in the order of their names: their order in the data does not matter
+        chosen = noise.cohort(seed, clock.round, data.num_clients, federation.cohort)
+        ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
     run_all = run_all or partial(map, partial(work_on, federation, federation.client.phases))
     cohort = _summed(_in_chunks(federation, run_all, message, progress.table, ids, clock))

@@ -88,8 +88,8 @@ def pfedvem(
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch of the base; None: all.
         draws: of q_k, that each gradient is averaged over.
-        confidence: whether clients count by 1 / rho_k^2, and rho_k is fitted; False: alike, with
-            rho_k where it starts.
+        confidence: whether clients count by 1 / rho_k^2, and rho_k is fitted; False: equally,
+            with rho_k where it starts.
 
     Raises:
         ValueError: `head_steps` or `draws` is below 1.

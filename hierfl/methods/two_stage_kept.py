@@ -37,7 +37,7 @@ from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import k_hats_of, smoothed, unweighted
 
-BEFORE_ASKING = ("stage", "inner_error")  # what a server that asks sets anew
+BEFORE_ASKING = ("stage", "inner_error")  # what a server resets when it asks
 OF_CLIENTS = ("seen", "weighted", "heavy", "failed")  # of the state, (N,) each
 
 
