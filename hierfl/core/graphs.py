@@ -35,7 +35,7 @@ class Operation(NamedTuple):
 
 
 class NoGraph(Exception):
-    """The function looks at values, or changes tensors in place."""
+    """The function looks at values, or changes tensors that others may read."""
 
 
 class _Recorder(TorchFunctionMode):
@@ -43,6 +43,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
+        self.inputs = inputs
         self.numbers: dict[int, int] = {id(v): i for i, v in enumerate(inputs)}
         self.kept: list[Any] = list(inputs)  # an id is reused once its tensor is gone
         self.operations: list[Operation] = []
@@ -60,8 +61,10 @@ class _Recorder(TorchFunctionMode):
         if not any(isinstance(v, Value) for v in leaves):
             return result
         name = getattr(func, "__name__", "")
-        if name in LOOKS or _in_place(name, kwargs):
+        if name in LOOKS or name == "__set__" or kwargs.get("out") is not None:
             raise NoGraph(name)
+        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            func, result = self._copying(func, args[0]), args[0]
         found = (result,) if isinstance(result, Tensor) else result
         if not isinstance(found, tuple | list) or not any(isinstance(v, Tensor) for v in found):
             return result  # a shape, a dtype
@@ -77,6 +80,20 @@ class _Recorder(TorchFunctionMode):
         for v, number in zip(found, self.known[key].found, strict=True):
             self._name(v, number)
         return result
+
+    def _copying(self, func: Callable[..., Any], changed: Tensor) -> Callable[..., Tensor]:
+        """Return an operation that changes a tensor as one on a copy, where nobody else sees the tensor."""
+        others = [v for v in self.kept if isinstance(v, Tensor) and v._base is changed]
+        own = self.numbers.pop(id(changed), None) is not None  # what has its name later is another value
+        if not own or others or changed._is_view() or any(changed is v for v in self.inputs):
+            raise NoGraph("changes what others may read")
+
+        def on_copy(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            copy = tensor.clone()
+            func(copy, *args, **kwargs)
+            return copy
+
+        return on_copy
 
     def _new(self, tensor: Tensor) -> int:
         if id(tensor) not in self.numbers:  # else an operation returned its argument itself
@@ -126,11 +143,6 @@ def _key(leaf: Any) -> Any:
     if isinstance(leaf, Value | str | int | float | None | torch.dtype | torch.device | torch.Size):
         return type(leaf), repr(leaf)
     return "object", id(leaf)
-
-
-def _in_place(name: str, kwargs: dict[str, Any]) -> bool:
-    changes = name.endswith("_") and not name.endswith("__")
-    return changes or name in ("__setitem__", "__set__") or kwargs.get("out") is not None
 
 
 def _passed_on(name: str, args: tuple[Any, ...], result: Any) -> Tensor | None:

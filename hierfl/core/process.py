@@ -11,6 +11,7 @@ from functools import wraps
 from threading import RLock
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -30,6 +31,7 @@ def keep_memory() -> bool:
     return mallopt is not None and list(map(mallopt, KEPT, KEPT.values())) == [1] * len(KEPT)
 
 
+TORCH_BROADCAST_SHAPES = torch.broadcast_shapes
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -42,9 +44,21 @@ def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def in_turn(*args: P.args, **kwargs: P.kwargs) -> R:
         with _turn[0]:
-            return function(*args, **kwargs)
+            before, torch.broadcast_shapes = torch.broadcast_shapes, _broadcast_shapes
+            try:
+                return function(*args, **kwargs)
+            finally:
+                torch.broadcast_shapes = before
 
     return in_turn
+
+
+def _broadcast_shapes(*shapes: Any) -> torch.Size:
+    """Return what torch's function returns, whose first call imports sympy, 0.5 s: every joint Normal calls it."""
+    try:
+        return torch.Size(np.broadcast_shapes(*shapes))
+    except (TypeError, ValueError):  # symbolic sizes; or no common shape, which torch says better
+        return TORCH_BROADCAST_SHAPES(*shapes)
 
 
 def _new_turn() -> None:

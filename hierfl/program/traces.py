@@ -14,7 +14,8 @@ from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.distributions import AffineTransform, biject_to
+from torch.distributions import biject_to
+from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 
@@ -170,12 +171,18 @@ class Center(Messenger):
         elif has_mean(fn) if by_mean is None else by_mean:
             value = fn.mean.expand(fn.shape())
         else:
-            transform = biject_to(fn.support)
-            shape = fn.shape()
-            for part in reversed(getattr(transform, "parts", [transform])):
-                # an affine one keeps the shape, and would import sympy, 0.3 s
-                if not isinstance(part, AffineTransform):
-                    shape = part.inverse_shape(shape)
+            shape, transform = fn.shape(), biject_to(fn.support)
+            parts = [transform]
+            while parts:
+                match parts.pop():
+                    case ComposeTransform(parts=more):
+                        parts += more
+                    case IndependentTransform(base_transform=base):
+                        parts.append(base)
+                    case AffineTransform():  # keeps the shape, and would import sympy, 0.5 s
+                        pass
+                    case part:
+                        shape = part.inverse_shape(shape)
             value = transform(torch.zeros(shape))
             unit = unit_of(fn)
             value = value if unit is None else value * unit

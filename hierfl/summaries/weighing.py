@@ -126,10 +126,17 @@ class _Clients:
             return self._at(draws, points @ turns, log_weights)
         some = draws[:: max(1, len(draws) // count)]
         sets = [standard_points(self.hierarchy, times) for times in TIMES]
-        tried = [self._at(some, e @ turns, w).log for e, w in sets]
         most = ERROR / math.sqrt(self.hierarchy.program.num_clients)
-        rough = torch.stack([(t - tried[-1]).std(1) >= most for t in tried[:-1]])  # (2, C)
-        needed = rough.to(torch.long).cumprod(0).sum(0)  # the first set that is good enough
+        # the first set that agrees with the next; the last one where none does
+        needed, who = torch.zeros(len(self.keys), dtype=torch.long), torch.arange(len(self.keys))
+        log = self._at(some, sets[0][0] @ turns, sets[0][1]).log
+        for e, w in sets[1:]:
+            finer = self.some(who)._at(some, e @ turns[who], w).log
+            rough = (finer - log).std(1) >= most
+            who, log = who[rough], finer[rough]
+            needed[who] += 1
+            if not len(who):
+                break
         log, error = torch.zeros(2, len(self.keys), len(draws))
         for i in needed.unique().tolist():
             who, (e, w) = (needed == i).nonzero()[:, 0], sets[i]

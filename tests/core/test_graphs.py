@@ -6,6 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions.utils import vec_to_tril_matrix
 
 from hierfl.core.graphs import graph_of
 from hierfl.laplace.links import softplus
@@ -48,10 +49,33 @@ def branches(x: Tensor) -> Tensor:
 
 
 def changes(x: Tensor) -> Tensor:
-    """Change a tensor in place."""
-    y = x.clone()
-    y[0] = 2.0 * x[1]
-    return y.sum()
+    """Change its argument."""
+    x[0] = 2.0 * x[1]
+    return x.sum()
+
+
+OUTSIDE = torch.zeros(3)
+
+
+def collects(x: Tensor) -> Tensor:
+    """Change a tensor that outlives the call."""
+    OUTSIDE.add_(x)
+    return OUTSIDE.sum() + x.sum()
+
+
+def changes_a_view(x: Tensor) -> Tensor:
+    """Change a part, and read the whole."""
+    whole = x * 2.0
+    whole[1:].add_(x[1:])
+    return whole.sum()
+
+
+def is_seen_in_a_view(x: Tensor) -> Tensor:
+    """Change the whole, and read a part."""
+    whole = x * 2.0
+    part = whole[1:]
+    whole.add_(x)
+    return part.sum()
 
 
 def forgets(x: Tensor) -> Tensor:
@@ -65,12 +89,31 @@ def converts(x: Tensor) -> Tensor:
 
 
 def in_place(x: Tensor) -> Tensor:
-    """Add in place."""
-    return (x * 2.0).add_(x).sum()
+    """Change tensors of its own: a copy of its argument, and the matrix of a triangle."""
+    y = x.clone()
+    y[0] = 2.0 * x[1]
+    before = y * 3.0
+    y.mul_(x).add_(1.0)
+    tril = vec_to_tril_matrix(x, diag=-1)
+    return (before + y + x).sum() + (tril @ tril.mT).sum()
 
 
-@pytest.mark.parametrize("function", [branches, changes, forgets, converts, in_place])
-def test_what_depends_on_values_or_changes_tensors_has_no_graph(
+def test_changes_of_a_function_s_own_tensors_are_recorded() -> None:
+    graph = graph_of(in_place, torch.zeros(3))
+    assert graph is not None
+    x = torch.randn(5, 3, requires_grad=True)
+    known = torch.stack([in_place(row) for row in x])
+    found = torch.vmap(graph)(x)
+    torch.testing.assert_close(found, known)
+    one, other = (torch.autograd.grad(v.sum(), x)[0] for v in (found, known))
+    torch.testing.assert_close(one, other)
+
+
+OTHERS = [changes, collects, changes_a_view, is_seen_in_a_view]
+
+
+@pytest.mark.parametrize("function", [branches, forgets, converts, *OTHERS])
+def test_what_depends_on_values_or_changes_what_others_read_has_no_graph(
     function: Callable[[Tensor], Tensor],
 ) -> None:
     assert graph_of(function, torch.ones(3)) is None
