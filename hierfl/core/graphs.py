@@ -84,7 +84,8 @@ class _Recorder(TorchFunctionMode):
     def _copying(self, func: Callable[..., Any], changed: Tensor) -> Callable[..., Tensor]:
         """Return an operation that changes a tensor as one on a copy, where nobody else sees the tensor."""
         others = [v for v in self.kept if isinstance(v, Tensor) and v._base is changed]
-        own = self.numbers.pop(id(changed), None) is not None  # what has its name later is another value
+        # what has its name from now on is another value
+        own = self.numbers.pop(id(changed), None) is not None
         if not own or others or changed._is_view() or any(changed is v for v in self.inputs):
             raise NoGraph("changes what others may read")
 

@@ -31,7 +31,7 @@ def keep_memory() -> bool:
     return mallopt is not None and list(map(mallopt, KEPT, KEPT.values())) == [1] * len(KEPT)
 
 
-TORCH_BROADCAST_SHAPES = torch.broadcast_shapes
+TORCH_BROADCAST_SHAPES: Any = torch.broadcast_shapes
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,11 +54,12 @@ def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _broadcast_shapes(*shapes: Any) -> torch.Size:
-    """Return what torch's function returns, whose first call imports sympy, 0.5 s: every joint Normal calls it."""
+    """Return what torch's function returns, which imports sympy, 0.5 s, for any joint Normal."""
     try:
         return torch.Size(np.broadcast_shapes(*shapes))
     except (TypeError, ValueError):  # symbolic sizes; or no common shape, which torch says better
-        return TORCH_BROADCAST_SHAPES(*shapes)
+        found: torch.Size = TORCH_BROADCAST_SHAPES(*shapes)
+        return found
 
 
 def _new_turn() -> None:

@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 
@@ -27,7 +26,7 @@ def secret_normals(key: bytes, count: int) -> Tensor:
     """Return standard normals from a key, (count,) float64: quantiles on a grid of 2^-52."""
     words = np.frombuffer(hashlib.shake_256(b"normals" + key).digest(8 * count), dtype="<u8")
     uniforms = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    return torch.from_numpy(ndtri(uniforms))
+    return torch.special.ndtri(torch.from_numpy(uniforms))
 
 
 def normals_at(key: Tensor, count: int, secret: str) -> Tensor:

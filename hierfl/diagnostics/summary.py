@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from hierfl.core.arguments import shown
-from hierfl.core.intervals import PROB, check_prob, least_draws, percent, tails
+from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
@@ -16,8 +16,6 @@ from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected, left_out_of
-from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.posterior.site_table import SiteTable, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 
@@ -97,12 +95,13 @@ def summary(
         f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, "
         f"{fit.progress.round} rounds, {draws} draws"
     )
-    model = fit.method.model
-    tables = (
-        formula_tables(model, table.frame, fit.clients, prob) if isinstance(model, Formula) else ()
-    )
-    if isinstance(model, Formula):
+    model: Any = fit.method.model
+    tables: tuple[tuple[str, pd.DataFrame], ...] = ()
+    if hasattr(model, "declared"):  # a formula
+        from hierfl.diagnostics.formula_tables import formula_tables, titled  # 0.5 s
+
         title = f"{titled(model)}\n{title}"
+        tables = formula_tables(model, table.frame, fit.clients, prob)
     remarks = _remarks(fit, table)
     return Summary(
         title,
@@ -171,117 +170,3 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     elif lacks_rows(fit):
         remarks.append("Shrinkage is left out, since the rows were not saved with the fit.")
     return tuple(remarks)
-
-
-# Column of the summary's frame -> as brms calls it, with the ends of a 90 % interval.
-NAMES = {"mean": "estimate", "sd": "est. error", "low": "5 %", "high": "95 %"}
-Tables = tuple[tuple[str, pd.DataFrame], ...]
-
-
-def titled(formula: Formula) -> str:
-    """Return the formula, its family and which of two levels is 1, the first line of the summary."""
-    family = formula.family
-    levels = formula.agreed.columns[formula.declared.parts.response].levels
-    of_one = f"; 1 is {levels[1]}" if family.kind == "binary" and levels else ""
-    return f"{formula.text}, {family.name} with link {family.link}{of_one}"
-
-
-def formula_tables(
-    formula: Formula, frame: pd.DataFrame, clients: Sequence[str], prob: float = PROB
-) -> Tables:
-    """Return the tables of a summary's frame, each with its heading, without empty ones."""
-    layout, layouts = formula.layout, formula.layouts
-    groups = [term for found in layouts for term in found.groups]
-    common = [INTERCEPT, *_common_sites(layout)]
-    heading = "Population level"
-    if layout.has_intercept and layout.is_centered and layout.common.columns:
-        heading += f" ({INTERCEPT}: where all predictors are at their means)"
-    tables = [(heading, _table(frame, common))]
-    for other in layouts[1:]:
-        name = other.suffix.removeprefix("_")
-        sites = [other.intercept, *_common_sites(other)]
-        link = formula.parameters[name].declared.family.link
-        tables.append((f"Population level of {name}, link {link}", _table(frame, sites)))
-        common += sites
-    for term in groups:
-        tables.append(
-            (f"Group level, {_groups(formula, term, len(clients))}", _spread(frame, term))
-        )
-    others = {*common, *(name for term in groups for name in _sites_of(term))}
-    left = [name for name in dict.fromkeys(frame["site"]) if name not in others]
-    tables.append((f"Family, {formula.family.name}", _table(frame, left)))
-    for term in groups:
-        own = term.place in ("clients", "within")
-        what = "own coefficients" if term.place == "clients" else "deviations"
-        of = f"{term.site if ';' in formula.text else term.group.name}: {what}"
-        of += " by client" if own else ""
-        rows = frame if term.place != "within" else _named_inside(formula, term, frame)
-        tables.append((of, _table(rows, [term.site], shrinkage=own)))
-    ends = dict(zip((NAMES["low"], NAMES["high"]), map(percent, tails(prob)), strict=True))
-    return tuple((heading, table.rename(columns=ends)) for heading, table in tables if len(table))
-
-
-def _common_sites(layout: Layout) -> list[str]:
-    """Return the sites of the common terms."""
-    found = []
-    for term in layout.common.terms:
-        found += [f"b_{term.name}", f"simplex_{term.name}"] if term.monotone else []
-        found.append(term.name)
-    return found
-
-
-def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.DataFrame:
-    """Name the groups within clients where names are known, without those that a client lacks."""
-    some = frame[frame["site"] == term.site]
-    parts = some["entry"].str.partition(", ")
-    known = [formula._inside.get((client, term.group.name)) for client in some["client"]]
-    of = [
-        (*n, *[None] * term.size)[int(k)] if n else k for n, k in zip(known, parts[0], strict=True)
-    ]
-    named = pd.Series(of, some.index, dtype=object)
-    return some.assign(entry=named + parts[1] + parts[2])[named.notna()]
-
-
-def _sites_of(term: GroupTerm) -> tuple[str, ...]:
-    return (term.site, term.sd, term.cor or "", term.cholesky)
-
-
-def _groups(formula: Formula, term: GroupTerm, clients: int) -> str:
-    if term.place == "clients":
-        return f"{term.site} ({clients} groups)"
-    if term.place == "within":
-        return f"{term.site} (at most {term.size} groups in one {formula.clients})"
-    return f"{term.site} ({term.size} groups)"
-
-
-def _table(frame: pd.DataFrame, sites: Sequence[str], *, shrinkage: bool = False) -> pd.DataFrame:
-    """Return the rows of some sites, named as brms names them: `age`, `sex[male]`."""
-    some = frame[frame["site"].isin(sites)]
-    some = some.sort_values("site", key=lambda s: s.map(list(sites).index), kind="stable")
-    found = some[[*NAMES, "shrinkage"] if shrinkage else [*NAMES]].rename(columns=NAMES)
-    single = len(sites) == 1 and bool((some["client"] != "").any())
-    if single:
-        found.insert(0, "client", some["client"])
-        if (some["entry"] != "").any():
-            found.insert(1, "term", some["entry"])
-        return found.reset_index(drop=True)
-    found.index = pd.Index(
-        [f"{s}[{e}]" if e else s for s, e in zip(some["site"], some["entry"], strict=True)]
-    )
-    return found
-
-
-def _spread(frame: pd.DataFrame, term: GroupTerm) -> pd.DataFrame:
-    """Return the standard deviations of a term, and each correlation once."""
-    sds = frame[frame["site"] == term.sd]
-    names = [entry or INTERCEPT for entry in sds["entry"]]
-    parts = [sds.assign(name=[f"sd({name})" for name in names])]
-    if term.cor:
-        both = frame[frame["site"] == term.cor]
-        pairs = {f"{a}, {b}": f"cor({a}, {b})" for i, a in enumerate(names) for b in names[i + 1 :]}
-        once = both[both["entry"].isin(pairs)]
-        parts.append(once.assign(name=[pairs[entry] for entry in once["entry"]]))
-    found = pd.concat(parts)
-    table = found[[*NAMES]].rename(columns=NAMES)
-    table.index = pd.Index(list(found["name"]))
-    return table

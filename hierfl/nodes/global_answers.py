@@ -10,7 +10,8 @@ import pandas as pd
 from hierfl.core.intervals import check_prob, least_draws, percent
 from hierfl.core.tables import Shown
 from hierfl.core.trees import nbytes
-from hierfl.diagnostics.summary import Summary, Tables, formula_tables, titled
+from hierfl.diagnostics.formula_tables import Tables, formula_tables, titled
+from hierfl.diagnostics.summary import Summary
 from hierfl.diagnostics.verdict import of_history
 from hierfl.engine.rounds import JUDGED, left_out_of
 from hierfl.formulas.formula import Formula

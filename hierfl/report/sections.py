@@ -12,7 +12,7 @@ import pandas as pd
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.check import R_HAT, number, share
-from hierfl.diagnostics.summary import titled
+from hierfl.diagnostics.formula_tables import titled
 from hierfl.engine.rounds import chosen_of
 from hierfl.formulas.formula import Formula
 from hierfl.report import pictures

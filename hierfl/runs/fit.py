@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hierfl.core.arguments import expect_path, spelled_or
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
-from hierfl.formulas.formula import Frames, of_frames
 from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows
 from hierfl.runs.choice import choose, too_much
 from hierfl.runs.one_run import run, run_chosen
 from hierfl.runs.result import Fit
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 
 @spelled_or(ELSEWHERE)
@@ -83,7 +86,10 @@ def fit(
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all
             clients of a round.
     """
-    model, data, validation = of_frames(model, data, validation)
+    if not (isinstance(data, ClientData) and isinstance(validation, ClientData | None)):
+        from hierfl.formulas.formula import of_frames  # with pandas and scipy, 0.8 s
+
+        model, data, validation = of_frames(model, data, validation)
     check_model(model, data)
     call = Call(
         rounds=rounds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -15,8 +15,10 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, adapt, without_correction
-from hierfl.formulas.formula import Frames
 from hierfl.posterior.snapshot import Snapshot, check_rows
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 F = TypeVar("F", bound=Snapshot)  # `hierfl.Fit`, whose module imports this one
 

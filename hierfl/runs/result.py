@@ -15,22 +15,9 @@ from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary, brief, summary
-from hierfl.effects import (
-    comparisons,
-    conditional_effects,
-    contrasts,
-    hypotheses,
-    icc,
-    marginal_means,
-    predictions,
-    profile,
-    r2,
-    slopes,
-    survival_curves,
-)
+from hierfl.effects import with_effects
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
-from hierfl.formulas.formula import Frames, rows_of
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
 from hierfl.posterior.draws import Draws, posterior_draws
@@ -42,11 +29,26 @@ from hierfl.runs import personalize, saved
 if TYPE_CHECKING:
     from arviz import InferenceData
 
+    from hierfl.effects import (
+        comparisons,
+        conditional_effects,
+        contrasts,
+        hypotheses,
+        icc,
+        marginal_means,
+        predictions,
+        profile,
+        r2,
+        slopes,
+        survival_curves,
+    )
+    from hierfl.formulas.formula import Frames
     from hierfl.report import Report
 
 
 @unpickled("write it by fit.save(folder), and read it by hierfl.load(folder)")
 @shown_as(brief)
+@with_effects
 @dataclass(frozen=True, eq=False)
 class Fit:
     """A method, fitted to a federation.
@@ -95,6 +97,10 @@ class Fit:
 
     def _rows(self, rows: ClientData | Frames, *, asked: bool = True) -> Any:
         """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
+        if isinstance(rows, ClientData):
+            return rows
+        from hierfl.formulas.formula import rows_of  # with formulae, 0.5 s
+
         return rows_of(self.method.model, rows, self.clients, asked=asked)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
@@ -121,31 +127,22 @@ class Fit:
             draws: S.
             seed: of the draws.
             var_names: return only these sites, written out however large they are.
-            expand: the largest network, in scalars of one client or of the global level, that is
-                still written out.
+            expand: the largest network, in scalars, that is still written out.
             correct: "psis": weight the guide's draws and resample them until they are the
                 posterior's, in one to three more rounds in which each client returns one number a
                 draw (`hierfl.diagnostics.corrected`); None: the guide's own draws. "auto": "psis"
                 where `hierfl.fit(model, data)` chose the method and found its weights trustworthy.
-            log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which
-                az.loo and az.waic need.
+            log_likelihood: add `log_likelihood`, by row, and `observed_data`: az.loo needs both.
 
         Raises:
             KeyError: a site in `var_names` does not exist.
-            ValueError: `draws` is below 1; `correct` is given and the guide has no density;
-                `log_likelihood` is given and the rows have no labels.
+            ValueError: `draws` is below 1; the guide has no density to correct; or the rows have no
+                labels for `log_likelihood`.
         """
         if correct == "auto":
             correct = "psis" if is_corrected(self.progress.history) else None
-        return posterior_data(
-            self,
-            draws,
-            seed=seed,
-            var_names=var_names,
-            expand=expand,
-            correct=correct,
-            log_likelihood=log_likelihood,
-        )
+        what: Any = {"var_names": var_names, "expand": expand, "log_likelihood": log_likelihood}
+        return posterior_data(self, draws, seed=seed, correct=correct, **what)
 
     def posterior_predictive(
         self, draws: int = 500, *, rows: ClientData | Frames | None = None, seed: int = 0
@@ -205,8 +202,7 @@ class Fit:
 
         Raises:
             KeyError: a client was not fitted (`personalize` it first), or the site is not observed.
-            ValueError: a field is missing or holds NaN; or several sites are observed, and `site`
-                is None.
+            ValueError: a field is missing or holds NaN; or `site` is None, and there are several.
         """
         data = self._rows(rows)
         found = predict(self, data, site=site, draws=draws, seed=seed)
@@ -288,18 +284,18 @@ class Fit:
         """
         return summary(self, prob=prob, draws=draws, seed=seed)
 
-    # What a fit of a formula says: a function of each module, whose first argument is the fit.
-    effects = conditional_effects.effects
-    predictions = predictions.predictions
-    comparisons = comparisons.comparisons
-    contrasts = contrasts.contrasts
-    marginal_means = marginal_means.marginal_means
-    slopes = slopes.slopes
-    hypotheses = hypotheses.hypotheses
-    profile = profile.profile
-    survival = survival_curves.survival
-    r2 = r2.r2
-    icc = icc.icc
+    if TYPE_CHECKING:  # what a fit of a formula says, by `with_effects`
+        effects = conditional_effects.effects
+        predictions = predictions.predictions
+        comparisons = comparisons.comparisons
+        contrasts = contrasts.contrasts
+        marginal_means = marginal_means.marginal_means
+        slopes = slopes.slopes
+        hypotheses = hypotheses.hypotheses
+        profile = profile.profile
+        survival = survival_curves.survival
+        r2 = r2.r2
+        icc = icc.icc
     save = saved.save  # written beside what reads it
 
     def report(

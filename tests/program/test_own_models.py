@@ -20,7 +20,7 @@ from pyro import poutine
 import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.summary import titled
+from hierfl.diagnostics.formula_tables import titled
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.terms import log_joint
