@@ -9,6 +9,7 @@ import pandas as pd
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.smooths import lengths_of, sites_of
 
 # Column of the summary's frame -> as brms calls it, with the ends of a 90 % interval.
 NAMES = {"mean": "estimate", "sd": "est. error", "low": "5 %", "high": "95 %"}
@@ -40,6 +41,10 @@ def formula_tables(
         link = formula.parameters[name].declared.family.link
         tables.append((f"Population level of {name}, link {link}", _table(frame, sites)))
         common += sites
+    smooths = [term for found in layouts for term in found.common.terms if term.smooth]
+    scales = [site for term in smooths for site in sites_of(term).values()]
+    tables.append(("Smooth terms", _table(frame, scales)))
+    common += [*scales, *(term.name for term in smooths)]
     for term in groups:
         tables.append(
             (f"Group level, {_groups(formula, term, len(clients))}", _spread(frame, term))
@@ -63,7 +68,7 @@ def _common_sites(layout: Layout) -> list[str]:
     found = []
     for term in layout.common.terms:
         found += [f"b_{term.name}", f"simplex_{term.name}"] if term.monotone else []
-        found.append(term.name)
+        found += [] if term.smooth else [term.name]
     return found
 
 
@@ -80,7 +85,7 @@ def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.
 
 
 def _sites_of(term: GroupTerm) -> tuple[str, ...]:
-    return (term.site, term.sd, term.cor or "", term.cholesky)
+    return (term.site, term.sd, term.cor or "", term.cholesky, *lengths_of(term))
 
 
 def _groups(formula: Formula, term: GroupTerm, clients: int) -> str:

@@ -196,7 +196,8 @@ def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
                 f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: "
                 "pass the clients' frames, newdata=frames"
             )
-        places += [columns.index(name) for name in known[one.name]]
+        both = (*known.get(f"linear_{one.name}", ()), *known[one.name])  # a smooth has two
+        places += [columns.index(name) for name in both]
     return places
 
 

@@ -19,6 +19,7 @@ from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import response_of
+from hierfl.formulas.smooths import drawn_spread
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import posterior_draws
@@ -139,6 +140,12 @@ class Drawn:
         """Return the index of the group above a client in which it lies."""
         return int(self.data.client_fields[term.index][client])
 
+    def spread(self, term: GroupTerm) -> Tensor:
+        """Return the standard deviations of a term's coefficients, (S, q O)."""
+        if term.places:
+            return drawn_spread(term, self.shared)
+        return self.shared[term.sd].reshape(self.count, -1)
+
     def of_new(self, term: GroupTerm, seed: int) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
         place = [one.site for one in self.layout.groups].index(term.site)
@@ -149,7 +156,7 @@ class Drawn:
         unit = torch.randn(self.count, size, generator=generator, dtype=torch.float64)
         if term.cor:
             unit = (self.shared[term.cholesky] @ unit[..., None])[..., 0]
-        found = unit * self.shared[term.sd].reshape(self.count, size)
+        found = unit * self.spread(term)
         return found.reshape(self.count, len(term.columns), self.outputs)
 
 

@@ -112,9 +112,7 @@ def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
     """Return the variance between groups of a row, z' Sigma z, (S,)."""
     if found.outputs > 1:
         raise _refused(found)
-    scaled = (
-        found.shared[term.sd].reshape(found.count, len(term.columns)) * row.groups[term.site][0]
-    )
+    scaled = found.spread(term) * row.groups[term.site][0]
     if not term.cor:
         return (scaled**2).sum(1)
     lower = found.shared[term.cholesky]

@@ -15,7 +15,15 @@ from hierfl.formulas.parse import Declaration, grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import calls, monotone_columns, options_of
-from hierfl.formulas.transforms import STATEFUL, Constants, Sums, moments, polynomials_of, spline_of
+from hierfl.formulas.transforms import (
+    SMOOTHS,
+    STATEFUL,
+    Constants,
+    Sums,
+    moments,
+    polynomials_of,
+    spline_of,
+)
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
@@ -301,6 +309,11 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
     if needs == "powers" and (not isinstance(degree, int) or not 1 <= degree <= 6):
         raise ValueError(f"the degree of '{text}' is {degree!r}: it must be an integer from 1 to 6")
     second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
+    if call.callee in SMOOTHS:
+        from hierfl.formulas.curves import smooth_of
+
+        counts = [[int(n) for n in more] for more in second]
+        return smooth_of(str(call.callee), text, (mean, sd), counts, options)
     if needs == "counts":
         return spline_of(text, mean, sd, [[int(n) for n in more] for more in second], options)
     return polynomials_of(text, mean, sd, second, degree)

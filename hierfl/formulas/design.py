@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,9 @@ from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings, with_constants
 from hierfl.formulas.transforms import BeyondKnots
+
+if TYPE_CHECKING:
+    from hierfl.formulas.smooths import Smooth
 
 Matrix = NDArray[np.float64]
 
@@ -35,6 +38,7 @@ class Term:
     coords: tuple[str, ...]
     parts: frozenset[tuple[type, str]]
     monotone: bool = False  # mo(x): its coefficients are of one sign
+    smooth: Smooth | None = None  # of curves, whose coefficients share a scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,7 @@ class Design:
     columns: tuple[str, ...] = ()
     places: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
+    is_smooth: bool = False  # some terms are curves
 
     @property
     def coded(self) -> frozenset[str]:
@@ -104,6 +109,7 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
             ) from error
     terms: list[Term] = []
     columns_in_order: list[str] = []
+    is_smooth = False
     places: dict[bool, list[int]] = {False: [], True: []}  # of columns, and of offsets
     for name, term in matrix.terms.items():
         if name == "Intercept":
@@ -111,8 +117,19 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
         at = range(matrix.slices[name].start, matrix.slices[name].stop)
         places[term.kind == "offset"] += at
         if term.kind != "offset":
-            terms.append(_named(name, term, len(at)))
-            columns_in_order += terms[-1].columns
+            made: tuple[Term, ...] = ()
+            if name.startswith(("s(", "gp(")):
+                from hierfl.formulas.smooths import named_smooth
+
+                made = named_smooth(name, term, len(at), columns)
+                is_smooth |= bool(made)
+            for each in made or (_named(name, term, len(at)),):
+                terms.append(each)
+                columns_in_order += each.columns
+    if is_smooth:
+        from hierfl.formulas.smooths import check_constants
+
+        check_constants(terms)
     return Design(
         has_intercept,
         matrix,
@@ -120,6 +137,7 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
         tuple(columns_in_order),
         tuple(places[False]),
         tuple(places[True]),
+        is_smooth,
     )
 
 

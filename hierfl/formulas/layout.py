@@ -40,6 +40,8 @@ class GroupTerm:
     levels: tuple[str, ...]
     index: str
     field: str
+    entries: tuple[str, ...]  # what has a standard deviation of its own: the columns, or curves
+    places: tuple[int, ...] = ()  # of each column's among `entries`; (): one each
 
     @property
     def is_single(self) -> bool:
@@ -146,8 +148,14 @@ def _group_terms(
         place: Place = "clients" if at is None else at.level
         size = 0 if at is None else at.most if at.level == "within" else len(at.levels)
         levels = () if at is None else at.levels
-        of_fields = (index[name], fields[site])
-        found.append(GroupTerm(group, place, site, terms, columns, size, levels, *of_fields))
+        of_fields, of_scales = (index[name], fields[site]), (columns, ())
+        if terms.is_smooth:
+            from hierfl.formulas.smooths import entries_of
+
+            of_scales = entries_of(group, terms, columns)
+        found.append(
+            GroupTerm(group, place, site, terms, columns, size, levels, *of_fields, *of_scales)
+        )
     return tuple(found)
 
 
@@ -157,12 +165,14 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
     reserved[INTERCEPT] = "the intercept"
     dims = [f"{term.name}_dim" for term in found.common.terms if term.coords]
-    dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group")]
+    dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
     names = [declared.parts.response, *(term.name for term in found.common.terms)]
     for term in found.common.terms:
         if term.monotone:
             names += [f"b_{term.name}", f"simplex_{term.name}"]
+        if term.smooth:
+            names += [f"{kind}_{term.name}" for kind in term.smooth.kinds]
     for group in found.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
     for name in names:
@@ -191,13 +201,16 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
             sites[term.name] = own + last
         if term.monotone:
             sites[f"simplex_{term.name}"] = own
+        if term.smooth and term.smooth.levels:
+            by: Dims = ((f"{term.name}_by", term.smooth.levels),)
+            sites |= dict.fromkeys([f"{kind}_{term.name}" for kind in term.smooth.kinds], by)
     for group in found.groups:
         columns = group.columns
         if last:
             columns = tuple(f"{c}[{level}]" for c in columns for level in last[0][1])
         many = () if group.is_single and not last else ((f"{group.site}_term", columns),)
         if many:
-            sites[group.sd] = many
+            sites[group.sd] = ((f"{group.site}_sd", group.entries),) if group.places else many
         if group.cor:
             other = (f"{group.site}_term_2", columns)
             sites[group.cor] = (*many, other)
@@ -246,6 +259,7 @@ class Writer:
 
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+    scales: dict[str, str] = field(default_factory=dict)  # site of groups -> their sds, as code
     indent: int = 1
 
     def add(self, line: str) -> None:

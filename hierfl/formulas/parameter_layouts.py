@@ -31,7 +31,8 @@ class Parameter:
         first = f"{self.name}_"
         columns = {f"{first}{one}": one for one in (INTERCEPT, *self.layout.common.columns)}
         sites = {term.name for term in self.layout.common.terms}
-        sites |= {f"{kind}_{name}" for name in sites for kind in ("b", "simplex")}
+        kinds = ("b", "simplex", "sds", "sdgp", "lscale")
+        sites |= {f"{kind}_{name}" for name in sites for kind in kinds}
         sites |= {part for g in self.layout.groups for part in (g.sd, g.cor or g.sd)}
         return {
             columns.get(key, key): prior

@@ -13,6 +13,7 @@ from formulae.scanner import ScanError, Scanner
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.parameters import declarations_of, parts_of
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.syntax import factor_smooth
 from hierfl.formulas.terms import bare_columns, calls, columns_of, described
 from hierfl.formulas.transforms import CODINGS
 from hierfl.models.families import Response, ResponseFamily
@@ -101,10 +102,14 @@ def parse(text: str) -> Parts:
         )
     response, additions = _response(left)
     common, groups = [], dict[tuple[Any, ...], Group]()
+    curves: list[tuple[str, str]] = []
     for sign, term in summands_of(right):
         inside, words = _inside(term), text_of_tokens(term)
         bars = [i for i, token in enumerate(inside) if token.kind == "PIPE"]
         if not bars:
+            if "fs" in words and sign == "+" and (found := factor_smooth(inside)):
+                curves.append(found)
+                continue
             common.append(f"{sign} {words}")
             continue
         if sign == "-":
@@ -122,6 +127,10 @@ def parse(text: str) -> Parts:
         for group in _groups(inside, bars):
             if groups.setdefault((group.by, group.terms), group) is not group:
                 raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
+    for terms, name in curves:  # their intercept is that of another term of these groups, if any
+        others = [g for g in groups.values() if g.by == (name,) and not g.terms.startswith("0")]
+        group = Group(f"{0 if others else 1} + {terms}", (name,), correlated=False)
+        groups.setdefault((group.by, group.terms), group)
     written = " ".join(common).removeprefix("+ ") or "1"
     return Parts(response, additions, written, tuple(groups.values()))
 

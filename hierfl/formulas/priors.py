@@ -42,6 +42,7 @@ def all_priors(
     * standard deviations of groups: half-StudentT(3, 0, s), s as of the intercept; of slopes of
       numbers s / sd of the column.
     * correlations: LKJ(1).
+    * smooths: as standard deviations of groups; length scales as `smooths.length_prior`.
     * parameters of the family: `ResponseFamily.parameters`.
 
     `own` are the user's: site, or column of a site, or "b", "sd" or "cor" for all such -> prior.
@@ -78,11 +79,18 @@ def all_priors(
         if one.monotone:
             known = {name: prior for name, prior in known.items() if name not in one.columns}
             known |= _of_steps(one, step)
+        if one.smooth:
+            from hierfl.formulas.smooths import scale_priors
+
+            known = {name: prior for name, prior in known.items() if name not in one.columns}
+            known |= scale_priors(one, spread, unit)
     for term in found.groups:
         known.update(_of_group(term, schema, spread, unit))
     if not own:
         return known
     terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
+    for name in known:
+        terms |= {*keys_of(name, found)} - {"b", "sd", "cor"}
     _check_keys(own, {*known, *terms})
     return {name: _chosen(name, prior, found, own) for name, prior in known.items()}
 
@@ -103,11 +111,17 @@ def _of_steps(term: Term, step: float) -> dict[str, Prior]:
 
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
     found: dict[str, Prior] = {}
-    for name in term.columns:
-        plain = name == INTERCEPT or name in term.design.coded
+    for name in term.entries:
+        curve = name not in term.columns
+        plain = name == INTERCEPT or curve or name in term.design.coded
         size = 1.0 if plain else schema.design[name].sd or 1.0
         site = term.sd if term.is_single else f"{term.sd}[{name}]"
         found[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
+    if term.places:
+        from hierfl.formulas.smooths import length_prior, lengths_of
+
+        for site, one in lengths_of(term).items():
+            found[site] = length_prior(one.smooth)  # type: ignore[arg-type]
     return found | ({term.cor: 1.0} if term.cor else {})
 
 
@@ -120,11 +134,16 @@ def keys_of(name: str, found: Layout) -> list[str]:
     for one in found.common.terms:
         if one.monotone and name == f"b_{one.name}":
             keys += [one.name, "b"]
+        for kind in one.smooth.kinds if one.smooth else ():
+            site = f"{kind}_{one.name}"
+            keys += [site, kind] if name.partition("[")[0] == site or name == site else []
     for term in found.groups:
         if name == term.sd or name.startswith(f"{term.sd}["):
             keys += [term.sd, "sd"]
         if name == term.cor:
             keys.append("cor")
+        if name.startswith(f"lscale_{term.site}_"):
+            keys.append("lscale")
     return keys
 
 
@@ -145,7 +164,7 @@ def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
             f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as "
             "dist.Normal(0, 1), or 'normal(0, 1)'"
         )
-    if "sd" in keys:
+    if not {"sd", "sds", "sdgp"}.isdisjoint(keys):
         check_scale(f"the prior of '{name}'", prior)
     _check_values(name, default, prior, [len(t.columns) for t in found.common.terms])
     return prior

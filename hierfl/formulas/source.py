@@ -57,7 +57,7 @@ def source(
         for term in each.at("clients"):
             _own(out, each, term, wide)
         for term in each.at("within"):  # as many groups as the largest client has
-            scale, cor = out.named(term.sd), term.cor and out.named(term.cholesky)
+            scale, cor = out.scales[term.site], term.cor and out.named(term.cholesky)
             out.sample(term.site, _deviations(term, scale, cor, wide))
     out.add("with batch.data():")
     out.indent = 3
@@ -111,8 +111,13 @@ def _global_sites(
         if term.monotone:
             _steps(out, term, priors, outputs)
             continue
+        if term.smooth:
+            from hierfl.formulas.smooths import write_smooth
+
+            write_smooth(out, term, priors, outputs)
+            continue
         shape = ([len(term.columns)] if term.coords else []) + ([outputs] if outputs > 1 else [])
-        out.sample(term.name, _joined(priors, term.columns, shape), note=", ".join(term.coords))
+        out.sample(term.name, independent(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
         _group_sites(out, group, priors, outputs)
     for name in of_family:
@@ -122,7 +127,7 @@ def _global_sites(
         dims = len(getattr(prior, "batch_shape", ()))
         out.sample(name, as_source(prior.to_event(dims) if dims else prior))
     for group in (*found.at("above"), *found.at("crossed")):
-        scale, cor = out.named(group.sd), group.cor and out.named(group.cholesky)
+        scale, cor = out.scales[group.site], group.cor and out.named(group.cholesky)
         note = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
         out.sample(group.site, _deviations(group, scale, cor, outputs), note=note)
 
@@ -142,19 +147,24 @@ def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -
 
 def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> None:
     """Write the standard deviations and correlations of one term with a bar."""
-    size = len(group.columns) * outputs
-    names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.columns]
+    size = len(group.entries) * outputs
+    names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.entries]
     shape = [] if size == 1 and group.is_single else [size]
     each = names if outputs == 1 else [name for name in names for _ in range(outputs)]
-    note = "" if group.is_single else ", ".join(group.columns)
-    out.sample(group.sd, _joined(priors, each, shape), note=note)
+    note = "" if group.is_single else ", ".join(group.entries)
+    out.sample(group.sd, independent(priors, each, shape), note=note)
+    out.scales[group.site] = out.named(group.sd)
+    if group.places:
+        from hierfl.formulas.smooths import write_spread
+
+        out.scales[group.site] = write_spread(out, group, priors, outputs)
     if group.cor:
         out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
         lower = out.named(group.cholesky)
         out.add(f"pyro.deterministic({group.cor!r}, {lower} @ {lower}.mT)")
 
 
-def _joined(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
+def independent(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
     """Return some independent priors as one event, whose first dimension runs over them."""
     if not shape:
         return as_source(priors[names[0]])
@@ -214,6 +224,10 @@ def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
     for term in found.common.terms:
         if term.coords and tuple(names) == term.columns:
             return out.named(term.name)
+    if found.common.is_smooth:
+        from hierfl.formulas.smooths import vector
+
+        return vector(out, found.common.terms, names)
     return f"torch.stack([{', '.join([_column(out, found, name) for name in names])}])"
 
 
@@ -224,7 +238,7 @@ def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     for name in found.common.columns:
         margin = schema.design[name]
         # A mean of 1e-17 is the rounding of a column that is centered already.
-        if abs(margin.mean) > 1e-9 * margin.sd:
+        if found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd:
             means[name] = f"{margin.mean:.9g}"
     if found.read:
         out.add(f"read{found.suffix} = {_vector(out, found, found.read)}")
@@ -245,7 +259,7 @@ def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
 def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:
     """Write one local site: the client's own coefficients."""
     means = [_mean(out, found, term, name, outputs) for name in term.columns]
-    scale, cor = out.named(term.sd), term.cor and out.named(term.cholesky)
+    scale, cor = out.scales[term.site], term.cor and out.named(term.cholesky)
     if term.is_single and outputs == 1:
         out.sample(term.site, f"dist.Normal({means[0]}, {scale})")
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -44,6 +44,19 @@ def read_terms(text: str) -> Any:
             f"the terms '{text}' cannot be read ({error}): {_advice(error)}"
         ) from error
     return _apart(found)
+
+
+def factor_smooth(tokens: Sequence[Any]) -> tuple[str, str] | None:
+    """Return "s(x, k=5)" and "g" of mgcv's `s(x, g, bs="fs", k=5)`; None of another term."""
+    kinds, words = [t.kind for t in tokens], [t.lexeme.strip("\"'") for t in tokens]
+    if kinds[:5:2] != ["IDENTIFIER", "IDENTIFIER", "IDENTIFIER"] or words[:2] != ["s", "("]:
+        return None
+    options = "".join(t.lexeme for t in tokens[5:-1]).split(",")
+    if kinds[3] != "COMMA" or not {'bs="fs"', "bs='fs'"} & {*options}:
+        return None
+    left = [option for option in options if option and not option.startswith("bs=")]
+    column, group = (tokens[place].lexeme for place in (2, 4))
+    return f"s({', '.join([column, *left])})", group
 
 
 def _model(tree: Any) -> Any:

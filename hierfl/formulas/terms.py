@@ -30,13 +30,19 @@ from hierfl.formulas.transforms import (
     NEAREST,
     OPTIONS,
     OTHERS,
+    SMOOTHS,
     STATEFUL,
     Constants,
 )
 
+ALONE = ("mo", *SMOOTHS)  # which no product may hold
+
 # Functions in reach of a formula: formulae's own, then numbers' functions.
 ENVIRONMENT = Environment(
-    [{**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"]}]
+    [
+        {**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"]},
+        dict.fromkeys(("s", "gp"), TRANSFORMS["bs"]),  # replaced by what clients agree on
+    ]
 ).with_outer_namespace(FUNCTIONS)
 
 
@@ -84,18 +90,22 @@ def described(text: str) -> Any:
         raise ValueError("'Intercept' has the name of the intercept: rename the column")
     for call in calls(found):
         _check_call(call)
-        if call.callee == "mo":
+        if call.callee in ALONE:
             _check_alone(found, call)
     return found
 
 
 def _check_alone(found: Any, call: LazyCall) -> None:
-    """Refuse a monotonic effect inside of a product or of another function."""
+    """Refuse a monotonic effect or a smooth inside of a product or of another function."""
     for term in found.common_terms:
         parts: Any = getattr(term, "components", ())
         if len(parts) == 1 and getattr(parts[0], "call", None) is call:
             return
-    raise ValueError(f"'{call}' stands in a product or a function: let it be a term of its own")
+    curve = call.callee in SMOOTHS
+    advice = f"; {call.callee}(x, by=z) varies with z" if curve else ""
+    raise ValueError(
+        f"'{call}' stands in a product or a function: let it be a term of its own{advice}"
+    )
 
 
 def monotone_columns(found: Any) -> set[str]:
@@ -136,6 +146,8 @@ def _check_call(call: LazyCall) -> None:
         raise ValueError(f"'{call}' has no argument: write {name}(column)")
     if name in CODINGS and not isinstance(call.args[0], LazyVariable):
         raise ValueError(f"'{call}' codes no column: make a column of '{call.args[0]}' first")
+    if name in SMOOTHS:
+        _check_smooth(call)
     options = OPTIONS.get(name, ())
     for option in call.kwargs:
         if option not in options:
@@ -144,6 +156,18 @@ def _check_call(call: LazyCall) -> None:
     if len(call.args) > 1 + len(options[:1]) or (len(call.args) > 1 and options[0] in call.kwargs):
         shown = ", ".join(["column", *(f"{option}=..." for option in options)])
         raise ValueError(f"'{call}' has an argument too many: write {name}({shown})")
+
+
+def _check_smooth(call: LazyCall) -> None:
+    """Refuse a smooth of several columns, and a `by` that is no column."""
+    if len(call.args) > 1:
+        raise ValueError(
+            f"'{call}' is a smooth of several columns, which is not supported: write a smooth of "
+            f"each, options by name, {call.callee}(x, k=10), or s(x, hospital, bs='fs') for a curve "
+            "of each hospital"
+        )
+    if not isinstance(call.kwargs.get("by", LazyVariable("x")), LazyVariable):
+        raise ValueError(f"by of '{call}' is no column: make a column of it first")
 
 
 def columns_of(found: Any) -> tuple[str, ...]:
@@ -164,6 +188,8 @@ def _bare(part: Any) -> Iterator[str]:
     elif isinstance(part, LazyOperator | LazyCall) and getattr(part, "callee", "") not in CODINGS:
         for argument in part.args:
             yield from _bare(argument)
+        if getattr(part, "callee", "") in SMOOTHS and "by" in part.kwargs:
+            yield from _bare(part.kwargs["by"])
 
 
 def options_of(call: LazyCall) -> dict[str, Any]:
@@ -171,6 +197,7 @@ def options_of(call: LazyCall) -> dict[str, Any]:
     given = dict(zip(OPTIONS.get(str(call.callee), ()), call.args[1:], strict=False)) | dict(
         call.kwargs
     )
+    given.pop("by", None)  # a column
     try:
         return {name: value.eval({}, ENVIRONMENT) for name, value in given.items()}
     except (KeyError, AttributeError, TypeError) as error:

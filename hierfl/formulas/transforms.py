@@ -1,4 +1,4 @@
-"""Transforms (`scale`, `center`, `bs`, `poly`) whose constants come from counts and sums of all clients."""
+"""Transforms (`scale`, `bs`, `poly`, `s`, ...) whose constants come from counts and sums of all clients."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Values = NDArray[np.float64]
 
 # Transform -> what else it needs of its argument besides mean and sd.
 STATEFUL = {"scale": "", "standardize": "", "center": "", "bs": "counts", "poly": "powers"}
+STATEFUL |= {"s": "counts", "gp": "counts"}
+SMOOTHS = ("s", "gp")
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
 # Functions of numbers in formulas, besides the transforms above and formulae's C, S, T, I, offset.
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
@@ -26,21 +28,22 @@ OTHERS = ("I", "offset")
 OPTIONS = {
     "bs": ("df", "degree", "lower_bound", "upper_bound"),
     "poly": ("degree",),
+    "s": ("k", "by", "bs"),
+    "gp": ("k", "by", "c"),
     "S": ("omit",),
     "T": ("ref",),
 }
 # What other packages offer -> the nearest that is there.
 NEAREST = {
-    "s": "bs(x, df=5)",
-    "t2": "bs(x, df=5)",
-    "te": "bs(x, df=5) of each",
-    "ns": "bs(x, df=5)",
-    "cr": "bs(x, df=5)",
-    "cc": "bs(x, df=5)",
-    "tp": "bs(x, df=5)",
-    "rcs": "bs(x, df=5)",
-    "hsgp": "bs(x, df=5)",
-    "gp": "a Pyro program with batch.joint_normal (docs/recipes.md)",
+    "t2": "s(x) of each",
+    "te": "s(x) of each",
+    "ti": "s(x) of each",
+    "ns": "s(x), or bs(x, df=5)",
+    "cr": "s(x)",
+    "cc": "s(x)",
+    "tp": "s(x)",
+    "rcs": "s(x)",
+    "hsgp": "gp(x)",
     "me": "a Pyro program with measurement error (docs/recipes.md)",
     "factor": "C(x)",
     "as.factor": "C(x)",
@@ -63,7 +66,8 @@ class Constants:
     """What clients agree on about one transform's argument; sd has n in the denominator.
 
     `knots` are those of `scipy.interpolate.BSpline`; row j of `polynomials` has the coefficients of
-    degree j + 1 in (x - mean) / sd, lowest power first.
+    degree j + 1 in (x - mean) / sd, lowest power first. Of `s(x)` each knot stands once; `gp(x)` has
+    the ends of its range, its number of sines as `degree`, and ends `boundary` from the middle.
     """
 
     mean: float
@@ -71,6 +75,7 @@ class Constants:
     knots: tuple[float, ...] = ()
     degree: int = 0
     polynomials: tuple[tuple[float, ...], ...] = ()
+    boundary: float = 0.0
 
     def __call__(self, name: str, text: str, x: Any, *args: Any, **options: Any) -> Values:
         """Apply a named call to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""
@@ -78,27 +83,35 @@ class Constants:
         if name == "center":
             return values - self.mean
         if name == "bs":
-            low, high = self.knots[0], self.knots[-1]
-            far = np.maximum(low - values, values - high) > FAR * (high - low)
-            if far.any():
-                warnings.warn(
-                    f"'{text}' is {values[far][0]:.6g} in row {int(far.argmax())}, far outside of "
-                    f"its knots from {low:.4g} to {high:.4g}: the spline means little there",
-                    BeyondKnots,
-                    stacklevel=2,
-                )
+            warn_far(text, values, self.knots[0], self.knots[-1])
             basis = BSpline.design_matrix(
                 values, np.array(self.knots), self.degree, extrapolate=True
             )
             # All columns sum to one, as the intercept: the first is dropped, as in R.
             dense: Values = basis.toarray()[:, 1:]
             return dense
+        if name in SMOOTHS:
+            from hierfl.formulas.curves import columns as of_smooth
+
+            return of_smooth(self, name, text, values, options.get("by"))
         scaled = (values - self.mean) / self.sd
         if name == "poly":
             powers = scaled[:, None] ** np.arange(self.degree + 1)
             columns: Values = powers @ np.array(self.polynomials).T
             return columns
         return scaled
+
+
+def warn_far(text: str, values: Values, low: float, high: float) -> None:
+    """Warn of a value far outside of the knots of a spline."""
+    far = np.maximum(low - values, values - high) > FAR * (high - low)
+    if far.any():
+        warnings.warn(
+            f"'{text}' is {values[far][0]:.6g} in row {int(far.argmax())}, far outside of "
+            f"its knots from {low:.4g} to {high:.4g}: the spline means little there",
+            BeyondKnots,
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True)
