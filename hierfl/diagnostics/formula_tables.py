@@ -58,6 +58,8 @@ def formula_tables(
         of = f"{term.site if ';' in formula.text else term.group.name}: {what}"
         of += " by client" if own else ""
         rows = frame if term.place != "within" else _named_inside(formula, term, frame)
+        if curves := {c for c in term.columns if c not in term.entries}:  # in the frame alone
+            rows = rows[~rows["entry"].str.endswith(tuple(curves))]
         tables.append((of, _table(rows, [term.site], shrinkage=own)))
     ends = dict(zip((NAMES["low"], NAMES["high"]), map(percent, tails(prob)), strict=True))
     return tuple((heading, table.rename(columns=ends)) for heading, table in tables if len(table))

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 
 from hierfl.formulas.transforms import EDGES, Constants, Values, warn_far
@@ -55,12 +54,8 @@ def _parts(constants: Constants, name: str, x: Values) -> tuple[Values, Values]:
         line = ((x - constants.mean) / constants.sd)[:, None]
         return line, natural_curves(constants.knots, x)
     from_end = x - sum(constants.knots) / 2.0 + constants.boundary
-    return np.zeros((len(x), 0)), np.sin(from_end[:, None] * waves(constants))
-
-
-def waves(constants: Constants) -> NDArray[np.float64]:
-    """Return the frequencies of the sines, (k,): pi j / (2 L)."""
-    return np.arange(1, constants.degree + 1) * math.pi / (2.0 * constants.boundary)
+    waves = np.arange(1, constants.degree + 1) * math.pi / (2.0 * constants.boundary)
+    return np.zeros((len(x), 0)), np.sin(from_end[:, None] * waves)
 
 
 # ------------------------------------------------------------ natural cubic splines
@@ -71,7 +66,7 @@ def natural_curves(knots: Sequence[float], x: Values) -> Values:
     among the splines whose values at the knots have neither a mean nor a trend; v makes the mean
     square over the knots 1.
     """
-    spline, ends, slopes = _natural(tuple(knots))
+    spline, slopes = _natural(tuple(knots))
     inside = np.clip(x, knots[0], knots[-1])
     beyond = (x - inside)[:, None]
     found: Values = spline(inside) + beyond * np.where(beyond < 0.0, slopes[0], slopes[1])
@@ -79,8 +74,8 @@ def natural_curves(knots: Sequence[float], x: Values) -> Values:
 
 
 @lru_cache(maxsize=64)
-def _natural(knots: tuple[float, ...]) -> tuple[CubicSpline, Values, Values]:
-    """Return the curves as one spline, with values and slopes at both ends.
+def _natural(knots: tuple[float, ...]) -> tuple[CubicSpline, Values]:
+    """Return the curves as one spline, and their slopes at both ends.
 
     Green and Silverman 1994, chapter 2: integral f''^2 = g' Q R^-1 Q' g for values g at the knots.
     R and Q'Q have unique Cholesky factors, so that all clients have the same curves.
@@ -97,8 +92,7 @@ def _natural(knots: tuple[float, ...]) -> tuple[CubicSpline, Values, Values]:
     values = q @ np.linalg.solve(q.T @ q, np.linalg.cholesky(r))
     values /= math.sqrt((values**2).sum() / len(knots))
     spline = CubicSpline(knots, values, bc_type="natural")
-    ends = np.array([knots[0], knots[-1]])
-    return spline, spline(ends), spline(ends, 1)
+    return spline, spline(np.array([knots[0], knots[-1]]), 1)
 
 
 # ------------------------------------------------------------ what clients agree on
@@ -149,7 +143,7 @@ def check_options(name: str, text: str, options: Mapping[str, Any]) -> int:
         if not isinstance(c, int | float) or not c > 1.0:
             raise ValueError(f"'{text}' has c {c!r}: it must be a number above 1, such as 2.5")
         short, long = SHORT * c / size, LONG * (c - 1.0)
-        if long < 2.0 * short:
+        if long < 1.25 * short:
             raise ValueError(
                 f"'{text}' has too few sines: {size} of them with c {c:g} give length scales from "
                 f"{short:.2g} to {long:.2g} times half the range; raise k, or take c=2.5"

@@ -34,6 +34,8 @@ def formula(
     read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
     is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
     `mo(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)` are terms.
+    `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital, bs="fs")` one
+    of each group, and `gp(x, k=20)` a Gaussian process.
     Additions to the response are `y | trials(n)`, `weights(w)`, and of times `event(status)`,
     `cens(status, upper)`, `entry(start)`.
 
@@ -47,8 +49,8 @@ def formula(
         priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of
             a scale mean the part above 0. A site is "age", or one column "sex[male]"; "b" are all
             common coefficients, "sd" all standard deviations of groups, one of them
-            "sd_hospital", "cor" the correlations (the concentration of an LKJ, or "lkj(2)"), or
-            "sigma". Default: weakly informative ones, listed in
+            "sd_hospital", "cor" the correlations (the concentration of an LKJ, or "lkj(2)"), "sds",
+            "sdgp" and "lscale" the scales of smooth terms, or "sigma". Default: weakly informative ones, listed in
             `Formula.prior_summary`.
         missing: "refuse" rows with missing values, or "drop" them.
         schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts

@@ -148,7 +148,8 @@ def _group_terms(
         place: Place = "clients" if at is None else at.level
         size = 0 if at is None else at.most if at.level == "within" else len(at.levels)
         levels = () if at is None else at.levels
-        of_fields, of_scales = (index[name], fields[site]), (columns, ())
+        of_fields = (index[name], fields[site])
+        of_scales: tuple[tuple[str, ...], tuple[int, ...]] = (columns, ())
         if terms.is_smooth:
             from hierfl.formulas.smooths import entries_of
 

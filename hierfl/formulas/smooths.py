@@ -67,7 +67,7 @@ def named_smooth(
     """Return the terms of a smooth of `width` columns, lines first; () of a column called like one."""
     from hierfl.formulas.design import Term
 
-    call = getattr(term.components[0], "call", None)
+    call: Any = getattr(term.components[0], "call", None)
     if getattr(call, "callee", "") not in SMOOTHS:
         return ()
     constants: Constants = call.stateful_transform.func
@@ -208,7 +208,7 @@ def entries_of(
     owner = {c: t.name for t in design.terms if t.smooth for c in t.columns}
     if group.correlated:
         raise ValueError(
-            f"the term '{group.text}' has '{[*owner.values()][0]}', which has no correlations: "
+            f"the term '{group.text}' has '{next(iter(owner.values()))}', which has no correlations: "
             f"write ({group.terms} || {group.name})"
         )
     if lost := [t.name for t in design.terms if t.smooth and "by=" in t.name]:

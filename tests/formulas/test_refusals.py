@@ -26,10 +26,9 @@ def declared(text: str, family: Any = "gaussian", **options: Any) -> hierfl.Form
 
 # ------------------------------------------------------------ formulas
 FORMULAS = [
-    ("y ~ s(age)", "bs\\(x, df=5\\)"),
+    ("y ~ te(age, dose)", "s\\(x\\) of each"),
     ("y ~ ns(age, 3)", "bs\\(x, df=5\\)"),
-    ("y ~ cr(age, df=4)", "bs\\(x, df=5\\)"),
-    ("y ~ gp(age)", "batch.joint_normal"),
+    ("y ~ cr(age, df=4)", "write s\\(x\\)"),
     ("y ~ factor(sex)", "C\\(x\\)"),
     ("y ~ me(sex)", "measurement error"),
     ("y ~ me(age, sd)", "measurement error"),
