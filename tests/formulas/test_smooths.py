@@ -72,7 +72,7 @@ def test_sines_have_the_covariance_of_the_kernel(k: int, c: float) -> None:
     ends = stats.invgamma(float(prior.concentration), scale=float(prior.rate)).ppf([0.01, 0.99])
     np.testing.assert_allclose(ends, [1.75 * c * half / k, 0.66 * (c - 1.0) * half], rtol=1e-3)
     centered = np.eye(60) - 1.0 / 60
-    for length in np.geomspace(*ends, 7):
+    for length in np.geomspace(ends[0], ends[1], 7):
         scale = smooth.shape(torch.tensor(length, dtype=torch.float64)).numpy()
         kernel = np.exp(-0.5 * (x[:, None] - x) ** 2 / length**2)
         off = centered @ ((sines * scale**2) @ sines.T - kernel) @ centered
