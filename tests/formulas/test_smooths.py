@@ -63,7 +63,7 @@ def test_sines_have_the_covariance_of_the_kernel(k: int, c: float) -> None:
     counts = [int(n) for n in np.linspace(0, 240, 241)]
     found = smooth_of("gp", "gp(x)", (3.0, 2.0), [counts], {"k": k, "c": c})
     half = (found.knots[1] - found.knots[0]) / 2.0
-    x = np.linspace(*found.knots, 60)
+    x = np.linspace(found.knots[0], found.knots[1], 60)
     sines = columns(found, "gp", "gp(x)", x)
     from hierfl.formulas.smooths import Smooth, length_prior
 
