@@ -11,6 +11,7 @@ from .clustered_fl import clustered_fl as clustered_fl
 from .differentially_private import differentially_private as differentially_private
 from .ditto import ditto as ditto
 from .ditto import local_only as local_only
+from .fald import fald as fald
 from .fedabml import fedabml as fedabml
 from .fedamp import fedamp as fedamp
 from .fedamp import heur_fedamp as heur_fedamp
@@ -21,6 +22,7 @@ from .fedem import fedem as fedem
 from .fedep import fedep as fedep
 from .fedfomo import fedfomo as fedfomo
 from .fedhb import fedhb as fedhb
+from .fedhb_mixture import fedhb_mixture as fedhb_mixture
 from .fedivon import fedivon as fedivon
 from .fedlaplace import fedlaplace as fedlaplace
 from .fedmap import fedmap as fedmap
@@ -39,6 +41,7 @@ from .knn_per import knn_per as knn_per
 from .per_fedavg import per_fedavg as per_fedavg
 from .pfedbred import pfedbred as pfedbred
 from .pfedgp import pfedgp as pfedgp
+from .pfedhb import pfedhb as pfedhb
 from .pfedhn import pfedhn as pfedhn
 from .pfedvem import pfedvem as pfedvem
 from .pvi import pvi as pvi

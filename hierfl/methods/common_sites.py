@@ -29,6 +29,12 @@ class CommonSites:
         sites = self.program.latents.global_block.sites
         return {site.name: site.free_start.detach().clone() for site in sites}
 
+    def pieces(self, vector: Tensor) -> Params:
+        """Return the point of a vector of all sites' entries."""
+        block = self.program.latents.global_block
+        shaped = zip(block.sites, vector.split(block.sizes), strict=True)
+        return {site.name: piece.reshape(site.free_start.shape) for site, piece in shaped}
+
     def values(self, z: Params) -> tuple[Values, Tensor]:
         """Return the sites' values, and the sum of their log Jacobians, ()."""
         values, total = {}, torch.zeros(())

@@ -26,9 +26,9 @@ from hierfl.method import Method, Server
 from hierfl.methods.about import About
 from hierfl.methods.averaging import Descent, averaging_server
 from hierfl.methods.fedabml import Setting, client_of
-from hierfl.methods.prior_params import moments_of
+from hierfl.methods.prior_params import moments_and_scales
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Guide, Model
 
 
@@ -94,13 +94,7 @@ def fedhb(
 
 def _server(weight: float, freedom: float, spread: float, program: Program) -> Server:
     """Return the server that moves to the posterior of mu and v."""
-    moments, count = moments_of(program), program.num_clients
-    fixed = [loc for loc in moments.site if loc not in moments.scale]
-    if fixed:
-        raise ProgramError(
-            f"fedhb learns the variance over clients, and the scale above '{fixed[0]}' is known: "
-            'take bayesian_network(module, prior_scale="learned")'
-        )
+    moments, count = moments_and_scales(program, "fedhb"), program.num_clients
 
     def best(theta: Params, means: dict[str, Tree]) -> Params:
         new = dict(theta)

@@ -171,3 +171,15 @@ def _middles(program: Program, params: Params) -> Values:
     with Answer(params, program.prototype), Middle():
         nodes: dict[str, Any] = poutine.trace(program.guide).get_trace(program.prototype).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
+
+
+def moments_and_scales(program: Program, method: str) -> PriorMoments:
+    """Return the moments of a program whose priors' scales are all learned; refuse another one."""
+    moments = moments_of(program)
+    fixed = [loc for loc in moments.site if loc not in moments.scale]
+    if fixed:
+        raise ProgramError(
+            f"{method} learns the variance over clients, and the scale above '{fixed[0]}' is known: "
+            'take bayesian_network(module, prior_scale="learned")'
+        )
+    return moments

@@ -31,6 +31,7 @@ from hierfl.guides.global_sites import empirical
 from hierfl.guides.structured import structured
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
+from hierfl.methods.chain_draws import ChainDraws, check_chain
 from hierfl.methods.common_sites import common_sites
 from hierfl.program.program import Program
 from hierfl.program.sites import Model
@@ -80,17 +81,11 @@ def qlsd(
         ValueError: an option is outside its range; (during a fit) the chain diverged.
         ProgramError: (at fit) the model has local sites, or params without a prior.
     """
-    if not (step_size > 0.0 and 0.0 <= memory <= 1.0 and 0.0 <= burn_in < 1.0):
-        raise ValueError(
-            f"step_size is {step_size}, memory {memory} and burn_in {burn_in}: they must be above "
-            "0, in [0, 1] and in [0, 1)"
-        )
+    check_chain(step_size, burn_in, draws, temperature)
+    if not 0.0 <= memory <= 1.0:
+        raise ValueError(f"memory is {memory}: it must be in [0, 1]")
     if levels is not None and not 1 <= levels <= LEVELS:
         raise ValueError(f"levels is {levels}: it must be 1 to {LEVELS}, or None")
-    if draws < 1 or not temperature >= 0.0:
-        raise ValueError(
-            f"draws is {draws} and temperature {temperature}: they must be 1 or more, and 0 or more"
-        )
     return Method(
         "qlsd",
         model,
@@ -104,13 +99,9 @@ def qlsd(
 def _client(memory: float, levels: int | None, batch_size: int | None, program: Program) -> Client:
     sites, block = common_sites(program, "qlsd"), program.latents.global_block
 
-    def pieces(vector: Tensor) -> Tree:
-        shaped = zip(block.sites, vector.split(block.sizes), strict=True)
-        return {site.name: piece.reshape(site.free_start.shape) for site, piece in shaped}
-
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         def loss(z: Tensor) -> Tensor:
-            return sites.mean_loss(pieces(z), batch) * batch.counts.sum()
+            return sites.mean_loss(sites.pieces(z), batch) * batch.counts.sum()
 
         gradient, value = slope(loss, message["z"])
         apart = gradient - work["memory"]
@@ -152,41 +143,19 @@ def _server(
 ) -> Server:
     common_sites(program, "qlsd")
     begin = program.latents.global_block.start.detach()
-
-    def kept(state: Tree, z: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
-        """Return the kept draws with this one, if it is one, and their number."""
-        first = math.ceil(burn_in * clock.rounds)
-        every = max(1, (clock.rounds - first) // draws)
-        if clock.round < first or (clock.round - first) % every:
-            return state["points"], state["count"]
-        points = state["points"].clone()
-        points[int(state["count"]) % draws] = z
-        return points, state["count"] + 1.0
+    chain = ChainDraws(burn_in, draws)
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         gradient = state["memory"] + program.num_clients * means["gradient"]
         key = noise.fold(noise.root_key(program.seed), noise.word("qlsd"), clock.round)
         spread = math.sqrt(2.0 * gamma * temperature)
         z = state["z"] - gamma * gradient + spread * noise.normals(key, (len(begin),))
-        if not bool(z.isfinite().all()):
-            raise ValueError(
-                f"the chain diverged in round {clock.round}: lower step_size ({gamma:g})"
-            )
-        points, count = kept(state, z, clock)
         held = state["memory"] + memory * clock.clients * means["gradient"]
-        return {"z": z, "memory": held, "points": points, "count": count}
+        return {**chain.moved(state, z, clock, gamma), "memory": held}
 
-    def final(state: Tree, clock: Clock) -> Tree:
-        count = min(int(state["count"]), draws)
-        if not count:
-            return {"z": state["z"], "points": state["z"].expand(draws, -1).clone()}
-        return {"z": state["z"], "points": state["points"][torch.arange(draws) % count]}
-
-    points = begin.expand(draws, -1).clone()
-    zero = torch.zeros_like(begin)
     return Server(
-        state={"z": begin, "memory": zero, "points": points, "count": torch.zeros(())},
+        state={**chain.start(begin), "memory": torch.zeros_like(begin)},
         update=update,
         down=lambda state, clock: {"z": state["z"]},
-        final=final,
+        final=chain.final,
     )

@@ -235,6 +235,12 @@ CASES: dict[str, Case] = {
         {"away": {**THETA, "rows": ()}, "loss": ()},
     ),
     "ditto": Case(_ditto, MODEL),
+    "fald": Case(
+        lambda: methods.fald(
+            common(), step_size=0.003, steps=3, batch_size=2, common_noise=0.6, draws=4
+        ),
+        {"z": (3,), "loss": ()},
+    ),
     "fedabml": Case(_fedabml, PRIOR),
     "fedabml full": Case(partial(_fedabml, meta="full")),
     "fedabml exact": Case(partial(_fedabml, server="exact")),
@@ -271,6 +277,13 @@ CASES: dict[str, Case] = {
             batch_size=4,
         ),
         {"moments": THETA, "loss": ()},
+    ),
+    "fedhb_mixture": Case(
+        lambda: methods.fedhb_mixture(shared(), spread=0.5, steps=3, **SMALL),
+        {
+            "mine": {**{name: (2, *shape) for name, shape in THETA.items()}, "share": (2,)},
+            "loss": (),
+        },
     ),
     "fedivon": Case(
         lambda: methods.fedivon(common(), steps=3, batch_size=2, draws=2),
@@ -374,6 +387,12 @@ CASES: dict[str, Case] = {
         lambda: methods.pfedgp(
             process(classes=2, y="ill", inducing=3), steps=1, unit="epoch", batch_size=2
         )
+    ),
+    "pfedhb": Case(
+        lambda: methods.pfedhb(
+            personal(prior_scale="learned"), **SMALL, steps=1, draws=2, mean_penalty=0.5
+        ),
+        {"moments": THETA, "loss": ()},
     ),
     "pfedhn": Case(
         lambda: methods.pfedhn(shared(), optimizer=SGD(0.05, 0.9), steps=3, batch_size=2),

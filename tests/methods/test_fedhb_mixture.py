@@ -1,0 +1,86 @@
+"""FedHB's mixture prior against hand-worked networks, FedProx, and planted kinds of clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hierfl.methods import fedavg, fedhb_mixture
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.optimizers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.quadratics import START, at, clients
+from tests.methods.test_ifca import center, numbers, sets
+from tests.programs import federation, fit
+
+
+def test_clients_and_networks_are_each_other_s_best() -> None:
+    """One number each: w_k = (n y_k + r / s^2) / (n + 1 / s^2), r = sum w / (s^2 + 2), s^2 = 0.1.
+
+    Both kinds are 5 apart, so that shares are 0 or 1: two linear equations for each kind.
+    """
+    data = numbers((-2.0, -1.8, 3.0, 3.2), (10, 10, 10, 10))
+    method = fedhb_mixture(
+        center,
+        spread=0.1**0.5,
+        optimizer=SGD(0.4),
+        steps=60,
+        batch_size=None,
+        starts=sets(-1.0, 1.0),
+    )
+    fitted = fit(method, data, rounds=40)
+    for j, ys in enumerate(((-2.0, -1.8), (3.0, 3.2))):
+        # w = (10 y + 10 r) / 20, and 2.1 r = sum w = sum(y) / 2 + r
+        r = sum(ys) / 2.0 / 1.1
+        assert float(fitted.message["theta"]["mu"][j]) == pytest.approx(r, abs=1e-5)
+        own = fitted.progress.table["w"]["mu"].flatten()[2 * j : 2 * j + 2].tolist()
+        assert own == pytest.approx([(y + r) / 2.0 for y in ys], abs=1e-5)
+    assert fitted.progress.table["share"].round().argmax(1).tolist() == [0, 0, 1, 1]
+
+
+def test_shares_are_soft_where_networks_are_close() -> None:
+    """m = 0.1 between 0 and 1 with s^2 = 1: log odds -(0.01 - 0.81) / 2 = 0.4."""
+    data = numbers((0.1, 0.1), (4, 4))
+    method = fedhb_mixture(center, spread=1.0, optimizer=SGD(1e-9), steps=1, starts=sets(0.1, 1.0))
+    fitted = fit(method, data, rounds=1)
+    share = torch.tensor([0.0, -0.81 / 2.0]).softmax(0)
+    assert fitted.message["share"].tolist() == pytest.approx(share.tolist(), rel=1e-6)
+    wanted = [float(2 * c * 0.1 / (1.0 + 2 * c)) for c in share]
+    assert fitted.message["theta"]["mu"].tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_one_network_is_fedprox_whose_server_shrinks() -> None:
+    """Four clients of 5 rows: the pull 1 / (5 s^2) for a row, and the mean times N / (N + s^2)."""
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    how: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": None}
+    data = federation((5, 5, 5, 5))
+    one = fit(fedhb_mixture(model, networks=1, spread=0.8, **how), data, rounds=1)
+    plain = fit(fedavg(model, prox=1.0 / (5.0 * 0.64), **how), data, rounds=1)
+    for name, value in plain.message.items():
+        shrunk = value * 4.0 / (4.0 + 0.64)
+        assert torch.allclose(one.message["theta"][name][0], shrunk, rtol=0.0, atol=1e-10)
+
+
+def test_a_new_client_finds_its_kind_and_one_without_rows_gets_the_network_of_most() -> None:
+    data = numbers((-2.0, -1.8, -2.2, 3.0, 3.2), (10, 10, 10, 10, 10))
+    method = fedhb_mixture(
+        center, optimizer=SGD(0.4), steps=20, batch_size=None, starts=sets(-1.0, 1.0)
+    )
+    fitted = fit(method, data, rounds=10)
+    new = fitted.personalize(numbers((3.1,), (10,)), rounds=1)
+    assert float(new.progress.table["w"]["mu"].mean()) == pytest.approx(3.0, abs=0.1)
+    blank = fitted.personalize(numbers((3.1,), (10,)), rounds=0)
+    served = blank.predict(numbers((3.1,), (10,)))
+    assert float(served.mean.mean()) == pytest.approx(-1.9, abs=0.1)
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ValueError, match="spread 0"):
+        fedhb_mixture(center, spread=0.0)
+    with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
+        fit(fedhb_mixture(center), numbers((1.0, 2.0), (3, 3)), rounds=1)
+    with pytest.raises(ProgramError, match="latent sites or local params"):
+        fit(fedhb_mixture(at(START, personal=True)), clients(), rounds=1)
