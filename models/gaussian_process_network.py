@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
@@ -19,6 +20,9 @@ from hierfl.models.memory_network import memory_of, remembered
 
 positive = dist.constraints.softplus_positive
 JITTER = 1e-4  # of the kernel's scale, on its diagonal
+AT_ONCE = 16  # processes whose matrices are in memory together
+# labels and their variances, (C, processes, R) -> means and variances, (C, processes, B)
+Some = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @spelled
@@ -144,50 +148,54 @@ class Process:
 
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the covariance of a (..., A, D) and b (..., B, D), in units of the length."""
-        apart = (a[..., :, None, :] - b[..., None, :, :]).square().sum(-1)
-        return self.scale * (-0.5 * apart).exp()
+        middle = b.mean(-2, keepdim=True).detach()  # near which squares round little
+        a, b = a - middle, b - middle
+        left, right = a.square().sum(-1)[..., :, None], b.square().sum(-1)[..., None, :]
+        return self.scale * (a @ b.mT - 0.5 * (left + right)).clamp(max=0.0).exp()
 
     def at(
         self, asked: Tensor, kept: Tensor, labels: Tensor, variance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return means and variances at `asked`, (C, B, processes), given labels (C, R, processes)."""
-        found = [
-            self._one(asked, kept, labels[..., p], variance[..., p])
-            for p in range(labels.shape[-1])
-        ]
-        mean, wide = zip(*found, strict=True)
-        return torch.stack(mean, -1), torch.stack(wide, -1).clamp(min=0.0)
+        some = self._given_rows(asked, kept) if self.through is None else self._given(asked, kept)
+        parts = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
+        mean, wide = zip(*(some(y, v) for y, v in parts), strict=True)
+        return torch.cat(mean, 1).mT, torch.cat(wide, 1).mT.clamp(min=0.0)
 
-    def _one(
-        self, asked: Tensor, kept: Tensor, y: Tensor, variance: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        inside = self.there.to(y.dtype)
-        if self.through is not None:
-            return self._through(asked, kept, y, inside / variance)
+    def _given_rows(self, asked: Tensor, kept: Tensor) -> Some:
+        """Return what labels, and their noise, say of some processes."""
+        inside = self.there.to(kept.dtype)
         # rows that are not there: far from all others, with label 0
-        cross = self.kernel(asked, kept) * inside[:, None]
-        own = self.kernel(kept, kept) * inside[:, None] * inside[..., None]
-        noise_ = torch.where(self.there, variance + JITTER * self.scale, 1.0)
-        tril = torch.linalg.cholesky_ex(own + noise_.diag_embed()).L
-        half = torch.linalg.solve_triangular(tril, cross.mT, upper=False)
-        seen = torch.linalg.solve_triangular(tril, (y * inside)[..., None], upper=False)
-        mean = (half.mT @ seen)[..., 0]
-        return mean, self.scale - half.square().sum(-2)
+        cross = (self.kernel(asked, kept) * inside[:, None]).mT[:, None]
+        own = (self.kernel(kept, kept) * inside[:, None] * inside[..., None])[:, None]
 
-    def _through(
-        self, asked: Tensor, kept: Tensor, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        def some(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+            noise_ = torch.where(self.there[:, None], variance + JITTER * self.scale, 1.0)
+            tril = torch.linalg.cholesky_ex(own + noise_.diag_embed()).L
+            half = torch.linalg.solve_triangular(tril, cross, upper=False)
+            labels = (y * inside[:, None])[..., None]
+            seen = torch.linalg.solve_triangular(tril, labels, upper=False)
+            return (half.mT @ seen)[..., 0], self.scale - half.square().sum(-2)
+
+        return some
+
+    def _given(self, asked: Tensor, kept: Tensor) -> Some:
+        """Return the same, seen through the inducing points."""
         assert self.through is not None
+        inside = self.there.to(kept.dtype)[:, None]
         points = self.through.expand(len(kept), -1, -1)
-        unit = torch.eye(points.shape[-2], dtype=y.dtype)
-        own = self.kernel(points, points) + JITTER * self.scale * unit
-        seen, cross = self.kernel(points, kept), self.kernel(points, asked)
-        whole = own + (seen * weight[:, None]) @ seen.mT
-        before, after = (torch.linalg.cholesky_ex(m).L for m in (own, whole))
-        shift = seen @ (weight * y)[..., None]
-        mean = (cross.mT @ torch.cholesky_solve(shift, after))[..., 0]
-        known, left = (
-            torch.linalg.solve_triangular(tril, cross, upper=False).square().sum(-2)
-            for tril in (before, after)
-        )
-        return mean, self.scale - known + left
+        unit = torch.eye(points.shape[-2], dtype=kept.dtype)
+        own = (self.kernel(points, points) + JITTER * self.scale * unit)[:, None]
+        seen, cross = (self.kernel(points, rows)[:, None] for rows in (kept, asked))
+        before = torch.linalg.cholesky_ex(own).L
+        known = torch.linalg.solve_triangular(before, cross, upper=False).square().sum(-2)
+
+        def some(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+            weight = inside / variance
+            after = torch.linalg.cholesky_ex(own + (seen * weight[..., None, :]) @ seen.mT).L
+            shift = seen @ (weight * y)[..., None]
+            mean = (cross.mT @ torch.cholesky_solve(shift, after))[..., 0]
+            left = torch.linalg.solve_triangular(after, cross, upper=False).square().sum(-2)
+            return mean, self.scale - known + left
+
+        return some

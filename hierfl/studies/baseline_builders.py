@@ -21,6 +21,7 @@ from hierfl.methods import (
     fedbn,
     fedem,
     fedfomo,
+    fedhb_mixture,
     fedpa,
     fedpac,
     fedrecon,
@@ -157,6 +158,7 @@ a_fedbabu = descending(
 a_fedbn = descending(fedbn, model=with_batch_norm)
 a_fedem = descending(fedem, 3, more=lambda net, b: {"components": 3})  # a step is one of all three
 an_ifca = descending(ifca)
+a_fedhb_mixture = descending(fedhb_mixture)
 a_clustered_fl = descending(
     clustered_fl, momentum=0.9, more=lambda net, b: {"warmup_rounds": min(20, b.rounds // 2)}
 )

@@ -6,9 +6,11 @@ on one mini-batch. Those of a client's copy of a prior are not counted, nor what
 All else is at the defaults of `hierfl.methods`, which are the authors', but for: FedABML takes one
 draw, K = 5, and a KL weight of 0.05; FedProx' weight is that of FedABML's paper; FedPA takes the
 number of passes nearest to the budget; FedPop's server takes Adam with a tenth of the step size;
-learned scales start at the study's, and so does FedHB's spread; fola and fedivon have a Normal prior
-of scale 0.3; FedAMP's sigma is the number of clients; clustered_fl halves no
-cluster before round 20, or before half of fewer than 40 rounds.
+learned scales start at the study's, and so do FedHB's spread and FedWBA's five particles; fola,
+fedivon, fald and qlsd have a Normal prior of scale 0.3, and the last two a step size of lr over the
+pooled rows; QLSD takes one gradient, of all rows; pFedGP keeps 100 rows; FedAMP's sigma is the
+number of clients; clustered_fl halves no cluster before round 20, or before half of fewer than 40
+rounds.
 """
 
 from __future__ import annotations
@@ -110,6 +112,7 @@ BASELINES: dict[str, Baseline] = {
     "knn_per": Baseline(build.a_knn_per, tunes=True),
     "fedem": Baseline(build.a_fedem, _times(3)),
     "ifca": Baseline(build.an_ifca, tunes=True),
+    "fedhb_mixture": Baseline(build.a_fedhb_mixture),
     "clustered_fl": Baseline(build.a_clustered_fl, everyone=True),
     "fedamp": Baseline(build.a_fedamp),
     "heur_fedamp": Baseline(build.a_heur_fedamp),
@@ -127,4 +130,11 @@ BASELINES: dict[str, Baseline] = {
     "pfedvem": Baseline(of_hierarchies.a_pfedvem, draws=True),
     "fola": Baseline(of_hierarchies.a_fola, draws=True),
     "fedivon": Baseline(of_hierarchies.a_fedivon, draws=True, adaptive=True),
+    "fedwba": Baseline(
+        of_hierarchies.a_fedwba, _times(of_hierarchies.PARTICLES), draws=True, adaptive=True
+    ),
+    "pfedgp": Baseline(of_hierarchies.a_pfedgp, body=True),
+    "pfedhb": Baseline(of_hierarchies.a_pfedhb, tunes=True, draws=True, adaptive=True),
+    "fald": Baseline(of_hierarchies.a_fald, draws=True),
+    "qlsd": Baseline(of_hierarchies.a_qlsd, lambda total: 1, draws=True),
 }

@@ -14,6 +14,7 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods import by_rows as weighted_by_rows
 from hierfl.methods import (
+    fald,
     fedabml,
     fedhb,
     fedivon,
@@ -21,24 +22,37 @@ from hierfl.methods import (
     fedpop,
     fedsvi,
     fedvi,
+    fedwba,
     fola,
     pfedbayes,
     pfedbred,
+    pfedgp,
+    pfedhb,
     pfedme,
     pfedvem,
+    qlsd,
 )
 from hierfl.methods.fedmap import Best
-from hierfl.models import PersonalHeads, bayesian_network, learned_prior_network
+from hierfl.models import (
+    GaussianProcessNetwork,
+    PersonalHeads,
+    bayesian_network,
+    learned_prior_network,
+)
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedPrior, LearnedVariance
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import Model
 from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
 
+PARTICLES = 5  # of FedWBA, whose step takes the gradient of each
 
-def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+
+def a_fedpop(
+    net: nn.Sequential, lr: float, b: Budget, *, prior_scale: float = 0.1, **settings: Any
+) -> Method:
     """Return FedPop of a common body and heads about a common mean; its server's Adam has a tenth of lr."""
     hierarchy = bayesian_network(
-        net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
+        net, local=(f"{last_of(net)}.",), prior_scale=prior_scale, likelihood=b.likelihood
     )
     given: dict[str, Any] = {
         "step_size": lr / b.client_rows,
@@ -113,27 +127,35 @@ def _best(name: str, prior: LearnedPrior) -> Best:
     return best
 
 
-def hierarchy(net: nn.Sequential, b: Budget) -> Model:
-    """Return the Bayesian network whose prior's mean and scale are learned, weight by weight."""
+def hierarchy(net: nn.Sequential, b: Budget, scale: float = 0.0) -> Model:
+    """Return the Bayesian network whose prior is learned, weight by weight; `scale` 0: the study's."""
     return bayesian_network(
-        net, prior_scale="learned", scale_start=b.scale, likelihood=b.likelihood
+        net, prior_scale="learned", scale_start=scale or b.scale, likelihood=b.likelihood
     )
 
 
-def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+def a_pfedbayes(
+    net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
+) -> Method:
     """Return pFedBayes, with K = 5."""
     given: dict[str, Any] = {"inner_steps": 5, "batch_size": b.rows}
     given |= {"optimizer": Adam(lr), "global_optimizer": Adam(lr)}
     given |= {"steps": b.steps(5)}
-    return pfedbayes(hierarchy(net, b), **given | settings)
+    return pfedbayes(hierarchy(net, b, scale), **given | settings)
 
 
 def a_fedabml(
-    net: nn.Sequential, lr: float, b: Budget, *, by_rows: bool = False, **settings: Any
+    net: nn.Sequential,
+    lr: float,
+    b: Budget,
+    *,
+    by_rows: bool = False,
+    scale: float = 0.0,
+    **settings: Any,
 ) -> Method:
     """Return FedABML with K = 5, one draw, and a validated KL weight; `by_rows` weights clients."""
     given = local(b, 5, kl_weight=0.05, optimizer=SGD(lr), inner_steps=5, draws=1)
-    made = fedabml(hierarchy(net, b), **given | settings)
+    made = fedabml(hierarchy(net, b, scale), **given | settings)
     return weighted_by_rows(made) if by_rows else made
 
 
@@ -158,7 +180,9 @@ def common_alone(common: Tensor, own: Tensor) -> Tensor:
     return common
 
 
-def a_fedsvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+def a_fedsvi(
+    net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
+) -> Method:
     """Return FedSVI by mean field; all steps but the last one are of a client's own posterior."""
     given: dict[str, Any] = {
         "optimizer": Adam(lr),
@@ -166,7 +190,9 @@ def a_fedsvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         "batch_size": b.rows,
     }
     given |= {"local_steps": b.evaluations - 1}
-    return fedsvi(hierarchy(net, b), mean_field(init_scale=b.scale), **given | settings)
+    return fedsvi(
+        hierarchy(net, b, scale), mean_field(init_scale=scale or b.scale), **given | settings
+    )
 
 
 def a_common(net: nn.Sequential, b: Budget, prior_scale: float) -> Model:
@@ -192,19 +218,24 @@ def a_fedivon(
     return fedivon(a_common(net, b, prior_scale), **local(b, lr=lr) | settings)
 
 
-def a_fedhb(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+def a_fedhb(
+    net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
+) -> Method:
     """Return FedHB, of one draw, whose prior's spread over clients is the study's."""
-    given = local(b, optimizer=SGD(lr), draws=1, prior_spread=3.0 * b.scale**2)
-    return fedhb(hierarchy(net, b), **given | settings)
+    given = local(b, optimizer=SGD(lr), draws=1)
+    given["prior_spread"] = 3.0 * (scale or b.scale) ** 2
+    return fedhb(hierarchy(net, b, scale), **given | settings)
 
 
-def a_pfedvem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+def a_pfedvem(
+    net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
+) -> Method:
     """Return pFedVEM of a common body and heads, half of the steps each; without a body all are heads'."""
     model = bayesian_network(
         net,
         local=(f"{last_of(net)}.",),
         prior_scale="client",
-        scale_start=b.scale,
+        scale_start=scale or b.scale,
         likelihood=b.likelihood,
     )
     base = b.evaluations // 2 if last_of(net) != first_of(net) else 0
@@ -212,3 +243,50 @@ def a_pfedvem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Meth
     given |= {"head_steps": b.evaluations - base, "steps": base}
     given |= {"head_batch_size": b.rows, "batch_size": b.rows}
     return pfedvem(model, **given | settings)
+
+
+def a_fedwba(
+    net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
+) -> Method:
+    """Return FedWBA of five particles, drawn about the network's weights with the study's scale."""
+    given = local(b, PARTICLES, optimizer=Adam(lr), particles=PARTICLES)
+    model = bayesian_network(
+        net, prior_loc="module", prior_scale=scale or b.scale, likelihood=b.likelihood
+    )
+    return fedwba(model, **given | settings)
+
+
+def a_pfedgp(
+    net: nn.Sequential, lr: float, b: Budget, *, memory: int = 100, **settings: Any
+) -> Method:
+    """Return pFedGP on the network's features, whose clients keep `memory` rows at most."""
+    last = net[-1]
+    assert isinstance(last, nn.Linear)
+    classes = last.out_features if b.likelihood is None else None
+    model = GaussianProcessNetwork(net[:-1], classes=classes, memory=memory)
+    return pfedgp(model, **local(b, optimizer=SGD(lr, momentum=0.9)) | settings)
+
+
+def a_qlsd(
+    net: nn.Sequential, lr: float, b: Budget, *, prior_scale: float = 0.3, **settings: Any
+) -> Method:
+    """Return QLSD, one gradient of all rows a round, whose step size is lr over the pooled rows."""
+    step_size = lr / (b.client_rows * b.clients)
+    given: dict[str, Any] = {"step_size": step_size, "draws": 20}
+    return qlsd(a_common(net, b, prior_scale), **given | settings)
+
+
+def a_fald(
+    net: nn.Sequential, lr: float, b: Budget, *, prior_scale: float = 0.3, **settings: Any
+) -> Method:
+    """Return FALD, whose step size is lr over the pooled rows."""
+    step_size = lr / (b.client_rows * b.clients)
+    given: dict[str, Any] = {"step_size": step_size, "steps": b.steps(1), "batch_size": b.rows}
+    return fald(a_common(net, b, prior_scale), **given | {"draws": 20} | settings)
+
+
+def a_pfedhb(
+    net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
+) -> Method:
+    """Return pFedHB, of one draw."""
+    return pfedhb(hierarchy(net, b, scale), **local(b, optimizer=Adam(lr), draws=1) | settings)
