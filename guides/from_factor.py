@@ -139,7 +139,8 @@ def candidate(
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
-    factor = hierarchy.at_scale(Factors(own["precision"], own["shift"], {}), z)[:2]
+    power, _ = hierarchy.at_scale(Factors(own["precision"], own["shift"], {}), z)
+    factor = power * own["precision"], power * own["shift"]
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
     v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)

@@ -81,37 +81,49 @@ def dot(one: Tensor, other: Tensor) -> Tensor:
     return each[..., 0] if each.shape[-1] == 1 else each.sum(-1)
 
 
-def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
-    """Return Normal distributions of w (D,) times factors of v = (w, u (U,) or (C, U)), of w."""
+def times_factor(
+    normal: Normal, u: Tensor, precision: Tensor, shift: Tensor, power: Tensor | float = 1.0
+) -> Quadratic:
+    """Return Normal distributions of w (D,) times powers of factors of v = (w, u (U,) or (C, U)), of w."""
     size = normal.mean.shape[-1]
     pull = times(normal.precision, normal.mean)
-    turned = times(precision[:, :, size:], u)
+    by_u = precision[:, :, size:]
+    if u.dim() == 1:  # one matrix, so that many u do not repeat it
+        turned = (by_u.flatten(0, 1) @ u).view(by_u.shape[:2])
+    else:
+        turned = times(by_u, u)
     of_u = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
     return Quadratic(
-        normal.precision + precision[:, :size, :size],
-        pull + shift[:, :size] - turned[:, :size],
-        normal.log_prob(torch.zeros(size, dtype=u.dtype)) + of_u,
+        normal.precision + power * precision[:, :size, :size],
+        pull + power * (shift[:, :size] - turned[:, :size]),
+        normal.log_prob(torch.zeros(size, dtype=u.dtype)) + power * of_u,
     )
 
 
 def without_own(
-    prior: Tensor, log_det: Tensor, precision: Tensor, shift: Tensor, *, summed: bool
+    prior: Tensor,
+    log_det: Tensor,
+    precision: Tensor,
+    shift: Tensor,
+    power: Tensor | float = 1.0,
+    *,
+    summed: bool,
 ) -> Quadratic:
-    """Integrate Normal(w; mu, A^-1) times factors of (w, u) over w, by client or `summed`."""
+    """Integrate Normal(w; mu, A^-1) times powers of factors of (w, u) over w, by client or `summed`."""
     size = prior.shape[-1]
-    own, cross = precision[:, :size, :size], precision[:, :size, size:]
-    low = precision[:, size:, size:]
+    own, cross = power * precision[:, :size, :size], power * precision[:, :size, size:]
+    low, shift = precision[:, size:, size:], power * shift
     covariance, whole = inverse(prior + own)
     pull, to_u = shift[:, :size], product(covariance, cross)
     mean, rest, count = times(covariance, pull), shift[:, size:], 1
     if summed:  # what follows is linear in sums over clients
         count, flat = len(shift), to_u.flatten(0, 1).mT
-        lower = low.sum(0, keepdim=True) - flat @ cross.flatten(0, 1)
+        lower = power * low.sum(0, keepdim=True) - flat @ cross.flatten(0, 1)
         shift_u = rest.sum(0, keepdim=True) - flat @ pull.flatten()
         constant = 0.5 * (count * log_det - whole.sum() + mean.flatten() @ pull.flatten())
         covariance, to_u, mean = (v.sum(0, keepdim=True) for v in (covariance, to_u, mean))
     else:
-        lower = low - product(cross.mT, to_u)
+        lower = power * low - product(cross.mT, to_u)
         shift_u = rest - times(to_u.mT, pull)
         constant = 0.5 * (log_det - whole + dot(mean, pull))
     corner, shift_w = prior @ to_u, times(prior, mean)

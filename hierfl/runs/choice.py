@@ -22,8 +22,9 @@ from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Model
 from hierfl.summaries.reading import is_curved, read_likelihood
 
-# two_stage: v numbers read by a likelihood; a v x v matrix for each row is 80 KB at 100.
-MOST_READ = 100
+# two_stage: v numbers read by a likelihood; a v x v matrix for each row is 80 KB at 100. A Gaussian one
+# takes v^3 and D^3 a client at each of some thousand scales: 18 CPU s at v = 97, 100 at v = 202.
+MOST_READ, MOST_OF_GAUSSIAN = 100, 200
 # two_stage: K global numbers; it decomposes K x K matrices, as do fedlaplace and pvi.
 MOST_SHARED = 300
 # Unknowns, D + K, above which a guide is mean_field: `structured` keeps D x (K + D) at a client.
@@ -82,6 +83,8 @@ def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
     if given.read.program.params:
         return _of_params(given)
     if (unknowns := given.shared + given.own) > MANY:
+        if hasattr(model, "declared"):
+            raise too_large(given)
         why = f"{unknowns:,} unknowns are too many for covariances"
         return given.chosen(methods.fedsvi(model, mean_field), why)
     if given.made_by in NETWORKS:
@@ -99,6 +102,21 @@ def too_much(method: Method, data: ClientData) -> ValueError:
     return ValueError(
         f"disclose is 'sums', and method '{method.name}' shows the server a summary of each "
         f"client: take hierfl.methods.{other}(model)"
+    )
+
+
+def too_large(given: _Given) -> ProgramError:
+    """Return the error of a formula with more coefficients than any method has covariances for."""
+    sites = given.read.program.latents.sites
+    largest = max(sites, key=lambda site: site.size)
+    where = "a client's own" if largest.is_local else "for all clients"
+    return ProgramError(
+        f"the formula has {given.shared:,} global numbers and {given.own:,} of each client, of which "
+        f"'{largest.name}' has {largest.size:,} {where}: hierfl.fit takes {MANY:,} in all, and the "
+        f"posterior is exact up to {MOST_OF_GAUSSIAN} that a client's rows read for a normal response, "
+        f"and fast up to {MOST_READ} for others. Make the groups with most levels the clients, or "
+        "leave out a term; for means without covariances name a method: formula = formula.on(frame), "
+        "hierfl.fit(hierfl.methods.fedsvi(formula, hierfl.guides.mean_field), frame, rounds=2000)"
     )
 
 
@@ -154,9 +172,11 @@ def _two_stage(given: _Given) -> Choice:
         if program.unmapped_line:
             raise _SlowDraws(program.unmapped_line)
         reading = read_likelihood(program)
-        size = reading.size
-        exact = size <= MOST_READ and seen_in(program).hierarchy.spread is not None
-        curved = exact or size > MOST_READ or is_curved(reading)
+        size, clients = reading.size, given.read.data.num_clients
+        small = size**3 + clients * given.own**3 <= MOST_OF_GAUSSIAN**3 or size <= MOST_READ
+        exact = small and seen_in(program).hierarchy.spread is not None
+        most = MOST_OF_GAUSSIAN if exact else MOST_READ
+        curved = exact or size > most or is_curved(reading)
     except _SlowDraws as error:
         raise ProgramError(
             f"the model fails {error}; or name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, "
@@ -166,7 +186,7 @@ def _two_stage(given: _Given) -> Choice:
         given.said.clear()
         return given.structured(f"two_stage does not take the model ({_first(error)})")
     read = f"a client's likelihood reads {size} parameter" + "s" * (size != 1)
-    if size > MOST_READ:
+    if size > most:
         return given.structured(f"{read}, too many for two_stage")
     if not curved:  # as of quantiles (asymmetric Laplace)
         return given.structured("the likelihood has no curvature, which two_stage's factors are of")

@@ -224,15 +224,15 @@ class Hierarchy:
         ]
         return torch.stack([per_client(term) for term in (*each, *jacobians.values())]).sum(0)
 
-    def at_scale(self, factors: Factors, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Lambda (N, V, V) and eta (N, V) at z, and their log constants, (N,) or (1,)."""
-        precision, shift, constant = factors.precision, factors.shift, factors.shift.new_zeros(1)
+    def at_scale(self, factors: Factors, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the power of the factors at z, (), and their log constants, (N,) or (1,)."""
+        constant = factors.shift.new_zeros(1)
         if self.spread is None:
-            return precision, shift, constant
-        by = self.spread.at(z) ** -2
+            return factors.shift.new_ones(()), constant
+        power = self.spread.at(z) ** -2
         if factors.num_rows is not None and factors.square is not None:
-            constant = 0.5 * (factors.num_rows * by.log() - by * factors.square)
-        return by * precision, by * shift, constant
+            constant = 0.5 * (factors.num_rows * power.log() - power * factors.square)
+        return power, constant
 
     def means(self, scales: Tensor, found: dict[str, Site]) -> Normal:
         """Return p(m | s), (1, Km), by the sites at m = 0."""
@@ -285,9 +285,11 @@ def given(
     precision: Tensor,
     shift: Tensor,
     t: Tensor | None = None,
+    power: Tensor | float = 1.0,
 ) -> Quadratic:
-    """Return p(w | z, t) = `normal` times each client's factor, as a function of w."""
-    return times_factor(normal, rest_of(hierarchy, z, t), *arranged(hierarchy, precision, shift))
+    """Return p(w | z, t) = `normal` times a power of each client's factor, as a function of w."""
+    factor = arranged(hierarchy, precision, shift)
+    return times_factor(normal, rest_of(hierarchy, z, t), *factor, power)
 
 
 def of_means(
@@ -303,10 +305,10 @@ def of_means(
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
     found = hierarchy.given(z, batch, t)
     own, rest = hierarchy.local(z, batch, t, found), rest_of(hierarchy, z, t)
-    *factor, constant_of_rows = hierarchy.at_scale(factors, z)
-    precision, shift = arranged(hierarchy, *factor)
+    power, constant_of_rows = hierarchy.at_scale(factors, z)
+    precision, shift = arranged(hierarchy, factors.precision, factors.shift)
     summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
-    each = without_own(own.precision, own.log_det, precision, shift, summed=summed)
+    each = without_own(own.precision, own.log_det, precision, shift, power, summed=summed)
     clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
     parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
     slopes = hierarchy.slopes_at(z, batch, t) if slopes is None else slopes

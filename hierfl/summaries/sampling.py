@@ -229,7 +229,8 @@ class Density:
             value, covariance = found.log_integral()
             return value, covariance @ found.shift, covariance
 
-        value, mean, covariance = self.surrogate.mapped(one, self.factors, near)
+        alike = not hierarchy.fields and not self.surrogate.mixed  # clients have one prior
+        value, mean, covariance = self.surrogate.mapped(one, self.factors, near, narrow=alike)
         return torch.where(far, -torch.inf, value), mean, covariance
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.traces import Site
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given, rest_of
 
-AT_ONCE = 1 << 21  # draws x clients x (V + 1)^2 scalars that are carried at once
+AT_ONCE = 1 << 21  # scalars that are carried at once
 DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
@@ -66,13 +66,14 @@ class Surrogate:
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             found = self.hierarchy.given(z, batch, t)
             normal = self.hierarchy.local(z, batch, t, found)
-            precision, shift, constant = self.hierarchy.at_scale(factors, z)
-            factored = given(self.hierarchy, normal, z, precision, shift, t)
+            power, constant = self.hierarchy.at_scale(factors, z)
+            factor = factors.precision, factors.shift
+            factored = given(self.hierarchy, normal, z, *factor, t, power)
             log_z = self.hierarchy.log_global(z, found, without=())
             each = factored.log_integral()[0] + self.hierarchy.log_mixing(found, t) + constant
             return log_z, each.expand(len(factors.shift))
 
-        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws)
+        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, narrow=not self.mixed)
         return found
 
     def moments(self, draws: Tensor, t: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
@@ -91,13 +92,19 @@ class Surrogate:
             rest = rest.expand(len(normal.mean), rest.shape[-1])
             return torch.cat([normal.mean, rest], 1)[:, back], covariance
 
-        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t)
+        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t, narrow=True)
         return found
 
-    def mapped(self, one: Any, factors: Factors, *draws: Tensor) -> Any:
-        """Return a function of one draw at all draws (S, ...), some at once."""
-        size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
-        at_once = max(1, AT_ONCE // (size + (len(self.hierarchy.inside) + 1) ** 2))
+    def mapped(self, one: Any, factors: Factors, *draws: Tensor, narrow: bool) -> Any:
+        """Return a function of one draw at all draws (S, ...), some at once.
+
+        A `narrow` one carries no V x V matrix of each client.
+        """
+        clients, size = factors.shift.shape
+        wide, means = (size + 1) ** 2, (len(self.hierarchy.inside) + 1) ** 2
+        own = (self.hierarchy.normal_size + 1) * (size + 1)
+        each = clients * own + wide if narrow else clients * wide
+        at_once = max(1, AT_ONCE // (each + means))
         with unchecked(), carried(OF_MANY_DRAWS):
             return torch.vmap(one, chunk_size=min(at_once, len(draws[0])))(*draws)
 

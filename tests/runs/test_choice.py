@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl import ClientBatch, methods, models
+from hierfl import ClientBatch, ProgramError, methods, models
 from hierfl.core.trees import named_leaves
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.guides import mean_field, structured
@@ -100,10 +102,16 @@ ROWS: dict[
     "a branch": (lambda: branching, "two_stage", None, "reads"),
     "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
     "v too long": (
-        lambda: partial(wide, own=101),
+        lambda: partial(wide, own=201),
         "fedsvi",
         structured,
         "parameters, too many for two_stage",
+    ),
+    "a long v of a Gaussian likelihood": (
+        lambda: partial(wide, own=110),
+        "two_stage",
+        None,
+        "reads 110 parameters only, and is Gaussian: one exact round",
     ),
     "too many global": (
         lambda: partial(wide, shared=301),
@@ -182,6 +190,16 @@ def test_sums_alone_never_give_a_method_that_discloses_summaries(row: str) -> No
     if name == "two_stage":
         # fedlaplace maps the program over points, which one that looks at its values does not stand
         assert found.name == ("fedsvi" if row == "a branch" else "fedlaplace")
+
+
+def test_a_formula_of_more_than_a_thousand_coefficients_is_refused_with_the_sizes_that_fit() -> (
+    None
+):
+    rows = np.arange(2200)
+    frame = pd.DataFrame({"y": rows / 1e3, "s": rows % 2, "d": rows // 2})
+    formula = hierfl.formula("y ~ 1 + (1 | d)", clients="s")
+    with pytest.raises(ProgramError, match=r"'d' has 1,100 for all clients.* exact up to 200 "):
+        hierfl.fit(formula, frame.astype({"d": str}))
 
 
 def test_sums_with_cohorts_or_many_numbers_leave_fedlaplace_out(
