@@ -1,0 +1,138 @@
+"""Which values responses and their row fields may have, by kind of family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hierfl.data.frames import is_number
+
+Numbers = NDArray[np.float64]
+CODES = (0, 1, -1, 2)
+CENS = "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)"
+# kind of values -> which are allowed, and in words
+ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
+    "real": (np.isfinite, "a finite number"),
+    "positive": (lambda x: x > 0, "a number above 0"),
+    "time": (lambda x: x > 0, "a time above 0"),
+    "amount": (lambda x: x >= 0, "a number of 0 or more"),
+    "count": (lambda x: (x >= 0) & _whole(x), "a count 0, 1, 2, ..."),
+    "binary": (lambda x: (x == 0) | (x == 1), "0 or 1"),
+    "unit": (lambda x: (x > 0) & (x < 1), "a number strictly between 0 and 1"),
+    "share": (lambda x: (x >= 0) & (x <= 1), "a number from 0 to 1"),
+    "category": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
+    "ordered": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
+}
+
+
+def _whole(x: Numbers) -> NDArray[np.bool_]:
+    return x == np.floor(x)
+
+
+def check_values(family: str, kind: str, values: ArrayLike) -> None:
+    """Refuse responses (N,) outside of what a kind of `ResponseFamily` allows."""
+    column = np.asarray(values)
+    if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
+        missing = [
+            row for row, value in enumerate(column.tolist()) if value != value or value is None
+        ]
+        if missing:
+            raise _missing("response", missing[0])
+        return
+    numbers = _numbers(family, column)
+    inside, words = ALLOWED[kind]
+    rows = np.flatnonzero(~(inside(numbers) & np.isfinite(numbers)))
+    if rows.size:
+        row = int(rows[0])
+        raise ValueError(
+            f"value {numbers[row]:g} in row {row}: a response of family '{family}' is {words}; "
+            f"{_fix(kind, float(numbers[row]))}"
+        )
+
+
+def check_additions(family: str, values: ArrayLike, additions: Mapping[str, ArrayLike]) -> None:
+    """Refuse row fields ("trials", "cens", "upper", "entry") that do not fit the responses (N,)."""
+    rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
+    y = _numbers(family, np.asarray(values))
+    for name, column in rows.items():
+        if column.shape != y.shape:
+            raise ValueError(
+                f"'{name}' has {column.size} values for {y.size} responses: give one a row"
+            )
+    cens = rows.get("cens", np.zeros_like(y))
+    if "trials" in rows:
+        trials = rows["trials"]
+        fix = "trials must be whole, 0 or more, and no fewer than the row's successes"
+        _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, fix)
+    _refuse(~np.isin(cens, CODES), "cens", cens, CENS)
+    interval = cens == 2
+    if "entry" in rows:
+        entry = rows["entry"]
+        fits = (entry >= 0) & ((entry < y) | (interval & (entry == y)))
+        _refuse(~fits, "entry", entry, "it must be 0 or more, and below the row's time")
+    if "upper" in rows:
+        bad = interval & ~((rows["upper"] > y) & np.isfinite(rows["upper"]))
+        fix = "it must be above the row's time and finite; a time with no upper end has cens 1"
+        _refuse(bad, "upper", rows["upper"], fix)
+    elif interval.any():
+        row = int(np.flatnonzero(interval)[0])
+        raise ValueError(
+            f"cens 2 in row {row} is an interval without an upper end: add the row field 'upper'"
+        )
+
+
+def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, fix: str) -> None:
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{name} {column[row]:g} in row {row}: {fix}")
+
+
+def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -> Numbers:
+    """Return a column as float64, refusing words and missing values; `upper` may be missing."""
+    try:
+        numbers: Numbers = column.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        row, value = next((i, v) for i, v in enumerate(column.ravel().tolist()) if not is_number(v))
+        fix = "code it as a number"
+        if name == "cens":
+            fix = CENS
+        elif name == "response":
+            fix += ", or use family='categorical'"
+        raise ValueError(
+            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
+        ) from error
+    missing = np.flatnonzero(np.isnan(numbers))
+    if missing.size and name != "upper":
+        raise _missing(name, int(missing[0]))
+    return numbers
+
+
+def _missing(name: str, row: int) -> ValueError:
+    return ValueError(f"the {name} in row {row} is missing: drop the row")
+
+
+def _fix(kind: str, value: float) -> str:
+    if not np.isfinite(value):
+        return "drop the row"
+    whole = value == np.floor(value)
+    if kind == "binary" and whole and value > 0:
+        return "use family='poisson' for counts, or 'binomial' for successes among trials"
+    if kind == "binary" and 0 < value < 1:
+        return "use family='beta' for shares"
+    if kind in ("positive", "time") and value == 0:
+        if kind == "time":
+            return "give a time above 0 (an interval from 0 on is its upper end, with cens -1)"
+        return (
+            "use family='poisson' for counts, 'hurdle_gamma' for amounts with zeros, or 'gaussian'"
+        )
+    if kind == "count" and value > 0:
+        return "use family='gamma' for positive amounts"
+    if kind == "unit" and value in (0.0, 1.0):
+        return "use family='ordered_beta' for shares with 0 and 1, 'bernoulli' for these alone"
+    if kind == "share" and 1.0 < value <= 100.0:
+        return "divide percentages by 100"
+    if kind in ("category", "ordered"):
+        return "give the levels as text"
+    return "use family='gaussian'"
