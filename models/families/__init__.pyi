@@ -2,6 +2,8 @@ from .amounts import beta as beta
 from .amounts import gamma as gamma
 from .amounts import gaussian as gaussian
 from .amounts import student as student
+from .angles import VonMises as VonMises
+from .angles import von_mises as von_mises
 from .counts import NegativeBinomial as NegativeBinomial
 from .counts import negative_binomial as negative_binomial
 from .counts import poisson as poisson
@@ -26,11 +28,18 @@ from .links import shape_prior as shape_prior
 from .names import named as named
 from .ordered_beta import OrderedBeta as OrderedBeta
 from .ordered_beta import ordered_beta as ordered_beta
+from .parts import Multinomial as Multinomial
+from .parts import dirichlet as dirichlet
+from .parts import multinomial as multinomial
 from .piecewise_exponential import PiecewiseExponential as PiecewiseExponential
 from .piecewise_exponential import piecewise_exponential as piecewise_exponential
 from .skew import SkewNormal as SkewNormal
 from .skew import skew_normal as skew_normal
 from .source import as_source as as_source
+from .steps import acat as acat
+from .steps import acat_logits as acat_logits
+from .steps import sratio as sratio
+from .steps import sratio_logits as sratio_logits
 from .successes import BetaBinomial as BetaBinomial
 from .successes import Binomial as Binomial
 from .successes import bernoulli as bernoulli
@@ -41,5 +50,7 @@ from .times import Weibull as Weibull
 from .times import exponential as exponential
 from .times import lognormal as lognormal
 from .times import weibull as weibull
+from .truncated import Truncated as Truncated
+from .truncated import truncated as truncated
 
 __all__: list[str]

@@ -11,6 +11,7 @@ from hierfl.data.frames import is_number
 
 Numbers = NDArray[np.float64]
 CODES = (0, 1, -1, 2)
+SUM = 1e-6  # by how much the sum of shares may differ from 1
 CENS = "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)"
 # kind of values -> which are allowed, and in words
 ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
@@ -22,6 +23,9 @@ ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
     "binary": (lambda x: (x == 0) | (x == 1), "0 or 1"),
     "unit": (lambda x: (x > 0) & (x < 1), "a number strictly between 0 and 1"),
     "share": (lambda x: (x >= 0) & (x <= 1), "a number from 0 to 1"),
+    "angle": (lambda x: abs(x) <= np.pi + 1e-6, "an angle from -pi to pi, in radians"),
+    "counts": (lambda x: (x >= 0) & _whole(x), "counts 0, 1, 2, ..."),
+    "shares": (lambda x: (x > 0) & (x < 1), "shares strictly between 0 and 1"),
     "category": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
     "ordered": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
 }
@@ -32,8 +36,13 @@ def _whole(x: Numbers) -> NDArray[np.bool_]:
 
 
 def check_values(family: str, kind: str, values: ArrayLike) -> None:
-    """Refuse responses (N,) outside of what a kind of `ResponseFamily` allows."""
+    """Refuse responses (N,), or (N, K) in parts, outside of what a kind of `ResponseFamily` allows."""
     column = np.asarray(values)
+    if kind in ("counts", "shares") and column.ndim < 2:
+        raise ValueError(
+            f"the response of family '{family}' is one column: it has several, (N, K); in a "
+            "formula write cbind(a, b, c) ~ ..."
+        )
     if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
         missing = [
             row for row, value in enumerate(column.tolist()) if value != value or value is None
@@ -43,26 +52,34 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
         return
     numbers = _numbers(family, column)
     inside, words = ALLOWED[kind]
-    rows = np.flatnonzero(~(inside(numbers) & np.isfinite(numbers)))
-    if rows.size:
-        row = int(rows[0])
+    bad = np.argwhere(~(inside(numbers) & np.isfinite(numbers)))
+    if bad.size:
+        value = float(numbers[tuple(bad[0])])
         raise ValueError(
-            f"value {numbers[row]:g} in row {row}: a response of family '{family}' is {words}; "
-            f"{_fix(kind, float(numbers[row]))}"
+            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; "
+            f"{_fix(kind, value)}"
         )
+    if kind == "shares":
+        total = numbers.sum(-1)
+        fix = "divide the row's shares by their sum"
+        _refuse(abs(total - 1.0) > SUM, "the sum of shares", total, fix)
 
 
 def check_additions(family: str, values: ArrayLike, additions: Mapping[str, ArrayLike]) -> None:
     """Refuse row fields ("trials", "cens", "upper", "entry") that do not fit the responses (N,)."""
     rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
     y = _numbers(family, np.asarray(values))
+    in_parts, y = y.ndim > 1, y.sum(-1) if y.ndim > 1 else y
     for name, column in rows.items():
         if column.shape != y.shape:
             raise ValueError(
                 f"'{name}' has {column.size} values for {y.size} responses: give one a row"
             )
     cens = rows.get("cens", np.zeros_like(y))
-    if "trials" in rows:
+    if "trials" in rows and in_parts:
+        fix = "trials must be the sum of the row's counts"
+        _refuse(rows["trials"] != y, "trials", rows["trials"], fix)
+    elif "trials" in rows:
         trials = rows["trials"]
         fix = "trials must be whole, 0 or more, and no fewer than the row's successes"
         _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, fix)
@@ -95,6 +112,7 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
         numbers: Numbers = column.astype(np.float64)
     except (TypeError, ValueError) as error:
         row, value = next((i, v) for i, v in enumerate(column.ravel().tolist()) if not is_number(v))
+        row //= max(1, column.size // max(1, len(column)))
         fix = "code it as a number"
         if name == "cens":
             fix = CENS
@@ -103,9 +121,9 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
         raise ValueError(
             f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
         ) from error
-    missing = np.flatnonzero(np.isnan(numbers))
+    missing = np.argwhere(np.isnan(numbers))
     if missing.size and name != "upper":
-        raise _missing(name, int(missing[0]))
+        raise _missing(name, int(missing[0][0]))
     return numbers
 
 
@@ -135,4 +153,18 @@ def _fix(kind: str, value: float) -> str:
         return "divide percentages by 100"
     if kind in ("category", "ordered"):
         return "give the levels as text"
+    if kind == "angle":
+        return "take numpy.deg2rad of degrees, and subtract 2 pi from angles above pi"
+    if kind == "counts":
+        return "use family='dirichlet' for shares"
+    if kind == "shares":
+        return "use family='multinomial' for counts; shares of 0 and 1 have no density"
     return "use family='gaussian'"
+
+
+def check_bounds(values: ArrayLike, bounds: tuple[float, float]) -> None:
+    """Refuse responses (N,) beyond the bounds of a truncated family."""
+    y = np.asarray(values, dtype=np.float64)
+    low, high = bounds
+    fix = f"trunc() says that only values from {low:g} to {high:g} are recorded: correct its bounds"
+    _refuse((y < low) | (y > high), "value", y, fix)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from hierfl.models.families.checks import check_additions, check_values
+from hierfl.models.families.checks import check_additions, check_bounds, check_values
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import Recipe, recipe_of
 
@@ -26,7 +26,8 @@ class Response:
     Args:
         mean: of the column; of successes / trials for a binomial response, nan for categories.
         sd: standard deviation of the same numbers.
-        levels: of a response in categories, in their order; empty for numbers.
+        levels: of a response in categories, in their order, or the columns of one in parts; empty
+            for numbers.
     """
 
     mean: float
@@ -52,8 +53,9 @@ class ResponseFamily:
         name: such as "negative_binomial".
         link: maps the mean of the response to the linear predictor, such as "log".
         kind: of the response's values: "real", "positive", "amount" (0 or more), "count", "binary",
-            "unit" (strictly between 0 and 1), "share" (from 0 to 1), "category", "ordered" or
-            "time" (a positive number that may be a censored time).
+            "unit" (strictly between 0 and 1), "share" (from 0 to 1), "angle" (from -pi to pi),
+            "category", "ordered", "time" (a positive number that may be a censored time), and in
+            several columns "counts" or "shares" (of a sum of 1).
         likelihood: a Python expression, the Pyro distribution of one row with all additions of the
             family. Its names are `eta` (the linear predictor, (C, B), or (C, B, outputs) with
             several outputs), the parameters, the additions as `batch.<addition>`, and `dist`
@@ -67,6 +69,7 @@ class ResponseFamily:
         required: the additions that it cannot do without.
         has_intercept: False where thresholds or baseline hazards take the intercept's place.
         outputs: the response -> number of linear predictors a row.
+        bounds: between which responses were recorded. Default None: all were.
     """
 
     name: str
@@ -79,6 +82,7 @@ class ResponseFamily:
     required: tuple[str, ...] = ()
     has_intercept: bool = True
     outputs: Callable[[Response], int] = one_predictor
+    bounds: tuple[float, float] | None = None
 
     def __reduce__(self) -> Any:
         """Pickle the call that made the family: its parameters may be closures."""
@@ -128,7 +132,7 @@ class ResponseFamily:
         return eval(code, scope)  # the family's own text
 
     def mean(self, eta: Tensor, **names: Any) -> Tensor:
-        """Return the expected response of rows, (C, B), or probabilities of levels, (C, B, K).
+        """Return the expected response of rows, (C, B), (C, B, K) in parts, or probabilities of levels.
 
         A time's mean is that of the uncensored time from 0 on, whatever its censoring and entry
         are.
@@ -145,7 +149,7 @@ class ResponseFamily:
         """Refuse responses that the family cannot have.
 
         Args:
-            values: (N,) responses. Categories are names, or codes 0, 1, 2, ...
+            values: (N,) responses, or (N, K) in parts. Categories are names, or codes 0, 1, 2, ...
             additions: name -> (N,) values of the row fields of that name. Default none.
 
         Raises:
@@ -154,6 +158,8 @@ class ResponseFamily:
         rows = dict(additions or {})
         self._check_present(rows)
         check_values(self.name, self.kind, values)
+        if self.bounds is not None:
+            check_bounds(values, self.bounds)
         if rows:
             check_additions(self.name, values, rows)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from hierfl.models.families.amounts import beta, gamma, gaussian, student
+from hierfl.models.families.angles import von_mises
 from hierfl.models.families.counts import (
     negative_binomial,
     poisson,
@@ -21,7 +22,9 @@ from hierfl.models.families.hurdles import (
 )
 from hierfl.models.families.levels import categorical, cumulative
 from hierfl.models.families.ordered_beta import ordered_beta
+from hierfl.models.families.parts import dirichlet, multinomial
 from hierfl.models.families.skew import skew_normal
+from hierfl.models.families.steps import acat, sratio
 from hierfl.models.families.successes import bernoulli, beta_binomial, binomial
 from hierfl.models.families.times import exponential, lognormal, weibull
 
@@ -31,19 +34,21 @@ FAMILIES: dict[str, Callable[[], ResponseFamily]] = {
         *(bernoulli, beta, beta_binomial, binomial, categorical, cumulative, exponential, gamma),
         *(gaussian, lognormal, negative_binomial, poisson, student, weibull),
         *(hurdle_gamma, hurdle_lognormal, hurdle_negative_binomial, hurdle_poisson),
-        *(ordered_beta, skew_normal),
+        *(acat, dirichlet, multinomial, ordered_beta, skew_normal, sratio, von_mises),
         *(zero_inflated_negative_binomial, zero_inflated_poisson),
     )
 }
 ALIASES = {
+    "adjacent_category": "acat",
     "betabinomial": "beta_binomial",
     "binary": "bernoulli",
+    "continuation_ratio": "sratio",
     "count": "poisson",
+    "cratio": "sratio",  # the same family with a symmetric link
     "hurdle_negbinomial": "hurdle_negative_binomial",
     "linear": "gaussian",
     "log_normal": "lognormal",
     "logistic": "bernoulli",
-    "multinomial": "categorical",
     "negbin": "negative_binomial",
     "negbinomial": "negative_binomial",
     "negativebinomial": "negative_binomial",
@@ -52,9 +57,11 @@ ALIASES = {
     "ordered": "cumulative",
     "ordinal": "cumulative",
     "proportional_odds": "cumulative",
+    "sequential": "sratio",
     "softmax": "categorical",
     "student_t": "student",
     "t": "student",
+    "vonmises": "von_mises",
     "zero_inflated_negbinomial": "zero_inflated_negative_binomial",
     "zinb": "zero_inflated_negative_binomial",
     "zip": "zero_inflated_poisson",

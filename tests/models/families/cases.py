@@ -10,7 +10,7 @@ import numpy as np
 import scipy.stats as st
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit, gamma, log_softmax
+from scipy.special import expit, gamma, log_softmax, softmax
 from torch import Tensor
 
 from hierfl.models import families
@@ -26,8 +26,13 @@ TIMES = np.array([[0.2, 1.3, 2.9], [0.7, 1.0, 6.0]])
 SHARES = np.array([[0.02, 0.3, 0.9], [0.5, 0.71, 0.33]])
 AMOUNTS = np.array([[0.0, 1.3, 2.9], [0.7, 0.0, 6.0]])
 ENDS = np.array([[0.0, 0.3, 1.0], [0.5, 0.71, 0.0]])
+ANGLES = np.array([[-3.1, 0.3, 1.9], [0.2, -1.7, 3.0]])
+PARTS = np.array([[[0, 3, 1], [2, 0, 0], [1, 1, 1]], [[5, 0, 2], [0, 0, 0], [9, 4, 12]]])
+WHOLES = np.array([[[0.2, 0.5, 0.3], [0.1, 0.1, 0.8], [0.6, 0.3, 0.1]]] * 2, dtype=np.float64)
+TWO = np.stack([ETA, -0.5 * ETA + 0.3], -1)
 LEVELS = np.array([[0, 1, 2], [3, 1, 0]])
 THRESHOLDS = np.array([-1.0, 0.2, 1.5])
+STEPS = np.array([1.5, -1.0, 0.2])
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,63 @@ def _skew_normal(eta: Array) -> Array:
     delta = -3.0 / np.sqrt(1.0 + 9.0)
     width = 0.7 / np.sqrt(1.0 - 2.0 * delta**2 / np.pi)
     return st.skewnorm.logpdf(REALS, -3.0, eta - width * delta * np.sqrt(2.0 / np.pi), width)
+
+
+def _von_mises(eta: Array) -> Array:
+    return st.vonmises.logpdf(ANGLES, 4.2, 2.0 * np.arctan(eta))
+
+
+def _parts(eta: Array) -> Array:
+    """Return the probabilities of three parts, (2, 3, 3)."""
+    return softmax(np.concatenate([np.zeros((2, 3, 1)), eta], -1), -1)
+
+
+def _multinomial(eta: Array) -> Array:
+    each = zip(PARTS.reshape(6, 3), _parts(eta).reshape(6, 3), strict=True)
+    found = [st.multinomial.logpmf(y, y.sum(), p) for y, p in each]
+    return np.array(found).reshape(2, 3)
+
+
+def _dirichlet(eta: Array) -> Array:
+    each = zip(WHOLES.reshape(6, 3), _parts(eta).reshape(6, 3), strict=True)
+    return np.array([st.dirichlet.logpdf(y, 3.5 * p) for y, p in each]).reshape(2, 3)
+
+
+def _sratio(cdf: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Buerkner and Vuorre 2019, equation 10: stop at a level, having gone on at those before it."""
+
+    def by_hand(eta: Array) -> Array:
+        stop = cdf(STEPS - eta[..., None])
+        p = np.ones((2, 3, 4))
+        for level in range(4):
+            for before in range(level):
+                p[..., level] *= 1.0 - stop[..., before]
+            if level < 3:
+                p[..., level] *= stop[..., level]
+        return np.log(np.take_along_axis(p, LEVELS[..., None], -1)[..., 0])
+
+    return by_hand
+
+
+def _acat(eta: Array) -> Array:
+    """Buerkner and Vuorre 2019, equation 14: exp of the sum of steps, over that of all levels."""
+    sums = [sum(eta - STEPS[j] for j in range(level)) + 0.0 * eta for level in range(4)]
+    p = np.exp(np.stack(sums, -1))
+    p = p / p.sum(-1, keepdims=True)
+    return np.log(np.take_along_axis(p, LEVELS[..., None], -1)[..., 0])
+
+
+def _inside(of: Callable[[Array], Any], values: Any, low: float, high: float) -> Any:
+    """Log density of a frozen scipy distribution, over its probability between two bounds."""
+
+    def by_hand(eta: Array) -> Array:
+        fn = of(eta)
+        is_count = hasattr(fn.dist, "pmf")
+        density = fn.logpmf(values) if is_count else fn.logpdf(values)
+        below = fn.cdf(low - 1.0) if is_count else fn.cdf(low)
+        return np.asarray(density - np.log(fn.cdf(high) - below))
+
+    return by_hand
 
 
 def _categorical(eta: Array) -> Array:
@@ -224,12 +286,7 @@ CASES = {
         families.ordered_beta(), ENDS, _ordered_beta, {"phi": 3.5, "thresholds": [-1.2, 1.4]}
     ),
     "skew_normal": Case(families.skew_normal(), REALS, _skew_normal, {"sigma": 0.7, "alpha": -3.0}),
-    "categorical": Case(
-        families.categorical(),
-        np.minimum(LEVELS, 2),
-        _categorical,
-        eta=np.stack([ETA, -0.5 * ETA + 0.3], -1),
-    ),
+    "categorical": Case(families.categorical(), np.minimum(LEVELS, 2), _categorical, eta=TWO),
     "cumulative": Case(
         families.cumulative(), LEVELS, _cumulative(expit), {"thresholds": THRESHOLDS.tolist()}
     ),
@@ -239,6 +296,16 @@ CASES = {
         _cumulative(st.norm.cdf),
         {"thresholds": THRESHOLDS.tolist()},
     ),
+    "von_mises": Case(families.von_mises(), ANGLES, _von_mises, {"kappa": 4.2}),
+    "multinomial": Case(
+        families.multinomial(), PARTS, _multinomial, additions={"trials": PARTS.sum(-1)}, eta=TWO
+    ),
+    "dirichlet": Case(families.dirichlet(), WHOLES, _dirichlet, {"phi": 3.5}, eta=TWO),
+    "sratio": Case(families.sratio(), LEVELS, _sratio(expit), {"thresholds": STEPS.tolist()}),
+    "sratio_probit": Case(
+        families.sratio("probit"), LEVELS, _sratio(st.norm.cdf), {"thresholds": STEPS.tolist()}
+    ),
+    "acat": Case(families.acat(), LEVELS, _acat, {"thresholds": STEPS.tolist()}),
     "beta": Case(
         families.beta(),
         SHARES,
@@ -261,3 +328,71 @@ CASES = {
         {"log_hazard": [-0.5, 0.1, 0.4]},
     ),
 }
+
+POSITIVE = np.maximum(COUNTS, 1)
+INSIDE = np.clip(REALS, -0.5, 1.4)
+TRUNCATED = {
+    "gaussian_between": Case(
+        families.truncated(families.gaussian(), -0.5, 1.4),
+        INSIDE,
+        _inside(lambda e: st.norm(e, 0.7), INSIDE, -0.5, 1.4),
+        {"sigma": 0.7},
+    ),
+    "gaussian_log_above": Case(
+        families.truncated(families.gaussian("log"), low=-0.5),
+        INSIDE,
+        _inside(lambda e: st.norm(np.exp(e), 0.7), INSIDE, -0.5, np.inf),
+        {"sigma": 0.7},
+    ),
+    "gaussian_below": Case(
+        families.truncated(families.gaussian(), high=1.4),
+        INSIDE,
+        _inside(lambda e: st.norm(e, 0.7), INSIDE, -np.inf, 1.4),
+        {"sigma": 0.7},
+    ),
+    "lognormal_between": Case(
+        families.truncated(families.lognormal(), 0.2, 6.0),
+        TIMES,
+        _inside(lambda e: st.lognorm(0.8, scale=np.exp(e)), TIMES, 0.2, 6.0),
+        {"sigma": 0.8},
+    ),
+    "exponential_below": Case(
+        families.truncated(families.exponential(), high=7.0),
+        TIMES,
+        _inside(lambda e: st.expon(scale=np.exp(e)), TIMES, 0.0, 7.0),
+    ),
+    "weibull_above": Case(
+        families.truncated(families.weibull(), low=0.15),
+        TIMES,
+        _inside(
+            lambda e: st.weibull_min(1.8, scale=np.exp(e) / gamma(1.0 + 1.0 / 1.8)),
+            TIMES,
+            0.15,
+            np.inf,
+        ),
+        {"shape": 1.8},
+    ),
+    "poisson_above": Case(
+        families.truncated(families.poisson(), low=1),
+        POSITIVE,
+        _inside(lambda e: st.poisson(np.exp(e)), POSITIVE, 1.0, np.inf),
+    ),
+    "poisson_between": Case(
+        families.truncated(families.poisson(), 1, 12),
+        POSITIVE,
+        _inside(lambda e: st.poisson(np.exp(e)), POSITIVE, 1.0, 12.0),
+    ),
+    "negative_binomial_above": Case(
+        families.truncated(families.negative_binomial(), low=3),
+        POSITIVE + 2,
+        _inside(_negative_binomial, POSITIVE + 2, 3.0, np.inf),
+        {"shape": 1.7},
+    ),
+    "negative_binomial_below": Case(
+        families.truncated(families.negative_binomial(), high=12),
+        COUNTS,
+        _inside(_negative_binomial, COUNTS, 0.0, 12.0),
+        {"shape": 1.7},
+    ),
+}
+CASES |= TRUNCATED

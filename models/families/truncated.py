@@ -1,0 +1,325 @@
+"""Responses of which only those between two bounds were recorded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pyro.distributions as dist
+import torch
+import torch.distributions as torch_dist
+from pyro.distributions import constraints
+from torch import Tensor
+
+from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.links import log1mexp, log_normal_between, log_normal_cdf
+from hierfl.models.families.survival import DEEPEST, hazards
+from hierfl.program.recipes import recorded
+
+REALS = ("gaussian",)
+TIMES = ("exponential", "lognormal", "weibull")
+COUNTS = ("negative_binomial", "poisson")
+MOST = 1000  # counts between two bounds
+HIGHEST = 100  # lower bound of counts that have no upper one
+BEYOND = 200  # counts above such a bound that matter where few lie above it
+RARE = 1e-6
+STEP, NODES = 0.25, 89  # of standard normal quantiles, from -8 to 14
+
+
+@recorded
+def truncated(
+    family: ResponseFamily, low: float = -math.inf, high: float = math.inf
+) -> ResponseFamily:
+    """Return a family of which only responses between two bounds were recorded, both included.
+
+        p(y) = p_family(y) / P_family(low <= y <= high)
+
+    In a formula it is `y | trunc(lb=0, ub=10)`. Means, draws and scores are those of responses
+    between the bounds, as in brms.
+
+    Args:
+        family: gaussian, exponential, lognormal, weibull, poisson or negative_binomial.
+        low: lower bound. Default: none.
+        high: upper bound. Default: none.
+
+    Raises:
+        ValueError: the family is another, or the bounds do not fit it.
+
+    >>> from hierfl.models.families import poisson
+    >>> truncated(poisson(), low=1).likelihood
+    'families.Truncated(dist.Poisson(eta.exp()), low=1.0)'
+    """
+    name = family.name
+    if name not in (*REALS, *TIMES, *COUNTS):
+        raise ValueError(
+            f"family '{name}' cannot be truncated, since its distribution function is not "
+            f"computed: take {', '.join((*REALS, *TIMES, *COUNTS))}, or leave trunc() out"
+        )
+    if name in TIMES:
+        low = max(float(low), 0.0) or -math.inf
+    if name in COUNTS:
+        low = max(math.ceil(low), 0) or -math.inf if low > -math.inf else low
+        high = math.floor(high) if high < math.inf else high
+    _check_bounds(name, float(low), float(high))
+    given = {"low": float(low), "high": float(high)}
+    words = "".join(f", {key}={value!r}" for key, value in given.items() if math.isfinite(value))
+    if not words:
+        return family
+    return replace(
+        family,
+        name=f"truncated_{name}",
+        likelihood=f"families.Truncated({family.expression()}{words})",
+        additions=(),
+        bounds=(float(low), float(high)),
+    )
+
+
+def _check_bounds(name: str, low: float, high: float) -> None:
+    """Refuse bounds between which nothing lies, and too many counts."""
+    if math.isnan(low) or math.isnan(high) or low > high or (low == high and name not in COUNTS):
+        raise ValueError(f"the bounds are {low:g} and {high:g}: the first must be below the second")
+    if name in TIMES and high <= 0.0:
+        raise ValueError(f"the upper bound of family '{name}' is {high:g}: it must be above 0")
+    if name not in COUNTS:
+        return
+    if high < 0.0 or (high - max(low, 0.0) >= MOST and high < math.inf):
+        raise ValueError(
+            f"the upper bound of family '{name}' is {high:g}: it must be 0 or more, and less than "
+            f"{MOST} above the lower one; leave it out where no count comes near it"
+        )
+    if low > HIGHEST and high == math.inf:
+        raise ValueError(
+            f"the lower bound of family '{name}' is {low:g}: without an upper one it goes up to "
+            f"{HIGHEST}; give ub= too, beyond all counts that there may be"
+        )
+
+
+class Truncated(dist.TorchDistribution):
+    """A distribution given that the value lies between two bounds, both included.
+
+    Args:
+        base: dist.Normal, dist.Exponential, dist.Weibull, dist.LogNormal, dist.Poisson or
+            dist.NegativeBinomial.
+        low: lower bound. Default: none.
+        high: upper bound. Default: none.
+        validate_args: whether to check values. Default None: Pyro's setting.
+
+    Raises:
+        TypeError: the base is another.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        base: Any,
+        low: float = -math.inf,
+        high: float = math.inf,
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.base, self.low, self.high = base, low, high
+        if not (self.is_count or isinstance(base, torch_dist.Normal)):
+            hazards(base)  # refuses what it does not know
+        super().__init__(base.batch_shape, torch.Size(), validate_args=validate_args)
+
+    @property
+    def is_count(self) -> bool:
+        """Whether the base is one of counts."""
+        return isinstance(self.base, torch_dist.Poisson | torch_dist.NegativeBinomial)
+
+    @property
+    def support(self) -> Any:
+        """What lies between the bounds."""
+        low, high = self.low, self.high
+        if self.is_count:
+            return constraints.integer_interval(max(low, 0.0), high)
+        return constraints.interval(low, high)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Truncated:
+        """Return the same distribution with a larger batch shape."""
+        made: Any = self._get_checked_instance  # untyped in torch
+        new: Truncated = made(Truncated, _instance)
+        batch_shape = torch.Size(batch_shape)
+        new.base, new.low, new.high = self.base.expand(batch_shape), self.low, self.high
+        super(Truncated, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density in nats, of the batch shape."""
+        if self._validate_args:
+            self._validate_sample(value)
+        found: Tensor = self.base.log_prob(value)
+        return found - self.log_mass.to(found.dtype)
+
+    @property
+    def log_mass(self) -> Tensor:
+        """The log probability of the base between the bounds, of the batch shape."""
+        if self.is_count:
+            return _log_mass_of_counts(_double(self.base), self.low, self.high)
+        if isinstance(self.base, torch_dist.Normal):
+            low, high = ((at - self.base.loc) / self.base.scale for at in (self.low, self.high))
+            if self.high == math.inf:
+                return log_normal_cdf(-low)
+            return log_normal_cdf(high) if self.low == -math.inf else log_normal_between(low, high)
+        of, like = hazards(self.base), torch.zeros(self.batch_shape)
+        low = like + max(self.low, 0.0)
+        if self.high == math.inf:
+            return -of.cumulative_hazard(low)
+        return of.log_between(low, like + self.high)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return draws without gradients, (*sample_shape, *batch_shape)."""
+        with torch.no_grad():
+            fn = self.expand(torch.Size(sample_shape) + self.batch_shape)
+            if fn.is_count:
+                return _counts(fn)
+            return _Continuous(fn).at(torch.randn(fn.batch_shape, dtype=torch.float64))
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of what lies between the bounds."""
+        return self._moments()[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of what lies between the bounds."""
+        return self._moments()[1]
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        if self.is_count:
+            return _moments_of_counts(_double(self.base), self.low, self.high)
+        if self.high == math.inf and not isinstance(self.base, torch_dist.Normal):
+            low = torch.full(self.batch_shape, self.low)
+            return hazards(self.base).moments_beyond(low)
+        return _Continuous(self).moments()
+
+
+# ------------------------------------------------------------ numbers and times
+class _Continuous:
+    """The quantiles of a truncated continuous distribution, by the survival above its lower bound."""
+
+    def __init__(self, fn: Truncated) -> None:
+        self.fn, base = fn, fn.base
+        self.is_normal = isinstance(base, torch_dist.Normal)
+        if self.is_normal:
+            self.loc, self.scale = base.loc.double(), base.scale.double()
+            low, high = ((at - self.loc) / self.scale for at in (fn.low, fn.high))
+            # intervals below the mean are turned over, so that small probabilities stay exact
+            self.flip = low + high < 0.0
+            low, high = torch.where(self.flip, -high, low), torch.where(self.flip, -low, high)
+            self.start = -log_normal_cdf(-low)  # a cumulative hazard
+            self.gap = log_normal_cdf(-low) - log_normal_cdf(-high)
+            return
+        self.of = hazards(type(base)(*_arguments(base)))
+        low = torch.full(fn.batch_shape, max(fn.low, 0.0), dtype=torch.float64)
+        self.start = self.of.cumulative_hazard(low)
+        inside = self.of.log_between(low, torch.full_like(low, fn.high)) + self.start
+        self.gap = -log1mexp(-inside)
+
+    def at(self, z: Tensor) -> Tensor:
+        """Return the values whose probability below is that of a standard normal z."""
+        near = -torch.log1p(torch.special.ndtr(z) * torch.expm1(-self.gap))
+        far = -torch.logaddexp(log_normal_cdf(-z), log_normal_cdf(z) - self.gap)
+        hazard = self.start + torch.where(self.gap < 1.0, near, far)
+        like = self.fn.base.mean.dtype
+        if not self.is_normal:
+            found = self.of.time_at(hazard)
+        else:
+            deep = hazard.clamp(max=DEEPEST)
+            low = torch.special.ndtri(-torch.expm1(-deep))
+            x = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
+            found = self.loc + self.scale * torch.where(self.flip, -x, x)
+        return found.clamp(self.fn.low, self.fn.high).to(like)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, by sums over normal quantiles."""
+        first = second = total = torch.zeros((), dtype=torch.float64)
+        center = self.at(torch.zeros((), dtype=torch.float64)).double()
+        for node in range(NODES):
+            z = torch.tensor(node * STEP - 8.0, dtype=torch.float64)
+            weight, apart = (-0.5 * z**2).exp(), self.at(z).double() - center
+            first, second = first + weight * apart, second + weight * apart**2
+            total = total + weight
+        mean, like = first / total, self.fn.base.mean.dtype
+        return (center + mean).to(like), (second / total - mean**2).clamp(min=0.0).to(like)
+
+
+def _arguments(base: Any) -> list[Tensor]:
+    """Return the parameters of a distribution of times, in double precision."""
+    if isinstance(base, torch_dist.Exponential):
+        return [base.rate.double()]
+    if isinstance(base, torch_dist.LogNormal):
+        return [base.loc.double(), base.scale.double()]
+    return [base.scale.double(), base.concentration.double()]
+
+
+# ------------------------------------------------------------ counts
+def _double(base: Any) -> Any:
+    """Return a distribution of counts in double precision, in which 1 - P keeps its digits."""
+    if isinstance(base, torch_dist.Poisson):
+        return dist.Poisson(base.rate.double(), validate_args=False)
+    made: Any = type(base)  # NegativeBinomial of families, whose log probability is exact
+    return made(base.total_count.double(), logits=base.logits.double(), validate_args=False)
+
+
+def _between(base: Any, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Return counts from low to high, (n, 1, ...), and their log probabilities, (n, *batch)."""
+    count = torch.arange(int(max(low, 0)), int(high) + 1, dtype=torch.float64)
+    count = count.view(-1, *[1] * len(base.batch_shape))
+    return count, base.log_prob(count)
+
+
+def _log_mass_of_counts(base: Any, low: float, high: float) -> Tensor:
+    if high < math.inf:
+        return _between(base, low, high)[1].logsumexp(0)
+    below = _between(base, 0, low - 1)[1].logsumexp(0)
+    if low <= 1.0:
+        return log1mexp(-below)
+    above = _between(base, low, low + BEYOND)[1].logsumexp(0)
+    rare = below > math.log1p(-RARE)
+    return torch.where(rare, above, log1mexp(torch.where(rare, torch.ones_like(below), -below)))
+
+
+def _moments_of_counts(base: Any, low: float, high: float) -> tuple[Tensor, Tensor]:
+    mass = _log_mass_of_counts(base, low, high).exp()
+
+    def moment(n: int) -> Tensor:
+        if high < math.inf:
+            count, each = _between(base, low, high)
+            return (count**n * each.exp()).sum(0) / mass
+        count, each = _between(base, 0, low - 1)
+        whole = base.mean if n == 1 else base.variance + base.mean**2
+        common = (whole - (count**n * each.exp()).sum(0)) / mass
+        count, each = _between(base, low, low + BEYOND)
+        return torch.where(mass < RARE, (count**n * each.exp()).sum(0) / mass, common)
+
+    mean = moment(1)
+    like = torch.get_default_dtype()
+    return mean.to(like), (moment(2) - mean**2).clamp(min=0.0).to(like)
+
+
+def _counts(fn: Truncated) -> Tensor:
+    """Draw counts: again and again from the base, and one after another where few lie between the bounds."""
+    mass = fn.log_mass.exp()
+    found: Tensor = fn.base.sample()
+    left = (found < fn.low) | (found > fn.high)
+    often = mass > 1e-3
+    while bool((left & often).any()):
+        more = fn.base.sample()
+        found = torch.where(left & often, more, found)
+        left = left & ~(often & (more >= fn.low) & (more <= fn.high))
+    if not bool(left.any()):
+        return found
+    base, count = _double(fn.base), max(fn.low, 0.0)
+    rest = torch.rand_like(mass) * mass
+    while True:
+        rest = rest - base.log_prob(torch.full_like(mass, count)).exp()
+        taken = left & ((rest <= 0.0) | (count >= min(fn.high, max(fn.low, 0.0) + 1000.0)))
+        found = torch.where(taken, torch.full_like(found, count), found)
+        left = left & ~taken
+        if not bool(left.any()):
+            return found
+        count += 1.0
