@@ -25,7 +25,10 @@ from hierfl.models.families.names import FAMILIES
 from hierfl.program.sites import Model
 
 NAMES = sorted([*FAMILIES, "piecewise_exponential"])
-LEVELS = {"categorical": ("a", "b", "c"), "cumulative": ("a", "b", "c", "d")}
+LEVELS = {
+    **dict.fromkeys(("categorical", "multinomial", "dirichlet"), ("a", "b", "c")),
+    **dict.fromkeys(("acat", "cumulative", "sratio"), ("a", "b", "c", "d")),
+}
 BREAKS = (0.7, 1.5)
 Truth = dict[str, Tensor]
 
@@ -51,6 +54,9 @@ def priors(name: str) -> dict[str, Any]:
     def repeated(fn: Any) -> Any:
         return fn.expand(shape).to_event(len(shape))
 
+    steps: Any = families.Ordered(dist.Normal(0.0, 1.5), 2 if name == "ordered_beta" else 3)
+    if name in ("acat", "sratio"):
+        steps = dist.Normal(0.0, 1.5).expand([3]).to_event(1)
     own = {
         "sigma": dist.LogNormal(-0.5, 0.4),
         "nu": dist.Gamma(8.0, 1.0),
@@ -59,7 +65,8 @@ def priors(name: str) -> dict[str, Any]:
         "zi": dist.Beta(3.0, 7.0),
         "hu": dist.Beta(3.0, 7.0),
         "alpha": dist.Normal(0.0, 2.0),
-        "thresholds": families.Ordered(dist.Normal(0.0, 1.5), 2 if name == "ordered_beta" else 3),
+        "kappa": dist.LogNormal(1.0, 0.4),
+        "thresholds": steps,
         "log_hazard": dist.Normal(0.0, 0.5).expand([len(BREAKS) + 1]).to_event(1),
     }
     level = {"Intercept": repeated(dist.Normal(0.5, 0.5))} if family.has_intercept else {}
@@ -113,11 +120,11 @@ def drawn(name: str, seed: int, *, clients: int = 8, rows: int = 12) -> tuple[Tr
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         truth, x, y, fields = _replication(name, clients, rows)
-        while name == "cumulative" and len(y.unique()) < len(LEVELS[name]):
+        while family.kind == "ordered" and len(y.unique()) < len(LEVELS[name]):
             truth, x, y, fields = _replication(name, clients, rows)
-    family.check(y.flatten(), {k: v.flatten() for k, v in fields.items()})
+    family.check(y.flatten(0, 1), {k: v.flatten() for k, v in fields.items()})
     client = np.repeat(np.arange(clients), rows)
-    columns: dict[str, Any] = {k: v.flatten() for k, v in {"x": x, "y": y, **fields}.items()}
+    columns: dict[str, Any] = {k: v.flatten(0, 1) for k, v in {"x": x, "y": y, **fields}.items()}
     return truth, ClientData.from_arrays(client, **columns)
 
 

@@ -19,6 +19,8 @@ from hierfl.models.priors import Prior, check_scale, given, is_distribution, var
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
+UNORDERED = ("category", "counts", "shares")  # kinds of responses whose classes have no order
+
 
 @recorded
 def regression(
@@ -67,8 +69,8 @@ def regression(
         family: of the response, or its name. Default "gaussian".
         x: name of the field of features, (F,) or () per row. None: no slopes.
         y: name of the field of responses. Classes and levels are codes 0 to num_classes - 1.
-        num_classes: number of classes or ordered levels, 2 or more; of "categorical" and
-            "cumulative" alone.
+        num_classes: number of classes, ordered levels or parts, 2 or more; of "categorical",
+            "multinomial", "dirichlet" and ordinal families alone.
         priors: parameter of the family -> its prior; or its known value; or the name of the field
             that holds each row's known value. Default: the family's own for a response of mean 1
             and sd 1, so sigma has a half-StudentT(3, 0, 2.5). A spread such as "sigma_spread" has
@@ -119,7 +121,7 @@ def regression(
             eta = own()
             if log_exposure is not None:
                 eta = eta + log_exposure
-            if chosen.kind == "category":
+            if chosen.kind in UNORDERED:
                 eta = eta[..., 1:] - eta[..., :1]  # the log odds of each class against the first
             values = own_parameters()
             with batch.data():
@@ -130,7 +132,7 @@ def regression(
 
 def _response(family: ResponseFamily, num_classes: int | None) -> Response:
     """Return a response of mean 1 and sd 1, with the levels that the family needs."""
-    if family.kind not in ("category", "ordered"):
+    if family.kind not in (*UNORDERED, "ordered"):
         if num_classes is not None:
             raise ValueError(
                 f"num_classes is {num_classes}, but family '{family.name}' has no classes: leave "
@@ -160,7 +162,7 @@ def _predictor(
                 f"leave out intercept_loc, and take intercept='varying' or None"
             )
         coefficients = {**coefficients, "intercept_loc": 0.0}
-    if family.kind == "category" and num_classes is not None:
+    if family.kind in UNORDERED and num_classes is not None:
         return Predictor(x, (num_classes,), **coefficients)
     size = family.outputs(response)
     return Predictor(x, () if size == 1 else (size,), **coefficients)

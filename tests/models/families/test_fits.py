@@ -45,7 +45,7 @@ def test_a_regression_is_fitted_on_both_engines_predicts_and_draws(name: str) ->
     labels = found.posterior_predictive(draws=3)["posterior_predictive"]["y"].to_numpy()
     # times are drawn uncensored
     trials = {k: np.tile(data.fields[k].numpy(), 3) for k in columns if k == "trials"}
-    family.check(labels.reshape(-1), trials)
+    family.check(labels.reshape(-1, *data.fields["y"].shape[1:]), trials)
 
 
 @pytest.mark.slow
