@@ -19,7 +19,7 @@ Tables = tuple[tuple[str, pd.DataFrame], ...]
 def titled(formula: Formula) -> str:
     """Return the formula, its family and which of two levels is 1, the first line of the summary."""
     family = formula.family
-    levels = formula.agreed.columns[formula.declared.parts.response].levels
+    levels = formula.agreed.columns[formula.declared.parts.labels[0]].levels
     of_one = f"; 1 is {levels[1]}" if family.kind == "binary" and levels else ""
     return f"{formula.text}, {family.name} with link {family.link}{of_one}"
 

@@ -206,10 +206,10 @@ def _of_frames(found: Drawn, frames: Any, settings: Sequence[Setting], by: str |
     """Yield each client of some frames, its rows under each setting, and the group of each row."""
     formula, declared = found.formula, found.formula.declared
     columns = predictors(formula)
-    response = declared.parts.response
+    labels = declared.parts.labels
     parts = by_client(frames, declared.clients)
-    labeled = all(response in frame.columns for frame in parts.values())
-    unseen = () if labeled else (response, *declared.parts.additions.values())
+    labeled = all({*labels} <= {*frame.columns} for frame in parts.values())
+    unseen = () if labeled else (*labels, *declared.parts.additions.values())
     kinds = {name: kind for name, kind in declared.rows_of.items() if name not in unseen}
     data: ClientData = formula.data(frames, labeled=labeled)
     for name, frame in parts.items():

@@ -86,10 +86,24 @@ class Drawn:
 
     def _of(self, term: Term) -> Tensor:
         """Return the coefficients of a common term, (S, *shape)."""
+        if term.by_step:  # it moves thresholds, and not the predictor
+            return torch.zeros(self.count, len(term.columns), dtype=torch.float64)
         if not term.monotone:
             return self.shared[term.name]
         mean, shares = (self.shared[f"{kind}_{term.name}"] for kind in ("b", "simplex"))
         return len(term.columns) * mean[:, None] * shares
+
+    def thresholds(self, common: Tensor) -> Tensor:
+        """Return the thresholds of rows with some common columns (n, P), moved by those of cs(), (S, n, K - 1)."""
+        before = self.shared["thresholds"][:, None]
+        terms = [term for term in self.layout.common.terms if term.by_step]
+        moves = [self.shared[t.name].view(self.count, len(t.columns), -1) for t in terms]
+        at = [self.layout.common.columns.index(name) for t in terms for name in t.columns]
+        columns = common[:, at]
+        if self.layout.is_centered:
+            design = self.formula.agreed.design
+            columns = columns - torch.tensor([design[n].mean for t in terms for n in t.columns])
+        return before - torch.einsum("np,spk->snk", columns, torch.cat(moves, 1))
 
     @cached_property
     def base(self) -> Tensor:

@@ -58,6 +58,8 @@ def parameters_at(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> dict[
     for name, own in drawn.with_terms.items():
         eta = predictor(own, rows.of_parameters[name], who, seed=seed)
         found[name] = eta.exp() if own.family.link == "log" else eta.sigmoid()
+    if drawn.layout.steps:
+        found["thresholds"] = drawn.thresholds(rows.common)
     return found
 
 
@@ -66,9 +68,10 @@ def distribution(
 ) -> Any:
     """Return the distribution of responses at each draw, uncensored; by default of one trial."""
     needs = {}
+    one = eta if drawn.outputs == 1 else eta[..., 0]
     for name in drawn.family.required:
         given = None if rows is None else rows.fields.get(name)
-        needs[name] = (torch.ones_like(eta[0]) if given is None else given).expand(eta.shape)
+        needs[name] = (torch.ones_like(one[0]) if given is None else given).expand(one.shape)
     return drawn.family.of(eta, **parameters, **needs)
 
 
@@ -88,6 +91,11 @@ def on_scale(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
     found = predictor(drawn, rows, who, seed=seed)
+    if scale == "link" and drawn.layout.steps:
+        raise ValueError(
+            "the formula has cs(), so that a row has a predictor for each threshold: take "
+            "scale='response'"
+        )
     if scale == "response":
         found = mean_response(drawn, found, parameters_at(drawn, rows, who, seed=seed))
     if found.dim() == 2:

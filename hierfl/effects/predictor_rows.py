@@ -163,6 +163,8 @@ def _of_layout(found: Layout, data: ClientData, client: int) -> Rows:
     columns: dict[str, Tensor] = {INTERCEPT: ones[:, 0]}
     for j, name in enumerate(found.read):
         columns[name] = fields[f"x{found.suffix}"][:, j].double()
+    for j, name in enumerate(found.steps):
+        columns[name] = fields["steps"][:, j].double()
     for j, name in enumerate(found.above):
         columns[name] = above[f"above{found.suffix}"][j].double().expand(count)
     for name, term in found.own.items():

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from xarray import DataArray
 
 SHARES = ("conditional", "marginal")
+# kind of response -> what it is, of which a share of variance means nothing
+WITHOUT_VARIANCE = {
+    **dict.fromkeys(("category", "ordered"), "in categories"),
+    **dict.fromkeys(("counts", "shares"), "in several columns"),
+    "angle": "angles",
+}
 
 
 @shown_as(with_intervals)
@@ -66,14 +72,15 @@ def r2(fit: Snapshot | Drawn, *, prob: float = PROB, draws: int = 1000, seed: in
 
     Raises:
         TypeError: the fit is of another model.
-        ValueError: the response is in categories, which have no variance.
+        ValueError: the response is in categories, in several columns, or angles.
         RowsNotSaved: the rows were not saved with the fit.
     """
     found = drawn(fit, "r2", draws=draws, seed=seed, prob=prob)
-    if found.family.kind in ("category", "ordered"):
+    what = WITHOUT_VARIANCE.get(found.family.kind)
+    if what is not None:
         raise ValueError(
-            f"a response of {found.family.name} is in categories, which have no variance: take "
-            "fit.icc(), or score its predictions, fit.predict(rows).scores()"
+            f"a response of {found.family.name} is {what}, which have no variance of one number: "
+            "score its predictions, fit.predict(rows).scores()"
         )
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for client in range(len(found.clients)):

@@ -180,10 +180,9 @@ def of_design(
             constant.add(name)
         few = 0 < np.count_nonzero(values) < schema.min_count
         found_sums[name] = sums(0.0 * values if few else values)  # a level of few rows counts as 0
-    response = rows[declared.parts.response]
-    total = None
-    if schema.columns[declared.parts.response].kind == "number":
-        values = response.to_numpy()
+    labels, total = declared.parts.labels, None
+    if len(labels) == 1 and schema.columns[labels[0]].kind == "number":
+        values = rows[labels[0]].to_numpy()
         if "trials" in declared.parts.additions:
             trials = rows[declared.parts.additions["trials"]].to_numpy()
             if (trials <= 0.0).any():

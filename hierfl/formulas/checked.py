@@ -30,11 +30,21 @@ def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
 def check_declared(declared: Declaration) -> None:
     """Refuse a response that is read elsewhere, and additions that the family does not have or lacks."""
     additions, family, response = declared.parts.additions, declared.family, declared.parts.response
+    labels = declared.parts.labels
+    if len(labels) > 1 or family.kind in ("counts", "shares"):
+        from hierfl.formulas.left_side import check_columns
+
+        check_columns(declared)
     columns = chain(*map(columns_of, declared.described), *declared.groupings, additions.values())
-    if response in {*columns, declared.clients}:
+    if twice := {*labels} & {*columns, declared.clients}:
         raise ValueError(
-            f"'{response}' has the name of the response, and is read in another place too: take it "
+            f"'{min(twice)}' has the name of the response, and is read in another place too: take it "
             "out there"
+        )
+    if "cs(" in declared.text and family.name not in ("sratio", "acat"):
+        raise ValueError(
+            f"cs() has a coefficient for each threshold, and is for the families 'sratio' and "
+            f"'acat': those of '{family.name}' could cross or are none; take one of these two"
         )
     if "trials" in family.required and "trials" not in additions:
         raise ValueError(

@@ -58,7 +58,7 @@ def client_data(
     if labeled and asked and declared.missing == "drop":
         parts, known = _with_labels(declared, parts)
         labeled = any(of.any() for of in known.values())
-    of_response = () if labeled else (declared.parts.response, *_of_response(declared))
+    of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
     rows: dict[str, list[NDArray[Any]]] = {}
@@ -100,7 +100,7 @@ def _with_labels(
     declared: Declaration, parts: Mapping[str, pd.DataFrame]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, NDArray[np.bool_]]]:
     """Return the rows to predict, and which have a label; the others get another row's, which is not scored."""
-    of_label = [declared.parts.response, *_of_response(declared)]
+    of_label = [*declared.parts.labels, *_of_response(declared)]
     read = [name for name in declared.rows_of if name not in of_label]
     of_label = [name for name in of_label if name in declared.rows_of]
     whole, known, filler = {}, {}, None
@@ -158,6 +158,8 @@ def _of_client(
         matrix, offset = found.common.evaluate(ready, client)
         if found.read:
             fields[f"x{found.suffix}"] = matrix[:, np.isin(found.common.columns, found.read)]
+        if found.steps:
+            fields["steps"] = matrix[:, np.isin(found.common.columns, found.steps)]
         if found.common.offsets:
             fields["offset"] = offset
         for term in found.groups:
@@ -258,7 +260,8 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
 
 def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, client: str) -> Fields:
     """Return the response and its additions, checked by the family."""
-    column = ready[declared.parts.response]
+    names = declared.parts.labels
+    column = ready[names[0]] if len(names) == 1 else ready[[*names]]
     labels = column.cat.codes.to_numpy() if hasattr(column, "cat") else column.to_numpy()
     fields: Fields = {"y": np.asarray(labels, dtype=np.float64)}
     for addition, name in declared.parts.additions.items():

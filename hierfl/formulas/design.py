@@ -39,6 +39,7 @@ class Term:
     parts: frozenset[tuple[type, str]]
     monotone: bool = False  # mo(x): its coefficients are of one sign
     smooth: Smooth | None = None  # of curves, whose coefficients share a scale
+    by_step: bool = False  # cs(x): it has a coefficient for each threshold
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +190,10 @@ def _named(name: str, term: Any, width: int) -> Term:
     labels = tuple(term.labels)
     is_coded = any(component.kind == "categoric" for component in term.components)
     parts = frozenset((type(component), component.name) for component in term.components)
+    callees = [getattr(getattr(c, "call", c), "callee", "") for c in term.components]
     if width == 1 and not is_coded:
-        return Term(name, (name,), (), parts)
+        return Term(name, (name,), (), parts, by_step="cs" in callees)
     coords = tuple(
         label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
-    monotone = any(getattr(getattr(c, "call", c), "callee", "") == "mo" for c in term.components)
-    return Term(name, labels, coords, parts, monotone)
+    return Term(name, labels, coords, parts, "mo" in callees, "cs" in callees)

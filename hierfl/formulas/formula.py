@@ -66,7 +66,12 @@ class Formula:
     @cached_property
     def declared(self) -> Declaration:
         """The formula, its family and its clients."""
-        return Declaration(self.text, self.family, self.clients, self.missing)
+        found = Declaration(self.text, self.family, self.clients, self.missing)
+        if "trunc" not in self.text:
+            return found
+        from hierfl.formulas.left_side import with_bounds
+
+        return with_bounds(found)
 
     @property
     def agreed(self) -> Schema:
@@ -331,8 +336,8 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
                 "formula.data(the rows it was fitted to) of fit.method.model first"
             )
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
-    response = model.declared.parts.response
-    labeled = all(response in getattr(frame, "columns", ()) for frame in frames)
+    labels = {*model.declared.parts.labels}
+    labeled = all(labels <= {*getattr(frame, "columns", ())} for frame in frames)
     agreed_on, inside = (model.declared, model.agreed, model.layout), model._inside
     if asked:  # what other clients' groups are called in one question does not bind the next
         inside = {place: names for place, names in inside.items() if place[0] in fitted}

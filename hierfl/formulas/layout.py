@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -77,7 +77,8 @@ class Layout:
 
     `own`: column -> the clients' term whose coefficient has the common one as its mean. Columns in
     `above` are constant at each client and move its own intercept; the likelihood reads `read`.
-    Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that site.
+    Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that site. `steps`
+    are the columns of cs(), which move thresholds.
     """
 
     common: Design
@@ -89,6 +90,7 @@ class Layout:
     read: tuple[str, ...]
     suffix: str = ""
     intercept: str = INTERCEPT
+    steps: tuple[str, ...] = ()
 
     def at(self, place: Place) -> tuple[GroupTerm, ...]:
         """Return the terms with a bar whose groups lie at a place."""
@@ -111,8 +113,21 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
     )
     read = tuple(name for name in common.columns if name not in own and name not in above)
     found = Layout(common, takes_intercept, common.has_intercept, groups, own, above, read)
+    if "cs(" in declared.text:
+        found = with_steps(found)
     _check_names(found, declared, response_of(declared, schema))
     return found
+
+
+def with_steps(found: Layout) -> Layout:
+    """Return a layout whose columns of cs() move thresholds, and not the predictor."""
+    steps = {name for term in found.common.terms if term.by_step for name in term.columns}
+
+    def without(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in steps)
+
+    whole = tuple(name for name in found.common.columns if name in steps)
+    return replace(found, above=without(found.above), read=without(found.read), steps=whole)
 
 
 def _group_terms(
@@ -125,7 +140,7 @@ def _group_terms(
             raise ValueError(
                 f"the term '{group.text}' has an offset: put it among the common terms"
             )
-        if lost := [term.name for term in terms.terms if term.monotone]:
+        if lost := [term.name for term in terms.terms if term.monotone or term.by_step]:
             raise ValueError(
                 f"the term '{group.text}' has '{lost[0]}', which may stand among the common terms only: "
                 "take C(x), or x as a number"
@@ -205,6 +220,9 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         if term.smooth and term.smooth.levels:
             by: Dims = ((f"{term.name}_by", term.smooth.levels),)
             sites |= dict.fromkeys([f"{kind}_{term.name}" for kind in term.smooth.kinds], by)
+        if term.by_step:
+            steps = tuple(map(str, range(1, len(response.levels))))
+            sites[term.name] = (*own, (f"{term.name}_threshold", steps))
     for group in found.groups:
         columns = group.columns
         if last:

@@ -52,7 +52,8 @@ def declarations_of(of: Declared) -> dict[str, Declared]:
     declared: Any = of  # a `Declaration`, whose module imports this one
     found: dict[str, Declared] = {}
     known = declared.family.parameters(SOME)
-    response = f"`{declared.parts.response}`"
+    parts = declared.parts
+    response = f"`{parts.response}`" if len(parts.labels) == 1 else parts.response
     for text in parts_of(declared.text)[1:]:
         name, _, terms = (part.strip() for part in text.partition("~"))
         if name not in known or name not in LINKS:

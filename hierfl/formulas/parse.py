@@ -26,6 +26,7 @@ ADDITIONS = {
     "event": "1 where a time was observed, 0 where it is right-censored",
     "upper": "the upper end of the interval in which an event happened",
     "entry": "the time at which observation began",
+    "trunc": "the bounds between which responses were recorded",
 }
 # What other packages call them -> what to write here.
 ELSEWHERE = {
@@ -33,9 +34,9 @@ ELSEWHERE = {
     "p": "successes | trials(n)",
     "prop": "successes | trials(n)",
     "proportion": "successes | trials(n)",
-    "cbind": "successes | trials(n)",
+    "c": "cbind(a, b, c)",
     "censored": "time | cens(status)",
-    "trunc": "time | entry(start)",
+    "truncated": "y | trunc(lb=0)",
     "rate": "count ~ offset(log(exposure))",
     "se": "a Pyro program with a known scale (docs/recipes.md)",
     "mi": "a Pyro program with latent values (docs/recipes.md)",
@@ -72,12 +73,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Parts:
-    """A formula, taken apart; an addition -> its column, {"trials": "n"}; common, "1 + age + sex"."""
+    """A formula, taken apart; an addition -> its column, {"trials": "n"}; common, "1 + age + sex".
+
+    `labels` are the columns of the response, and `trunc` is its addition of that name.
+    """
 
     response: str
     additions: Mapping[str, str]
     common: str
     groups: tuple[Group, ...]
+    labels: tuple[str, ...]
+    trunc: str
 
 
 def parse(text: str) -> Parts:
@@ -100,7 +106,8 @@ def parse(text: str) -> Parts:
             f"the formula '{text}' has nothing on one side of '~': write 'response ~ terms', '1' "
             "for no terms"
         )
-    response, additions = _response(left)
+    response, labels, additions = _response(left)
+    trunc = additions.pop("trunc", "")
     common, groups = [], dict[tuple[Any, ...], Group]()
     curves: list[tuple[str, str]] = []
     for sign, term in summands_of(right):
@@ -132,7 +139,7 @@ def parse(text: str) -> Parts:
         group = Group(f"{0 if others else 1} + {terms}", (name,), correlated=False)
         groups.setdefault((group.by, group.terms), group)
     written = " ".join(common).removeprefix("+ ") or "1"
-    return Parts(response, additions, written, tuple(groups.values()))
+    return Parts(response, additions, written, tuple(groups.values()), labels, trunc)
 
 
 def tokens_of(text: str) -> list[Any]:
@@ -219,21 +226,19 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     yield Group(terms, tuple(columns), correlated)
 
 
-def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
-    """Return the response's column and its additions, "time | event(status) + entry(start)"."""
+def _response(tokens: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """Return the response, its columns, and its additions, "time | event(status) + entry(start)"."""
     kinds = [token.kind for token in tokens]
     bar = kinds.index("PIPE") if "PIPE" in kinds else len(tokens)
-    name = tokens[:bar]
-    if len(name) != 1 or name[0].kind not in ("IDENTIFIER", "BQNAME"):
-        called = name[0].lexeme if name else ""
-        advice = ELSEWHERE.get(called)
-        raise ValueError(
-            f"the response '{text_of_tokens(name)}' is no column: "
-            + (f"write {advice}" if advice else "make a column of it first")
-        )
+    name = tokens[0].lexeme.strip("`")
+    labels: tuple[str, ...] = (name,)
+    if bar != 1 or kinds[0] not in NAMES:
+        from hierfl.formulas.left_side import columns_of_response
+
+        name, labels = columns_of_response(tokens[:bar])
     additions: dict[str, str] = {}
     if bar == len(tokens):
-        return name[0].lexeme.strip("`"), additions
+        return name, labels, additions
     for sign, term in summands_of(tokens[bar + 1 :]):
         if sign == "-":
             raise ValueError(
@@ -245,7 +250,7 @@ def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
             additions[addition] = column
     if {"cens", "event"} <= additions.keys():
         raise ValueError("the response has both cens() and event(): keep one")
-    return name[0].lexeme.strip("`"), additions
+    return name, labels, additions
 
 
 def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
@@ -258,6 +263,9 @@ def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
         raise ValueError(
             f"the addition '{text_of_tokens(term)}' of the response is not known: {known}"
         )
+    if called == "trunc":
+        yield called, text_of_tokens(term)
+        return
     form = " ".join("name" if t.kind in NAMES else t.lexeme for t in term[1:])
     if form != "( name )" and not (called == "cens" and form == "( name , name )"):
         raise ValueError(
@@ -326,7 +334,7 @@ class Declaration:
         labels = self.family.kind in ("category", "ordered")
         # yes and no are taken as 1 and 0
         number: Kind | None = None if self.family.kind == "binary" else "number"
-        kinds[self.parts.response] = "category" if labels else number
+        kinds |= dict.fromkeys(self.parts.labels, "category" if labels else number)
         for addition, column in self.parts.additions.items():
             if addition != "upper":  # which is missing where no interval ends
                 kinds[column] = None if addition == "cens" else "number"
@@ -342,7 +350,8 @@ class Declaration:
 
 def response_of(declared: Declaration, schema: Schema) -> Response:
     """Return what the schema knows about the response, as the family needs it."""
-    column = schema.columns[declared.parts.response]
+    labels = declared.parts.labels
     if schema.response is None:
-        return Response(float("nan"), float("nan"), column.levels)
+        levels = labels if len(labels) > 1 else schema.columns[labels[0]].levels
+        return Response(float("nan"), float("nan"), levels)
     return Response(schema.response.mean, schema.response.sd)

@@ -61,7 +61,12 @@ def all_priors(
         left = float(f"{center - schema.design[OFFSET].mean:.6g}")
         if declared.family.kind == "ordered":
             before: Any = known["thresholds"]
-            known["thresholds"] = Ordered(dist.StudentT(3.0, -left, 2.5), before.size)
+            each: Any = dist.StudentT(3.0, -left, 2.5)
+            size = before.event_shape[0]
+            is_ordered = isinstance(before, Ordered)
+            known["thresholds"] = (
+                Ordered(each, size) if is_ordered else each.expand([size]).to_event(1)
+            )
         elif not declared.family.has_intercept:
             rate = replace(response, mean=response.mean * math.exp(center - left))
             known |= declared.family.parameters(rate)
@@ -76,6 +81,11 @@ def all_priors(
             ratio = math.hypot(center, step) / (math.hypot(margin.mean, margin.sd) or 1.0)
         known[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for one in found.common.terms:
+        if one.by_step and len(response.levels) < 3:
+            raise ValueError(
+                f"'{one.name}' has a coefficient for each threshold, and a response of two levels "
+                f"has one: write {one.name.removeprefix('cs(').removesuffix(')')}"
+            )
         if one.monotone:
             known = {name: prior for name, prior in known.items() if name not in one.columns}
             known |= _of_steps(one, step)

@@ -65,6 +65,8 @@ def source(
     for own in parameters:
         _predictor(out, own.layout, 1)
         out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
+    if found.steps:
+        _moved_thresholds(out, schema, found)
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
@@ -79,7 +81,7 @@ def source(
 
 def _title(declared: Declaration, schema: Schema) -> str:
     text = f"{declared.text}, family {declared.family.name}({declared.family.link})"
-    levels = schema.columns[declared.parts.response].levels
+    levels = schema.columns[declared.parts.labels[0]].levels
     if declared.family.kind == "binary" and levels:
         text += f"; 1 is {''.join(c if c.isprintable() else '?' for c in levels[1])}"
     return text.replace("\\", "\\\\").replace('"', "'")
@@ -116,7 +118,10 @@ def _global_sites(
 
             write_smooth(out, term, priors, outputs)
             continue
-        shape = ([len(term.columns)] if term.coords else []) + ([outputs] if outputs > 1 else [])
+        wide_of = outputs
+        if term.by_step:
+            wide_of = len(response_of(declared, schema).levels) - 1
+        shape = ([len(term.columns)] if term.coords else []) + ([wide_of] if wide_of > 1 else [])
         out.sample(term.name, independent(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
         _group_sites(out, group, priors, outputs)
@@ -236,6 +241,8 @@ def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     start = out.named(found.intercept) if found.has_intercept else ""
     means = {}
     for name in found.common.columns:
+        if name in found.steps:
+            continue
         margin = schema.design[name]
         # A mean of 1e-17 is the rounding of a column that is centered already.
         if found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd:
@@ -322,6 +329,18 @@ def _predictor(out: Writer, found: Layout, outputs: int) -> None:
             continue
         parts.append(_of_groups(out, found, term, outputs))
     out.add(f"eta{found.suffix} = {' + '.join(parts)}")
+
+
+def _moved_thresholds(out: Writer, schema: Schema, found: Layout) -> None:
+    """Write each row's thresholds, moved by the columns of cs()."""
+    rows = "batch.steps"
+    if found.is_centered:
+        means = ", ".join(f"{schema.design[name].mean:.9g}" for name in found.steps)
+        rows = f"(batch.steps - torch.tensor([{means}]))"
+    moves = _product(rows, _vector(out, found, found.steps), 2)
+    before = out.named("thresholds")
+    out.names["thresholds"] = "thresholds_of_rows"
+    out.add(f"thresholds_of_rows = {before} - {moves}")
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:

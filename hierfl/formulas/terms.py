@@ -35,12 +35,12 @@ from hierfl.formulas.transforms import (
     Constants,
 )
 
-ALONE = ("mo", *SMOOTHS)  # which no product may hold
+ALONE = ("mo", "cs", *SMOOTHS)  # which no product may hold
 
 # Functions in reach of a formula: formulae's own, then numbers' functions.
 ENVIRONMENT = Environment(
     [
-        {**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"]},
+        {**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"], "cs": lambda x: x},
         dict.fromkeys(("s", "gp"), TRANSFORMS["bs"]),  # replaced by what clients agree on
     ]
 ).with_outer_namespace(FUNCTIONS)
@@ -96,7 +96,7 @@ def described(text: str) -> Any:
 
 
 def _check_alone(found: Any, call: LazyCall) -> None:
-    """Refuse a monotonic effect or a smooth inside of a product or of another function."""
+    """Refuse mo(), cs() or a smooth inside of a product or of another function."""
     for term in found.common_terms:
         parts: Any = getattr(term, "components", ())
         if len(parts) == 1 and getattr(parts[0], "call", None) is call:
@@ -144,6 +144,10 @@ def _check_call(call: LazyCall) -> None:
         )
     if not call.args:
         raise ValueError(f"'{call}' has no argument: write {name}(column)")
+    if name == "cs" and not isinstance(call.args[0], LazyVariable):
+        raise ValueError(
+            f"'{call}' has no single column: write a cs() of each, cs(a) + cs(b), or make a column"
+        )
     if name in CODINGS and not isinstance(call.args[0], LazyVariable):
         raise ValueError(f"'{call}' codes no column: make a column of '{call.args[0]}' first")
     if name in SMOOTHS:

@@ -23,7 +23,7 @@ NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", 
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
 CODINGS = ("C", "S", "T", "mo")
-OTHERS = ("I", "offset")
+OTHERS = ("I", "cs", "offset")
 # Call -> the options beside its column; the first may stand without its name.
 OPTIONS = {
     "bs": ("df", "degree", "lower_bound", "upper_bound"),
