@@ -12,7 +12,7 @@ Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ ALONG_ROW, ALONE = 13, 9  # Gauss-Hermite nodes of a predictor, and of an s of o
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 TESTS = 2  # test points of each size
+DRAWN = 16  # times that labels are drawn, of a likelihood that may not always read the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +120,39 @@ def read_likelihood(program: Program) -> Reading:
                 v.requires_grad_()
                 (slope,) = torch.autograd.grad(everything.log_likelihood(v, batch), v)
             felt = felt + slope[everything.own_size :].nan_to_num(nan=1.0).abs()
+        if not all_linked(everything.terms(v.detach(), batch)):
+            felt = felt + _felt_at_others(everything, batch, g)
     pieces = torch.arange(block.size).split([site.size for site in block.sites])
     read = [j for piece in pieces if bool((felt[piece] > 0.0).any()) for j in piece.tolist()]
     effects = seen_effects(program, read)
     absorbed = set() if effects is None else set(effects.inside.tolist())
     left = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)
     return Reading(program, left, block.start, effects)
+
+
+def _felt_at_others(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Tensor:
+    """Return how labels that the program draws depend on global sites, (K,): a zero at a hurdle hides some."""
+    felt = torch.zeros(len(reading.origin))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(DRAWN):
+            v = start_of(reading).double()
+            v = v + AWAY * torch.randn(len(v), generator=g)
+            try:
+                terms = reading.terms(v, batch)
+                labels = {
+                    reading.program.labels[name]: terms[name]["fn"].sample().to(site["value"].dtype)
+                    for name, site in terms.items()
+                    if name in reading.program.labels
+                }
+                other = replace(batch, fields={**batch.fields, **labels})
+                with torch.enable_grad():
+                    v.requires_grad_()
+                    (slope,) = torch.autograd.grad(reading.log_likelihood(v, other), v)
+            except FAILS:  # of a distribution that nobody can draw from
+                return felt
+            felt = felt + slope[reading.own_size :].nan_to_num(nan=0.0).abs()
+    return felt
 
 
 def is_curved(reading: Reading) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import hierfl
+from benchmarks.family_programs import drawn, family_of, program, response_of
 from hierfl import guides, methods, models
 from hierfl.data.batch import ClientBatch
 from hierfl.summaries.reading import read_likelihood, seen_line
@@ -78,3 +79,18 @@ def test_a_likelihood_without_a_predictor_is_fitted() -> None:
     found = fit.draws(500).shared["loc"]
     assert abs(float((found.mean() - mean) / sd)) < 0.15
     assert abs(float(found.std() / sd) - 1.0) < 0.12
+
+
+@pytest.mark.parametrize("name", ["hurdle_poisson", "hurdle_gamma", "ordered_beta"])
+def test_first_rows_that_hide_the_predictor_are_read_as_others(name: str) -> None:
+    """Zeros at a hurdle have no predictor, and ends of an ordered beta no precision."""
+    data = drawn(name, 0)[1]
+    hidden = data.fields["y"].clone()
+    hidden[:8] = 0.0
+    for y in (data.fields["y"], hidden):
+        rows = data.with_fields(y=y)
+        found = read_likelihood(hierfl.read(program(name), guides.conditional, rows))
+        sites = found.program.latents.global_block.sites
+        names = [site.name for site in sites for _ in range(site.size)]
+        read = {names[j] for j in found.shared.tolist()}
+        assert read >= {"slope", *family_of(name).parameters(response_of(name))}
