@@ -37,6 +37,8 @@ from hierfl.posterior.snapshot import Snapshot
 Floats = NDArray[np.float64]
 FOREIGN = "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?"
 
+APART = ("angle", "other")  # kinds of predictions whose means have no mean
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -51,7 +53,7 @@ class Scored:
     @cached_property
     def rates(self) -> pd.DataFrame | None:
         """Mean label and 90 % predictive interval of each client; None without replicates."""
-        if self.prediction is None or self.replicates is None or self.prediction.kind == "other":
+        if self.prediction is None or self.replicates is None or self.prediction.kind in APART:
             return None
         return client_rates(self.prediction, self.replicates, prob=0.9)
 
@@ -79,7 +81,7 @@ def _scores(found: Scored) -> Iterator[Check]:
         else "No: they are scored on the training rows, so the scores are too good. Pass unseen "
         "rows as held_out=.",
     )
-    if prediction.kind in ("numeric", "other"):
+    if prediction.kind in ("numeric", *APART):
         if found.replicates is not None:
             yield _numeric_coverage(found)
     else:

@@ -51,7 +51,7 @@ def client_scores(
         replicates = prediction.of_counted(replicates)
     table, prediction = prediction.scores(), prediction.by_client()
     label = prediction.known()[0]
-    if prediction.kind in ("numeric", "other"):
+    if prediction.kind in ("numeric", "angle", "other"):
         assert prediction.sd is not None
         table["sharpness"] = _means(prediction, prediction.sd)
         if replicates is not None:

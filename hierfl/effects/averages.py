@@ -56,6 +56,11 @@ def averages(
     """Return the mean response over rows of clients under each setting, by the values of a column."""
     if not found.clients:
         raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
+    if found.family.kind == "angle" and scale == "response":
+        raise ValueError(
+            "the response is an angle, and an average of angles is none: take scale='link', or "
+            "fit.effects"
+        )
     sums: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
     levels: tuple[str, ...] = ("",)

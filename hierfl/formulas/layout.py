@@ -207,7 +207,8 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
     response = response_of(declared, schema)
     outputs = declared.family.outputs(response)
     # The first level of a category is the reference, which has no predictor.
-    last: Dims = ((declared.parts.response, response.levels[-outputs:]),) if outputs > 1 else ()
+    level = f"{declared.parts.response}_level"
+    last: Dims = ((level, response.levels[-outputs:]),) if outputs > 1 else ()
     sites: dict[str, Dims] = {}
     if found.has_intercept and last:
         sites[INTERCEPT] = last

@@ -51,12 +51,14 @@ def without_unknown(rows: ClientData, label: Tensor) -> Tensor:
 
 
 def kind_of(fn: Any) -> str:
-    """Return "binary", "categorical", "numeric", or "other" for vectors."""
+    """Return "binary", "categorical", "numeric", "angle", or "other" for vectors."""
     if fn.event_shape:
         return "other"
     base = getattr(fn, "base_dist", fn)
     if isinstance(base, dist.Bernoulli):
         return "binary"
+    if isinstance(base, dist.VonMises):
+        return "angle"
     return "categorical" if isinstance(base, dist.Categorical) else "numeric"
 
 

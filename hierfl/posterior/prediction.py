@@ -61,13 +61,14 @@ class Prediction:
         site: the observed site that is predicted.
         label: (n,) the true labels; None where they are unknown.
         mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities
-            for a categorical one.
+            for a categorical one; the mean direction of an angle, whose sd is that of the angle
+            between both.
         sd: (n,) standard deviation of y, from the draws and the likelihood; None of classes.
         log_score: (n,) log of the mean density of the true label, to the power of how often it
             counts; nats, higher is better; None where labels are unknown.
         noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None
             for a numeric site.
-        kind: "binary", "categorical" or "numeric".
+        kind: "binary", "categorical", "numeric", "angle", or "other" for vectors.
         counts: (n,) how often each row's label counts; None: once each.
         place: (rows of `data`,) where each row of `data` stands among these; None: in its place.
     """
@@ -193,7 +194,10 @@ class Prediction:
                 "accuracy": (self.mean.argmax(-1) == y).double(),
                 "brier": (self.mean - hot).square().sum(-1) / 2,
             }
-        squares = (self.mean - y).square()
+        apart = self.mean - y
+        if self.kind == "angle":  # the shorter way round
+            apart = torch.remainder(apart + torch.pi, 2.0 * torch.pi) - torch.pi
+        squares = apart.square()
         return {"rmse": squares.flatten(1).mean(1) if squares.dim() > 1 else squares}
 
 

@@ -223,7 +223,7 @@ class Measured:
         prediction = self.scored.prediction
         if prediction is None:
             return None
-        numeric = prediction.kind in ("numeric", "other")
+        numeric = prediction.kind in ("numeric", "angle", "other")
         return client_scores(prediction, replicates=self.scored.replicates if numeric else None)
 
     def _columns(self, name: str, value: Tensor, lead: int) -> list[tuple[str, Floats]]:

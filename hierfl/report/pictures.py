@@ -152,7 +152,7 @@ def clients(found: Measured) -> Picture | None:
 def calibration(found: Measured) -> Picture | None:
     """Draw the calibration of probabilities or intervals; None without predictions."""
     prediction = found.scored.prediction
-    numeric = prediction is not None and prediction.kind in ("numeric", "other")
+    numeric = prediction is not None and prediction.kind in ("numeric", "angle", "other")
     if prediction is None or (numeric and found.scored.replicates is None):
         return None
     with style():

@@ -28,6 +28,7 @@ from .links import shape_prior as shape_prior
 from .names import named as named
 from .ordered_beta import OrderedBeta as OrderedBeta
 from .ordered_beta import ordered_beta as ordered_beta
+from .parts import Dirichlet as Dirichlet
 from .parts import Multinomial as Multinomial
 from .parts import dirichlet as dirichlet
 from .parts import multinomial as multinomial

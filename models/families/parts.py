@@ -14,6 +14,15 @@ from hierfl.models.families.links import phi, unit_scale
 from hierfl.program.recipes import recorded
 
 
+class Dirichlet(dist.Dirichlet):  # type: ignore[misc]  # Any in Pyro
+    """dist.Dirichlet that leaves it to `ResponseFamily.check` whether shares add up to one.
+
+    Rows that are not there have one number in place of all values, of which no sum is one.
+    """
+
+    support = constraints.independent(constraints.unit_interval, 1)
+
+
 class Multinomial(dist.TorchDistribution):
     """Counts of K categories, whose sum may be another in each row.
 
@@ -135,7 +144,9 @@ def dirichlet() -> ResponseFamily:
     >>> dirichlet().outputs(Response(float("nan"), float("nan"), ("a", "b", "c")))
     2
     """
-    likelihood = "dist.Dirichlet(torch.nn.functional.pad(eta, (1, 0)).softmax(-1) * phi[..., None])"
+    likelihood = (
+        "families.Dirichlet(torch.nn.functional.pad(eta, (1, 0)).softmax(-1) * phi[..., None])"
+    )
     return ResponseFamily(
         "dirichlet", "logit", "shares", likelihood, phi, unit_scale, outputs=_outputs
     )

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
-from pyro.distributions import constraints
 from torch import Tensor
 
 from hierfl.models.families.family import ResponseFamily
@@ -131,11 +130,8 @@ class Truncated(dist.TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """What lies between the bounds."""
-        low, high = self.low, self.high
-        if self.is_count:
-            return constraints.integer_interval(max(low, 0.0), high)
-        return constraints.interval(low, high)
+        """That of the base: `ResponseFamily.check` refuses rows beyond the bounds."""
+        return self.base.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Truncated:
         """Return the same distribution with a larger batch shape."""
@@ -148,7 +144,11 @@ class Truncated(dist.TorchDistribution):
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape."""
+        """Return the log density in nats, of the batch shape.
+
+        Args:
+            value: between the bounds, which is not checked.
+        """
         if self._validate_args:
             self._validate_sample(value)
         found: Tensor = self.base.log_prob(value)
