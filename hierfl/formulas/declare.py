@@ -33,11 +33,11 @@ def formula(
     intercept and slope, which may be correlated; with `||` they are independent. Other groups are
     read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
     is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
-    `mo(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)` are terms.
-    `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital, bs="fs")` one
-    of each group, and `gp(x, k=20)` a Gaussian process.
-    Additions to the response are `y | trials(n)`, `weights(w)`, and of times `event(status)`,
-    `cens(status, upper)`, `entry(start)`.
+    `mo(x)`, `cs(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)`
+    are terms. `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital,
+    bs="fs")` one of each group, and `gp(x, k=20)` a Gaussian process. Additions to the response are
+    `y | trials(n)`, `weights(w)`, `trunc(lb=0, ub=10)`, and of times `event(status)`,
+    `cens(status, upper)`, `entry(start)`. `cbind(a, b, c)` is a response of several columns.
 
     Args:
         text: the formula. A list, such as ["y ~ x + (1 | h)", "sigma ~ x + (1 | h)"], or formulas

@@ -190,7 +190,8 @@ class Truncated(dist.TorchDistribution):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         if self.is_count:
-            return _moments_of_counts(_double(self.base), self.low, self.high)
+            mean, variance = _moments_of_counts(_double(self.base), self.low, self.high)
+            return mean.to(self.base.mean.dtype), variance.to(self.base.mean.dtype)
         if self.high == math.inf and not isinstance(self.base, torch_dist.Normal):
             low = torch.full(self.batch_shape, self.low)
             return hazards(self.base).moments_beyond(low)
@@ -297,8 +298,7 @@ def _moments_of_counts(base: Any, low: float, high: float) -> tuple[Tensor, Tens
         return torch.where(mass < RARE, (count**n * each.exp()).sum(0) / mass, common)
 
     mean = moment(1)
-    like = torch.get_default_dtype()
-    return mean.to(like), (moment(2) - mean**2).clamp(min=0.0).to(like)
+    return mean, (moment(2) - mean**2).clamp(min=0.0)
 
 
 def _counts(fn: Truncated) -> Tensor:

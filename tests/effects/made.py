@@ -54,6 +54,10 @@ def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
         part["share"] = rng.beta(2.0, 3.0, n)
         part["seen"] = rng.binomial(1, 0.7, n)
         part["grade"] = pd.Categorical.from_codes(rng.integers(0, 3, n), ["i", "ii", "iii"], True)
+        part["lost"], part["all"] = part["n"] - part["k"], part["n"] + part["count"]
+        part["most"], part["left"] = 0.7 * part["share"], 0.3 * part["share"]
+        part["rest"], part["angle"] = 1.0 - part["share"], 2.0 * np.arctan(part["dose"])
+        part["some"] = part["count"] + 1
         parts.append(part)
     return pd.concat(parts, ignore_index=True)
 

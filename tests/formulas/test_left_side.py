@@ -1,0 +1,132 @@
+"""Responses in several columns, and between two bounds: their programs against scipy, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.special import softmax
+
+import hierfl
+from hierfl.effects.conditional_effects import effects
+from hierfl.formulas.parse import parse
+from tests.effects.made import drawn
+from tests.formulas.frames import patients
+from tests.formulas.test_program import traced, value
+
+
+def rows() -> pd.DataFrame:
+    """Patients, with counts in three columns and shares in two."""
+    found = patients()
+    found["lost"], found["all"] = found["n"] - found["wins"], found["n"] + found["visits"]
+    found["part"] = 1.0 / (1.0 + np.exp(-found["y"]))
+    return found.assign(rest=1.0 - found["part"], some=found["visits"] + 1)
+
+
+def made(text: str, family: str) -> hierfl.Formula:
+    return hierfl.formula(text, family, clients="site").on(rows())
+
+
+def eta_of(trace: Any, frame: pd.DataFrame) -> np.ndarray:
+    """The predictor of each row, x b + a of its client, (n,) or (n, O)."""
+    site = frame["site"].str[1:].astype(int).to_numpy()
+    own = value(trace, "site")
+    b = value(trace, "age")
+    x = frame["age"].to_numpy()
+    found: np.ndarray = (
+        own.reshape(-1)[site] + b * x
+        if b.ndim == 0
+        else own.reshape(len(own), -1)[site] + x[:, None] * b
+    )
+    return found
+
+
+def of_rows(trace: Any, name: str, frame: pd.DataFrame) -> np.ndarray:
+    """The log density of each row, client after client as in the frame."""
+    counts = frame.groupby("site", sort=False).size()
+    found = trace.nodes[name]["log_prob"].detach().numpy()
+    return np.concatenate([row[:n] for row, n in zip(found, counts, strict=True)])
+
+
+def test_columns_of_counts_are_multinomial() -> None:
+    frame, name = rows(), "cbind(wins, lost, visits)"
+    trace = traced(made(f"{name} | trials(all) ~ age + (1 | site)", "multinomial"), frame)
+    p = softmax(np.pad(eta_of(trace, frame), ((0, 0), (1, 0))), -1)
+    wanted = [
+        stats.multinomial.logpmf(y, y.sum(), q)
+        for y, q in zip(frame[["wins", "lost", "visits"]].to_numpy(), p, strict=True)
+    ]
+    np.testing.assert_allclose(of_rows(trace, name, frame), wanted, rtol=1e-6)
+
+
+def test_columns_of_shares_are_dirichlet() -> None:
+    frame, name = rows(), "cbind(part, rest)"
+    trace = traced(made(f"{name} ~ age + (1 | site)", "dirichlet"), frame)
+    p = softmax(np.stack([0.0 * frame["age"], eta_of(trace, frame)], 1), -1)
+    each = zip(frame[["part", "rest"]].to_numpy(), p, strict=True)
+    wanted = [stats.beta.logpdf(y[0], *(value(trace, "phi") * q)) for y, q in each]
+    np.testing.assert_allclose(of_rows(trace, name, frame), wanted, rtol=1e-5)
+
+
+def test_rows_between_bounds() -> None:
+    frame = rows()
+    frame = frame[frame["y"].between(-1.0, 3.0)]
+    formula = hierfl.formula("y | trunc(-1, 3) ~ age + (1 | site)", clients="site").on(frame)
+    trace = traced(formula, frame)
+    fn = stats.norm(eta_of(trace, frame), value(trace, "sigma"))
+    wanted = fn.logpdf(frame["y"]) - np.log(fn.cdf(3.0) - fn.cdf(-1.0))
+    np.testing.assert_allclose(of_rows(trace, "y", frame), wanted, rtol=1e-6)
+
+
+def test_answers_are_of_responses_between_the_bounds() -> None:
+    found = drawn("some | trunc(lb=1) ~ dose", "poisson", draws=30)
+    table = effects(found, "dose", grid=[0.5]).frame
+    rate = (found.base[:, 0] + 0.5 * found.shared["dose"]).exp().numpy()
+    np.testing.assert_allclose(table["mean"], np.mean(rate / -np.expm1(-rate)), rtol=1e-6)
+
+
+def test_parts() -> None:
+    found = parse("cbind(a, `b c`) | trials(n) ~ x")
+    assert found.labels == ("a", "b c") and found.response == "cbind(a, `b c`)"
+    assert parse("y | weights(w) + trunc(lb=-1.5) ~ x").trunc == "trunc(lb= - 1.5)"
+    formula = made("cbind(wins, lost) | trials(n) ~ age + (1 | site)", "multinomial")
+    assert hierfl.Schema.of_json(formula.agreed.json()) == formula.agreed
+    changed = formula.update("~ . + sex")
+    assert changed.text == "cbind(wins, lost) | trials(n) ~ age + (1 | site) + sex"
+
+
+WRONG = {
+    ("cbind(wins) | trials(n) ~ age", "multinomial"): "two different columns or more",
+    ("cbind(wins, wins) | trials(n) ~ age", "multinomial"): "two different columns or more",
+    ("cbind(wins, log(n)) | trials(n) ~ age", "multinomial"): "is no column",
+    ("c(wins, lost) | trials(n) ~ age", "multinomial"): r"write cbind\(a, b, c\)",
+    ("cbind(wins, lost) | trials(n) ~ age", "binomial"): r"wins \| trials\(n\) ~",
+    ("wins | trials(n) ~ age", "multinomial"): r"write cbind\(a, b, c\)",
+    ("cbind(wins, lost) ~ age", "multinomial"): "needs the row field 'trials'|trials",
+    ("cbind(wins, lost) | trials(all) ~ age", "multinomial"): "the sum of the row's counts",
+    ("cbind(part, part2) ~ age", "dirichlet"): "divide the row's shares by their sum",
+    ("cbind(wins, lost) ~ age", "dirichlet"): "use family='multinomial' for counts",
+    ("cbind(part, rest) ~ age + part", "dirichlet"): "has the name of the response",
+    ("y ~ age", "von_mises"): "an angle from -pi to pi, in radians",
+    ("y | trunc() ~ age", "gaussian"): "needs one or two numbers",
+    ("y | trunc(w) ~ age", "gaussian"): "needs one or two numbers",
+    ("y | trunc(lb=-9, lower=2) ~ age", "gaussian"): "needs one or two numbers",
+    ("y | trunc(3, 1) ~ age", "gaussian"): "the first must be below the second",
+    ("y | trunc(lb=0) ~ age", "gaussian"): "only values from 0 to inf are recorded",
+    ("y | trunc(lb=-9) ~ age", "student"): "family 'student' cannot be truncated",
+    ("days | trunc(lb=0.1) ~ age", "gamma"): "family 'gamma' cannot be truncated",
+    ("days | trunc(lb=1) + event(died) ~ age", "weibull"): r"write entry\(start\)",
+    ("some | trunc(lb=101) ~ age", "poisson"): "without an upper one it goes up to 100",
+    ("some | trunc(1, 2000) ~ age", "poisson"): "less than 1000 above the lower one",
+}
+
+
+@pytest.mark.parametrize(("text", "family"), WRONG)
+def test_what_is_refused(text: str, family: str) -> None:
+    frame = rows().assign(part2=0.5)
+    with pytest.raises(ValueError, match=WRONG[text, family]):
+        formula = hierfl.formula(text, family, clients="site")
+        formula.on(frame).data(frame)
