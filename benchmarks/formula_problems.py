@@ -157,3 +157,86 @@ PROBLEMS = {
         levels={"age": ["0", "1", "2", "3"], "edu": ["0", "1", "2", "3"]},
     ),
 }
+
+
+def schooling() -> pd.DataFrame:
+    """Return voters of 1988 by state, sex and race: their number, and those of each schooling."""
+    raw = hierfl.datasets.election88()
+    female, black = raw.fields["x"].numpy().astype(int).T
+    state = np.array(raw.names)[raw.row_client.numpy()]
+    frame = pd.DataFrame({"state": state, "female": female, "black": black})
+    edu = raw.fields["edu"].numpy()
+    counts = frame.assign(**{f"edu{k}": (edu == k).astype(int) for k in range(4)})
+    found = counts.groupby(["state", "female", "black"], as_index=False).sum()
+    names = [f"edu{k}" for k in range(4)]
+    total = found[names].sum(axis=1)
+    shares = (found[names] + 0.5).div(total + 2.0, axis=0).add_prefix("share_")
+    return pd.concat([found.assign(voters=total), shares], axis=1)
+
+
+def tilt() -> pd.DataFrame:
+    """Return windows of people who stand or walk with a phone in a pocket: the direction of gravity."""
+    with np.load(Path(os.environ["HIERFL_DATA"]) / "wisdm_har.npz") as kept:
+        features, classes = kept["features"].tolist(), kept["classes"].tolist()
+        x, user, y = kept["x"].astype(float), kept["client_id"], kept["y"]
+    up, out = (x[:, features.index(name)] for name in ("YAVG", "ZAVG"))
+    walking = y == classes.index("Walking")
+    every = np.arange(len(y)) % 5 == 0
+    keep = (y == classes.index("Standing")) | (walking & every)
+    frame = pd.DataFrame(
+        {"user": user, "walking": walking.astype(int), "tilt": np.arctan2(out, up)}
+    )
+    return frame[keep]
+
+
+def depression() -> pd.DataFrame:
+    """Return patients of four hospitals whose ST depression is 0 or more."""
+    frame = hierfl.datasets.heart_disease("nan").frame("hospital")
+    return frame[frame["oldpeak"] >= 0.0]
+
+
+NURSES = "stress ~ {} + scale(age) + (1 | hospital)"
+HEART = "oldpeak ~ scale(age) + sex + (1 | hospital)"
+STATES = "edu0 ~ female + black + (1 | state)"
+# Problems of one family or term each.
+OF_FAMILIES = {
+    "acat": Problem(NURSES.format("cs(wardtype)"), "acat", "hospital", lambda: csv("nurses.csv")),
+    "sratio": Problem(
+        NURSES.format("cs(wardtype)"), "sratio", "hospital", lambda: csv("nurses.csv")
+    ),
+    "skew_normal": Problem(
+        NURSES.format("wardtype"), "skew_normal", "hospital", lambda: csv("nurses.csv")
+    ),
+    "trunc": Problem(
+        "ISS | trunc(lb=18) ~ scale(age) + sex + (1 | hospital)",
+        "negative_binomial",
+        "hospital",
+        lambda: csv("trauma.csv"),
+    ),
+    "multinomial": Problem(
+        "cbind(edu0, edu1, edu2, edu3) | trials(voters) ~ female + black + (1 | state)",
+        "multinomial",
+        "state",
+        schooling,
+    ),
+    "hurdle_gamma": Problem(HEART, "hurdle_gamma", "hospital", depression),
+    "hurdle_lognormal": Problem(HEART, "hurdle_lognormal", "hospital", depression),
+    "hurdle_poisson": Problem(STATES, "hurdle_poisson", "state", schooling),
+    "hurdle_negative_binomial": Problem(STATES, "hurdle_negative_binomial", "state", schooling),
+    "zero_inflated_negative_binomial": Problem(
+        STATES, "zero_inflated_negative_binomial", "state", schooling
+    ),
+    "ordered_beta": Problem(
+        "performance ~ scale(age) + sex + (1 | inst)",
+        "ordered_beta",
+        "inst",
+        lambda: lung().assign(performance=lambda f: f["ph.karno"] / 100.0),
+    ),
+    "von_mises": Problem("tilt ~ walking + (1 | user)", "von_mises", "user", tilt),
+    "dirichlet": Problem(
+        "cbind(share_edu0, share_edu1, share_edu2, share_edu3) ~ female + black + (1 | state)",
+        "dirichlet",
+        "state",
+        schooling,
+    ),
+}

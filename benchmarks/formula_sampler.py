@@ -130,12 +130,19 @@ def batch(rows: dict[str, Any]) -> dict[str, Any]:
 
 def program(text: str) -> Any:
     """Return the printed program as a function of NumPyro's primitives."""
+    import jax
     import numpyro
     import numpyro.distributions as dist
     from jax import numpy as jnp
     from jax.scipy.special import gammaln
 
+    from benchmarks.numpyro_families import FAMILIES
+
+    def pad(x: Any, sizes: tuple[int, int]) -> Any:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [sizes])
+
     torch = SimpleNamespace(
+        nn=SimpleNamespace(functional=SimpleNamespace(pad=pad)),
         tensor=jnp.array,
         zeros=lambda *shape: jnp.zeros(
             shape[0] if shape and isinstance(shape[0], tuple) else shape
@@ -145,16 +152,30 @@ def program(text: str) -> Any:
         broadcast_tensors=lambda *parts: jnp.broadcast_arrays(*parts),
         lgamma=gammaln,
         exp=jnp.exp,
+        log=jnp.log,
+        atan=jnp.arctan,
+        sigmoid=jax.nn.sigmoid,
+        softmax=jax.nn.softmax,
     )
-    families = SimpleNamespace(Weibull=weibull, Censored=censored, Binomial=dist.Binomial)
+    families = SimpleNamespace(**vars(FAMILIES), Weibull=weibull, Censored=censored)
     named = {name: getattr(dist, name) for name in dir(dist) if name[0].isupper()}
     priors = SimpleNamespace(**{**named, "MultivariateNormal": correlated})
     scope: dict[str, Any] = {"pyro": numpyro, "dist": priors, "torch": torch, "families": families}
     body = text[text.index("def model") :]
     # of a log Weibull time; JAX's arrays have no method exp
     mean = "eta - torch.lgamma(1 + 1 / shape)"
-    exec(body.replace(f"({mean}).exp()", f"torch.exp({mean})"), scope)
+    body = body.replace(f"({mean}).exp()", f"torch.exp({mean})")
+    exec(methods_as_functions(body), scope)
     return scope["model"]
+
+
+def methods_as_functions(body: str) -> str:
+    """Return a program whose methods of tensors, which JAX's arrays lack, are functions."""
+    for name in ("eta", "(-eta)", "shape"):
+        for method in ("exp", "atan", "log", "sigmoid"):
+            body = body.replace(f"{name}.{method}()", f"torch.{method}({name})")
+    padded = "torch.nn.functional.pad(eta, (1, 0))"
+    return body.replace(f"{padded}.softmax(-1)", f"torch.softmax({padded})")
 
 
 def weibull(scale: Any, shape: Any) -> Any:
