@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -114,20 +114,11 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
     read = tuple(name for name in common.columns if name not in own and name not in above)
     found = Layout(common, takes_intercept, common.has_intercept, groups, own, above, read)
     if "cs(" in declared.text:
+        from hierfl.formulas.by_step import with_steps
+
         found = with_steps(found)
     _check_names(found, declared, response_of(declared, schema))
     return found
-
-
-def with_steps(found: Layout) -> Layout:
-    """Return a layout whose columns of cs() move thresholds, and not the predictor."""
-    steps = {name for term in found.common.terms if term.by_step for name in term.columns}
-
-    def without(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in steps)
-
-    whole = tuple(name for name in found.common.columns if name in steps)
-    return replace(found, above=without(found.above), read=without(found.read), steps=whole)
 
 
 def _group_terms(

@@ -7,9 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hierfl.formulas.parse import ELSEWHERE, NAMES, Declaration, text_of_tokens
+from hierfl.formulas.parse import NAMES, Declaration, text_of_tokens
 from hierfl.models import families
 
+# What other packages call them -> what to write here.
+ELSEWHERE = {
+    "Surv": "time | event(status)",
+    "p": "successes | trials(n)",
+    "prop": "successes | trials(n)",
+    "proportion": "successes | trials(n)",
+    "c": "cbind(a, b, c)",
+    "censored": "time | cens(status)",
+    "truncated": "y | trunc(lb=0)",
+    "rate": "count ~ offset(log(exposure))",
+    "se": "a Pyro program with a known scale (docs/recipes.md)",
+    "mi": "a Pyro program with latent values (docs/recipes.md)",
+}
 OPTIONS = ("lb", "ub")
 IN_PARTS = ("counts", "shares")  # kinds of families whose responses have several columns
 

@@ -28,19 +28,6 @@ ADDITIONS = {
     "entry": "the time at which observation began",
     "trunc": "the bounds between which responses were recorded",
 }
-# What other packages call them -> what to write here.
-ELSEWHERE = {
-    "Surv": "time | event(status)",
-    "p": "successes | trials(n)",
-    "prop": "successes | trials(n)",
-    "proportion": "successes | trials(n)",
-    "c": "cbind(a, b, c)",
-    "censored": "time | cens(status)",
-    "truncated": "y | trunc(lb=0)",
-    "rate": "count ~ offset(log(exposure))",
-    "se": "a Pyro program with a known scale (docs/recipes.md)",
-    "mi": "a Pyro program with latent values (docs/recipes.md)",
-}
 
 
 NAMES = ("IDENTIFIER", "BQNAME")  # kinds of tokens that name a column
@@ -258,6 +245,8 @@ def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
     called = term[0].lexeme
     arguments = [t.lexeme.strip("`") for t in term[2:-1:2]]
     if called not in ADDITIONS:
+        from hierfl.formulas.left_side import ELSEWHERE
+
         advice = ELSEWHERE.get(called)
         known = f"write {advice}" if advice else f"the additions are {', '.join(ADDITIONS)}"
         raise ValueError(

@@ -61,12 +61,10 @@ def source(
             out.sample(term.site, _deviations(term, scale, cor, wide))
     out.add("with batch.data():")
     out.indent = 3
-    _predictor(out, found, outputs)
+    _predictor(out, schema, found, outputs)
     for own in parameters:
-        _predictor(out, own.layout, 1)
+        _predictor(out, schema, own.layout, 1)
         out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
-    if found.steps:
-        _moved_thresholds(out, schema, found)
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
@@ -118,10 +116,8 @@ def _global_sites(
 
             write_smooth(out, term, priors, outputs)
             continue
-        wide_of = outputs
-        if term.by_step:
-            wide_of = len(response_of(declared, schema).levels) - 1
-        shape = ([len(term.columns)] if term.coords else []) + ([wide_of] if wide_of > 1 else [])
+        each = len(response_of(declared, schema).levels) - 1 if term.by_step else outputs
+        shape = ([len(term.columns)] if term.coords else []) + ([each] if each > 1 else [])
         out.sample(term.name, independent(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
         _group_sites(out, group, priors, outputs)
@@ -224,7 +220,7 @@ def _column(out: Writer, found: Layout, name: str) -> str:
     raise KeyError(name)
 
 
-def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
+def vector_of(out: Writer, found: Layout, names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, (P,) or (P, outputs)."""
     for term in found.common.terms:
         if term.coords and tuple(names) == term.columns:
@@ -241,26 +237,23 @@ def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     start = out.named(found.intercept) if found.has_intercept else ""
     means = {}
     for name in found.common.columns:
-        if name in found.steps:
-            continue
         margin = schema.design[name]
         # A mean of 1e-17 is the rounding of a column that is centered already.
-        if found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd:
+        is_off = found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
+        if is_off and name not in found.steps:
             means[name] = f"{margin.mean:.9g}"
     if found.read:
-        out.add(f"read{found.suffix} = {_vector(out, found, found.read)}")
+        out.add(f"read{found.suffix} = {vector_of(out, found, found.read)}")
     if not found.is_centered or not means:
         out.add(f"base{found.suffix} = {start or 'torch.zeros(())'}")
         return
     out.add(f"means{found.suffix} = torch.tensor([{', '.join(means.values())}])")
     slopes = (
-        f"read{found.suffix}" if tuple(means) == found.read else _vector(out, found, tuple(means))
+        f"read{found.suffix}" if tuple(means) == found.read else vector_of(out, found, tuple(means))
     )
     wide = "means[:, None]" if outputs > 1 else f"means{found.suffix}"
-    where = "  # where all predictors are 0"
-    out.add(
-        f"base{found.suffix} = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0){where}"
-    )
+    sums = f"({wide} * {slopes}).sum(0)  # where all predictors are 0"
+    out.add(f"base{found.suffix} = {start + ' ' if start else ''}- {sums}")
 
 
 def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:
@@ -292,7 +285,7 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
         parts.append(_column(out, found, name))
     if name == INTERCEPT and found.above:
         parts.append(
-            _product(f"batch.above{found.suffix}", _vector(out, found, found.above), outputs)
+            _product(f"batch.above{found.suffix}", vector_of(out, found, found.above), outputs)
         )
     for group in found.at("above"):
         if name in group.columns:
@@ -309,7 +302,7 @@ def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
     return tuple(name for name in term.columns if name not in found.own)
 
 
-def _predictor(out: Writer, found: Layout, outputs: int) -> None:
+def _predictor(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     parts = [] if INTERCEPT in found.own else [f"base{found.suffix}"]
     if found.common.offsets:
         parts.append("batch.offset[..., None]" if outputs > 1 else "batch.offset")
@@ -329,18 +322,10 @@ def _predictor(out: Writer, found: Layout, outputs: int) -> None:
             continue
         parts.append(_of_groups(out, found, term, outputs))
     out.add(f"eta{found.suffix} = {' + '.join(parts)}")
+    if found.steps:
+        from hierfl.formulas.by_step import write_thresholds
 
-
-def _moved_thresholds(out: Writer, schema: Schema, found: Layout) -> None:
-    """Write each row's thresholds, moved by the columns of cs()."""
-    rows = "batch.steps"
-    if found.is_centered:
-        means = ", ".join(f"{schema.design[name].mean:.9g}" for name in found.steps)
-        rows = f"(batch.steps - torch.tensor([{means}]))"
-    moves = _product(rows, _vector(out, found, found.steps), 2)
-    before = out.named("thresholds")
-    out.names["thresholds"] = "thresholds_of_rows"
-    out.add(f"thresholds_of_rows = {before} - {moves}")
+        write_thresholds(out, schema, found)
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:
