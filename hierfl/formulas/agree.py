@@ -114,6 +114,11 @@ def has_columns(start: Schema, kinds: Kinds) -> bool:
 
 def _two_levels(declared: Declaration, column: Column) -> Column:
     """Return a response of yes and no with its two levels; refuse others."""
+    if declared.family.kind == "category" and len(column.levels) == 2:
+        raise ValueError(
+            f"the response '{declared.parts.response}' has two levels, {column.levels[0]} and "
+            f"{column.levels[1]}: take family='bernoulli'"
+        )
     if declared.family.kind != "binary" or len(column.levels) == 2:
         return column
     if set(column.levels) <= {"False", "True"}:

@@ -196,4 +196,4 @@ def _named(name: str, term: Any, width: int) -> Term:
     coords = tuple(
         label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
-    return Term(name, labels, coords, parts, "mo" in callees, "cs" in callees)
+    return Term(name, labels, coords, parts, "mo" in callees, by_step="cs" in callees)

@@ -49,6 +49,13 @@ def check_columns(declared: Declaration) -> None:
     """Refuse several columns of a family that reads one, and one of a family that reads several."""
     family, parts = declared.family, declared.parts
     if (len(parts.labels) > 1) == (family.kind in IN_PARTS):
+        if len(parts.labels) == 2:
+            first, other = parts.labels[0], {"counts": "binomial", "shares": "beta"}[family.kind]
+            text = f"{first} | trials(n)" if other == "binomial" else first
+            raise ValueError(
+                f"the response '{parts.response}' has two columns, of which one says all: write "
+                f"'{text} ~ ...', family='{other}'"
+            )
         return
     if len(parts.labels) > 1:
         raise ValueError(

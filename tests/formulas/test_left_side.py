@@ -19,11 +19,12 @@ from tests.formulas.test_program import traced, value
 
 
 def rows() -> pd.DataFrame:
-    """Patients, with counts in three columns and shares in two."""
+    """Patients, with counts and shares in three columns each."""
     found = patients()
     found["lost"], found["all"] = found["n"] - found["wins"], found["n"] + found["visits"]
-    found["part"] = 1.0 / (1.0 + np.exp(-found["y"]))
-    return found.assign(rest=1.0 - found["part"], some=found["visits"] + 1)
+    share = 1.0 / (1.0 + np.exp(-found["y"]))
+    found["most"], found["part"], found["rest"] = 0.7 * share, 0.3 * share, 1.0 - share
+    return found.assign(some=found["visits"] + 1)
 
 
 def made(text: str, family: str) -> hierfl.Formula:
@@ -63,11 +64,12 @@ def test_columns_of_counts_are_multinomial() -> None:
 
 
 def test_columns_of_shares_are_dirichlet() -> None:
-    frame, name = rows(), "cbind(part, rest)"
+    frame, name = rows(), "cbind(most, part, rest)"
     trace = traced(made(f"{name} ~ age + (1 | site)", "dirichlet"), frame)
-    p = softmax(np.stack([0.0 * frame["age"], eta_of(trace, frame)], 1), -1)
-    each = zip(frame[["part", "rest"]].to_numpy(), p, strict=True)
-    wanted = [stats.beta.logpdf(y[0], *(value(trace, "phi") * q)) for y, q in each]
+    p = softmax(np.pad(eta_of(trace, frame), ((0, 0), (1, 0))), -1)
+    phi = value(trace, "phi")
+    each = zip(frame[["most", "part", "rest"]].to_numpy(), p, strict=True)
+    wanted = [stats.dirichlet.logpdf(y / y.sum(), phi * q) for y, q in each]
     np.testing.assert_allclose(of_rows(trace, name, frame), wanted, rtol=1e-5)
 
 
@@ -92,10 +94,11 @@ def test_parts() -> None:
     found = parse("cbind(a, `b c`) | trials(n) ~ x")
     assert found.labels == ("a", "b c") and found.response == "cbind(a, `b c`)"
     assert parse("y | weights(w) + trunc(lb=-1.5) ~ x").trunc == "trunc(lb= - 1.5)"
-    formula = made("cbind(wins, lost) | trials(n) ~ age + (1 | site)", "multinomial")
+    text = "cbind(wins, lost, visits) | trials(all) ~ age + (1 | site)"
+    formula = made(text, "multinomial")
     assert hierfl.Schema.of_json(formula.agreed.json()) == formula.agreed
     changed = formula.update("~ . + sex")
-    assert changed.text == "cbind(wins, lost) | trials(n) ~ age + (1 | site) + sex"
+    assert changed.text == f"{text} + sex"
 
 
 WRONG = {
@@ -105,12 +108,15 @@ WRONG = {
     ("c(wins, lost) | trials(n) ~ age", "multinomial"): r"write cbind\(a, b, c\)",
     ("cbind(wins, lost) | trials(n) ~ age", "binomial"): r"wins \| trials\(n\) ~",
     ("wins | trials(n) ~ age", "multinomial"): r"write cbind\(a, b, c\)",
-    ("cbind(wins, lost) ~ age", "multinomial"): "needs the row field 'trials'|trials",
-    ("cbind(wins, lost) | trials(all) ~ age", "multinomial"): "the sum of the row's counts",
-    ("cbind(part, part2) ~ age", "dirichlet"): "divide the row's shares by their sum",
-    ("cbind(wins, lost) ~ age", "dirichlet"): "use family='multinomial' for counts",
-    ("cbind(part, rest) ~ age + part", "dirichlet"): "has the name of the response",
-    ("y ~ age", "von_mises"): "an angle from -pi to pi, in radians",
+    ("cbind(wins, lost, visits) ~ age", "multinomial"): "needs the row field 'trials'|trials",
+    ("cbind(wins, lost, visits) | trials(n) ~ age", "multinomial"): "the sum of the row's counts",
+    ("cbind(most, part, part2) ~ age", "dirichlet"): "divide the row's shares by their sum",
+    ("cbind(wins, lost, visits) ~ age", "dirichlet"): "use family='multinomial' for counts",
+    ("cbind(most, part, rest) ~ age + part", "dirichlet"): "has the name of the response",
+    ("cbind(wins, lost) | trials(n) ~ age", "multinomial"): "family='binomial'",
+    ("cbind(part, rest) ~ age", "dirichlet"): "family='beta'",
+    ("two ~ age", "categorical"): "family='bernoulli'",
+    ("age ~ dose", "von_mises"): "an angle from -pi to pi, in radians",
     ("y | trunc() ~ age", "gaussian"): "needs one or two numbers",
     ("y | trunc(w) ~ age", "gaussian"): "needs one or two numbers",
     ("y | trunc(lb=-9, lower=2) ~ age", "gaussian"): "needs one or two numbers",
@@ -126,7 +132,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("text", "family"), WRONG)
 def test_what_is_refused(text: str, family: str) -> None:
-    frame = rows().assign(part2=0.5)
+    frame = rows().assign(part2=0.5, two=lambda f: f["sex"].replace("x", "m"))
     with pytest.raises(ValueError, match=WRONG[text, family]):
         formula = hierfl.formula(text, family, clients="site")
         formula.on(frame).data(frame)

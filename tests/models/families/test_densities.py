@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyro
 import pytest
+import scipy.stats as st
 import torch
 
 from hierfl.models import families
@@ -144,3 +145,46 @@ def test_a_family_without_its_parameter_or_addition_is_refused() -> None:
         families.binomial().of(torch.tensor(ETA))
     with pytest.raises(ValueError, match="family 'poisson' takes no row fields, not 'trials'"):
         families.poisson().check(COUNTS, {"trials": TRIALS})
+
+
+FAR = [
+    (families.truncated(families.gaussian(), low=0.0), -30.0, 0.1),
+    (families.truncated(families.gaussian(), high=0.0), 30.0, -0.1),
+    (families.truncated(families.gaussian(), 5.0, 5.5), -20.0, 5.2),
+    (families.truncated(families.exponential(), high=1.0), 8.0, 0.5),
+    (families.truncated(families.poisson(), low=5), -3.0, 6.0),
+    (families.truncated(families.negative_binomial(), low=5), -3.0, 6.0),
+]
+
+
+@pytest.mark.parametrize(("family", "eta", "value"), FAR)
+def test_bounds_far_from_the_mean(family: Any, eta: float, value: float) -> None:
+    """In single precision as in double, with finite derivatives; draws lie between the bounds."""
+    known = {"sigma": 1.0, "shape": 1.7}
+    own = {name: known[name] for name in family.parameters(families.Response(1.0, 1.0))}
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        at = torch.tensor(eta, dtype=dtype, requires_grad=True)
+        names = {k: torch.tensor(v, dtype=dtype) for k, v in own.items()}
+        fn: Any = family.of(at, **names)
+        density = fn.log_prob(torch.tensor(value, dtype=dtype))
+        (slope,) = torch.autograd.grad(density, at, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, at)
+        assert bool(slope.isfinite()) and bool(bend.isfinite())
+        found.append(density.item())
+    assert found[1] == pytest.approx(found[0], rel=2e-4)
+    with torch.no_grad():
+        drawn = fn.sample((500,))
+    low, high = family.bounds
+    assert low <= drawn.min() and drawn.max() <= high
+    assert fn.mean.item() == pytest.approx(drawn.mean().item(), abs=5.0 * drawn.std().item() / 20.0)
+
+
+def test_the_tails_of_truncated_numbers_are_those_of_scipy() -> None:
+    fn: Any = families.truncated(families.gaussian(), low=0.0).of(
+        torch.tensor(-30.0).double(), sigma=torch.tensor(1.0).double()
+    )
+    known = st.truncnorm(30.0, np.inf, loc=-30.0)
+    assert fn.log_prob(torch.tensor(0.1).double()).item() == pytest.approx(known.logpdf(0.1))
+    assert fn.mean.item() == pytest.approx(known.mean(), rel=1e-6)
+    assert fn.variance.item() == pytest.approx(known.var(), rel=1e-4)

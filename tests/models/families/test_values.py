@@ -41,6 +41,12 @@ REFUSED = [
     ("categorical", [0.0, 0.5], "value 0.5 in row 1: .* give the levels as text"),
     ("cumulative", [-1], "value -1 in row 0: .* give the levels as text"),
     ("cumulative", ["low", None], "the response in row 1 is missing"),
+    ("von_mises", [0.3, 90.0], "value 90 in row 1: .* take numpy.deg2rad of degrees"),
+    ("multinomial", [1, 2], r"is one column: .* write cbind\(a, b, c\)"),
+    ("multinomial", [[1, 2], [0, 0.5]], "value 0.5 in row 1: .* use family='dirichlet'"),
+    ("dirichlet", [[0.5, 0.5], [0.4, 0.4]], "the sum of shares 0.8 in row 1: divide"),
+    ("dirichlet", [[0.5, 0.5], [0.0, 1.0]], "value 0 in row 1: .* use family='multinomial'"),
+    ("dirichlet", [[0.5, 0.5], [0.4, np.nan]], "the response in row 1 is missing"),
 ]
 
 
@@ -85,7 +91,8 @@ def test_refused_trials() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_allowed_values(name: str) -> None:
     case = CASES[name]
-    case.family.check(case.values.ravel(), {k: v.ravel() for k, v in case.additions.items()})
+    values = case.values.reshape(-1, *case.values.shape[2:])
+    case.family.check(values, {k: v.ravel() for k, v in case.additions.items()})
 
 
 def test_allowed_at_the_edges() -> None:
