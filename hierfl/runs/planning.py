@@ -107,6 +107,8 @@ def _formula_of(model: Any) -> Formula:
     made = model.method.model if isinstance(model, Fit) else model
     if not isinstance(made, Formula):
         raise TypeError(f"model is {shown(model)}: give a hierfl.formula, or a fit of one")
+    if made.declared.family.bounds is not None:
+        raise ValueError("a response with trunc() cannot be drawn: leave trunc() out")
     if made.declared.family.kind in ("category", "ordered", "counts", "shares"):
         raise ValueError(
             "a response of words or of several columns cannot be drawn: give its program and "
