@@ -61,6 +61,8 @@ def ranked(name: str, seed: int) -> Record:
             method = two_stage(program(name, additions_of(name)))
             fit = hierfl.fit(method, data, seed=seed, progress=False)
             found = fit.draws(DRAWS, seed=seed)
+            if "k_hat" not in fit.history:
+                raise RuntimeError("two_stage ended before it weighted draws")
         except (RuntimeError, ValueError) as error:
             return {"family": name, "seed": seed, "stops": str(error)}
     draws = {**found.shared, **found.own}
