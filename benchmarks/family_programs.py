@@ -106,9 +106,10 @@ def program(name: str, additions: tuple[str, ...] = ()) -> Model:
 def drawn(name: str, seed: int, *, clients: int = 8, rows: int = 12) -> tuple[Truth, ClientData]:
     """Return parameters drawn from the priors, site -> value, and rows given them.
 
-    Both are drawn again where a level of an ordinal response does not occur: two thresholds would
-    have no bound but their prior, and a schema has no level without rows. Ranks stay uniform, as
-    the choice depends on the rows alone.
+    Both are drawn again where a level of an ordinal response does not occur, and where shares of an
+    ordered beta lack an end or are few between both: thresholds would have no bound but their
+    prior, and a schema has no level without rows. Ranks stay uniform, as the choice depends on the
+    rows alone.
 
     Args:
         name: of the family.
@@ -120,12 +121,21 @@ def drawn(name: str, seed: int, *, clients: int = 8, rows: int = 12) -> tuple[Tr
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         truth, x, y, fields = _replication(name, clients, rows)
-        while family.kind == "ordered" and len(y.unique()) < len(LEVELS[name]):
+        while not _is_whole(family, y, len(LEVELS.get(name, ()))):
             truth, x, y, fields = _replication(name, clients, rows)
     family.check(y.flatten(0, 1), {k: v.flatten() for k, v in fields.items()})
     client = np.repeat(np.arange(clients), rows)
     columns: dict[str, Any] = {k: v.flatten(0, 1) for k, v in {"x": x, "y": y, **fields}.items()}
     return truth, ClientData.from_arrays(client, **columns)
+
+
+def _is_whole(family: ResponseFamily, y: Tensor, levels: int) -> bool:
+    """Return whether each level of an ordinal response occurs, and shares at and between both ends."""
+    if family.kind == "ordered":
+        return len(y.unique()) == levels
+    ends = (y == 0.0).sum(), (y == 1.0).sum()
+    between = y.numel() - int(sum(ends))
+    return family.kind != "share" or (min(map(int, ends)) > 0 and between > y.numel() // 4)
 
 
 def _replication(

@@ -37,7 +37,8 @@ ABOUT = f"""# Simulation-based calibration of response families
 `python -m benchmarks.sbc_of_families --write`: 8 clients of 12 rows, `y ~ x + (1 | client)`, parameters drawn from
 their priors and rows drawn given them, fitted by `two_stage`; {DRAWS} draws. Over the global numbers of a family: the
 smallest chi-square p-value of the ranks, how often central intervals of 50 and 90 % cover, and whose ECDF leaves its
-99 % band. Data of ordinal families in which a level does not occur are drawn again.
+99 % band. Data of ordinal families in which a level does not occur are drawn again, and those
+of `ordered_beta` without zeros, without ones, or with three quarters of either.
 """
 CHANCE = """
 The {families} families of the table have {numbers} global numbers: if every posterior is exact, the smallest p-value of
