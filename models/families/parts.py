@@ -14,13 +14,13 @@ from hierfl.models.families.links import phi, unit_scale
 from hierfl.program.recipes import recorded
 
 
-class Dirichlet(dist.Dirichlet):  # type: ignore[misc]  # Any in Pyro
+class Dirichlet(dist.Dirichlet):
     """dist.Dirichlet that leaves it to `ResponseFamily.check` whether shares add up to one.
 
     Rows that are not there have one number in place of all values, of which no sum is one.
     """
 
-    support = constraints.independent(constraints.unit_interval, 1)
+    support: Any = constraints.independent(constraints.unit_interval, 1)
 
 
 class Multinomial(dist.TorchDistribution):
