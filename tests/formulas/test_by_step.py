@@ -23,7 +23,7 @@ def test_the_density_is_that_of_brms(family: str) -> None:
     sex = (rows["sex"].to_numpy()[:, None] == ["m", "x"]).astype(float)
     columns = np.concatenate([rows[["dose"]].to_numpy(), sex], 1)
     moves = np.concatenate([value(trace, "cs(dose)")[None], value(trace, "cs(sex)")])
-    shared = (rows["age"] - rows["age"].mean()) * value(trace, "age")
+    shared = rows["age"] * value(trace, "age")  # a site has its own total intercept
     eta = (columns - columns.mean(0)) @ moves + shared.to_numpy()[:, None]
     eta = eta + value(trace, "site").reshape(-1)[site][:, None]
     steps = value(trace, "thresholds") - eta

@@ -42,8 +42,6 @@ REFUSED = [
     ("cumulative", [-1], "value -1 in row 0: .* give the levels as text"),
     ("cumulative", ["low", None], "the response in row 1 is missing"),
     ("von_mises", [0.3, 90.0], "value 90 in row 1: .* take numpy.deg2rad of degrees"),
-    ("multinomial", [1, 2], r"is one column: .* write cbind\(a, b, c\)"),
-    ("multinomial", [[1, 2], [0, 0.5]], "value 0.5 in row 1: .* use family='dirichlet'"),
     ("dirichlet", [[0.5, 0.5], [0.4, 0.4]], "the sum of shares 0.8 in row 1: divide"),
     ("dirichlet", [[0.5, 0.5], [0.0, 1.0]], "value 0 in row 1: .* use family='multinomial'"),
     ("dirichlet", [[0.5, 0.5], [0.4, np.nan]], "the response in row 1 is missing"),
@@ -76,6 +74,17 @@ LATE = [
 def test_refused_additions_of_times(case: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         families.weibull().check(GOOD, fields)
+
+
+def test_refused_parts() -> None:
+    family = families.multinomial()
+    for values, trials, message in (
+        ([1, 2], [1, 2], r"is one column: .* write cbind\(a, b, c\)"),
+        ([[1, 2], [0, 0.5]], [3, 1], "value 0.5 in row 1: .* use family='dirichlet'"),
+        ([[1, 2], [0, 1]], [3, 2], "trials 2 in row 1: trials must be the sum"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            family.check(np.array(values), {"trials": trials})
 
 
 def test_refused_trials() -> None:
