@@ -145,9 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps({"family": name, **summary(records)}), flush=True)
     if args.write:
         known = {name: kept(_file(name)) for name in NAMES}
-        PAGE.write_text(
-            page({n: [*r.values()] for n, r in known.items() if len(r) >= LEAST})
-        )
+        PAGE.write_text(page({n: [*r.values()] for n, r in known.items() if len(r) >= LEAST}))
 
 
 def page(done: Mapping[str, Sequence[Record]]) -> str:
