@@ -16,7 +16,13 @@ from .data.preprocess import Scaling as Scaling
 from .data.preprocess import fill_missing as fill_missing
 from .data.preprocess import standardize as standardize
 from .diagnostics.compare_models import compare_models as compare_models
+from .effects.describe import Description as Description
+from .effects.describe import describe as describe
+from .effects.kaplan_meier import KaplanMeier as KaplanMeier
+from .effects.kaplan_meier import kaplan_meier as kaplan_meier
 from .effects.prior_predictive import prior_predictive as prior_predictive
+from .effects.proportional_hazards import ProportionalHazards as ProportionalHazards
+from .effects.proportional_hazards import proportional_hazards as proportional_hazards
 from .engine.chunks import ClientError as ClientError
 from .engine.client_store import CheckpointError as CheckpointError
 from .engine.settings import Settings as Settings

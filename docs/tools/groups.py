@@ -89,6 +89,11 @@ def groups() -> list[Group]:
             "Mixed models as one line of text, and the schema that clients agree on.",
             {
                 "Formulas": _in("hierfl", "formula Formula prior_predictive"),
+                "Tables of rows": _in(
+                    "hierfl",
+                    "describe Description kaplan_meier KaplanMeier proportional_hazards "
+                    "ProportionalHazards",
+                ),
                 "Planning": _in("hierfl", "simulate precision Precision"),
                 "The schema": [
                     *_in("hierfl", "schema Schema"),

@@ -35,7 +35,7 @@ class Clients:
     def app(self) -> ClientApp:
         """Return the app that answers messages."""
         app = ClientApp(mods=[masked] if self.secure else [])
-        for kind in ("schema", "introduce", "agree"):
+        for kind in ("schema", "describe", "introduce", "agree"):
             app.query(kind)(self._answering(kind))
         app.train()(self._answering("round"))
         return app

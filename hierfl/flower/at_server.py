@@ -99,6 +99,10 @@ class Server:
         self, call: FitCall, *, context: Context | None = None, send_recipe: bool = False
     ) -> FitOverNodes:
         """Run the fit over the nodes, with a `context` by secure aggregation; always send a chosen method's recipe."""
+        return self.reached(context, send_recipe).fit_over(call)
+
+    def reached(self, context: Context | None = None, send_recipe: bool = False) -> Reached:
+        """Return the nodes, once enough of them are connected."""
         grid, timeout = self.nodes.grid, self.nodes.timeout
 
         def ask_sum(ids: Mapping[str, int]) -> AskSum:
@@ -112,4 +116,4 @@ class Server:
             f"it did not answer within {timeout:g} s",
             send_recipe,
             None if context is None else ask_sum,
-        ).fit_over(call)
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hierfl.flower.at_server import Nodes, Server
 from hierfl.flower.task import Address, Task, served
@@ -27,6 +27,10 @@ class SuperLink:
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
         return self.server.fit(call, send_recipe=True)
+
+    def told_over(self, formula: Any, *asked: Any) -> Any:
+        """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
+        return self.server.reached().told_over(formula, *asked)
 
     def close(self) -> None:
         """End the run at the SuperLink: nodes cannot be asked then. A second call does nothing."""

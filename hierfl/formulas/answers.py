@@ -24,13 +24,14 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.design import Design
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.table_answers import told
 from hierfl.formulas.terms import ENVIRONMENT, options_of
 from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
 
 @dataclass(frozen=True)
 class OfColumn:
-    """What a client answers about a column: sums of a number, counts of a category's levels of `min_count` rows."""
+    """What a client answers about a column: sums of a number, or counts of levels, to multiples of `min_count`."""
 
     kind: Kind
     unit: str = ""
@@ -74,7 +75,7 @@ def of_columns(
             found[name] = OfColumn("number", unit, sums(numbers(frame[name])))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
-        seen = {level: n for level, n in counts.items() if n >= least}
+        seen = {level: told(n, least) for level, n in counts.items() if n >= least}
         declared: tuple[str, ...] = ()  # the only order that leaves the client
         if hasattr(frame[name], "cat") and frame[name].cat.ordered:
             declared = tuple(map(level_name, frame[name].cat.categories))
@@ -98,7 +99,9 @@ def of_groups(
     counts = Counter(names.tolist())
     if clients in by:
         return OfGroups(len(counts), {})
-    return OfGroups(len(counts), {name: n for name, n in counts.items() if n >= least})
+    return OfGroups(
+        len(counts), {n: told(rows, least) for n, rows in counts.items() if rows >= least}
+    )
 
 
 def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:

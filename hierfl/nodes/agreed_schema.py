@@ -68,8 +68,8 @@ def answer_schema(
         return log.left(root, answer.encode(), what, **about)
 
 
-def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root: Path) -> None:
-    """Refuse questions that the policy does not allow, or that its owner has not approved."""
+def check_may_tell(formula: Formula, allowed: Policy, frame: pd.DataFrame) -> None:
+    """Refuse questions about rows that the policy does not allow, and rows that lack a column."""
     allowed.check(None, len(frame))
     if allowed.budget is not None:
         raise Forbidden(
@@ -84,6 +84,11 @@ def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root:
     for name in formula.declared.rows_of:
         if name not in frame.columns:
             raise Refused(f"the client's rows have no column '{name}', which the formula reads")
+
+
+def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root: Path) -> None:
+    """Refuse questions that the policy does not allow, or that its owner has not approved."""
+    check_may_tell(formula, allowed, frame)
     if allowed.approve == "ask":
         columns = ", ".join(map(str, formula.declared.rows_of))
         text = f"""Questions about the rows, so that clients agree on a schema.

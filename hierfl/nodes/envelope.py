@@ -19,6 +19,7 @@ LONGEST = 4096  # bytes of the line
 MOST = 1 << 31  # bytes of a file
 FEW = 6  # values of a tensor that `show` prints
 ASKS = {
+    "describe": "Asks for counts, means and sds of the rows, for a table of all clients.",
     "schema": "Asks for counts and sums of the rows, from which the clients agree on a schema.",
     "introduce": "Asks for the client's name, its number of rows and the form of its rows.",
     "agree": "Tells what all clients agreed on, and asks for a hash of what the node starts from.",

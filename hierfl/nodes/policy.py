@@ -23,6 +23,7 @@ DISCLOSES = ("sums", "summaries")
 Approve = Literal["ask", "always"]
 Kind = Literal["summaries", "draws", "predictions", "scores"]  # of answers about the client
 KINDS: tuple[str, ...] = get_args(Kind)
+LEAVES = (*KINDS, "descriptions")  # of its rows, of which it need not have fitted anything
 
 
 class Forbidden(Refused):
@@ -65,7 +66,7 @@ class Policy:
     def __post_init__(self) -> None:
         """Refuse values that a key cannot have."""
         _check_names("discloses", self.discloses, DISCLOSES)
-        _check_names("may_leave", self.may_leave, KINDS)
+        _check_names("may_leave", self.may_leave, LEAVES)
         for name in ("min_rows", "min_count", "questions_a_day"):
             _check_count(name, getattr(self, name))
         if self.rounds_a_day is not None:

@@ -64,6 +64,18 @@ class Reached:
             return join_introduced(call.joins, found, agree, ask)
         return fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum)
 
+    def told_over(
+        self, formula: Any, ask: Any, columns: Iterable[str], by: str | None, least: int
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
+        from hierfl.nodes.describing import Question, told_by  # few runs need it
+
+        question = Question(ask, least, by or "", tuple(columns))
+        answers, refused = self._answers("describe", list(self.nodes), question.content())
+        found, odd = told_by(answers, question)
+        check_enough(found, refused | odd, self.fewest, "tell of their rows")
+        return found, {str(node): why for node, why in (refused | odd).items()}
+
     def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, list[Any]]:
         """Return the call with the schema of its formula, and the nodes that have agreed on it."""
         # here: pandas and formulae, which most models do not need

@@ -34,6 +34,14 @@ class InProcess:
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
+        return self._reached(call).fit_over(call)
+
+    def told_over(self, formula: Any, *asked: Any) -> Any:
+        """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
+        return self._reached(FitCall(formula)).told_over(formula, *asked)
+
+    def _reached(self, call: FitCall) -> Reached:
+        """Return the nodes of a call, as any transport reaches them."""
         frames = not isinstance(next(iter(self.parts.values())), ClientData)
         if frames and not hasattr(call.method, "has_schema"):
             raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
@@ -56,7 +64,7 @@ class InProcess:
                 raise next(iter(errors.values()))
             yield from ((name, Refused(str(error))) for name, error in errors.items())
 
-        return Reached(send, tuple(stations), self.fewest, send_recipe=False).fit_over(call)
+        return Reached(send, tuple(stations), self.fewest, send_recipe=False)
 
     def _station(self, call: FitCall, client: str) -> Station:
         part = self.parts[client]

@@ -1,6 +1,7 @@
 """A station: a node as any transport reaches it, whose folder holds all that it has agreed on.
 
 schema      of a formula without a schema: counts and sums (`agreed_schema`)
+describe    of a formula: a table of its rows, or their times (`describing`)
 introduce   it describes its client: name, number of rows, form of the rows
 agree       it gets what all agreed on, and returns what it starts from
 round       the method's message, and the client's update; after the rounds, a question
@@ -62,6 +63,7 @@ class Station:
     def reply(self, kind: str, content: bytes) -> bytes:
         """Return what leaves the node in reply to the content of a request, or raise."""
         work = {"schema": self._schema, "introduce": self._introduce, "agree": self._agree}
+        work["describe"] = self._describe
         if kind != "round" and kind not in work:
             raise Refused(f"it asks for '{kind[:40]}', which no node answers")
         return answer(self._node(), content) if kind == "round" else work[kind](content)
@@ -74,6 +76,15 @@ class Station:
             raise Refused("this node's app has no formula that lacks a schema")
         formula: Any = self.call.method
         return answer_schema(formula, self.rows(), self.folder, content, policy=self.policy)
+
+    def _describe(self, content: bytes) -> bytes:
+        from hierfl.nodes.describing import answer_description  # pandas and formulae, as above
+
+        rows, method = self.rows(), self.call.method
+        formula: Any = method.model if isinstance(method, Method) else method
+        if isinstance(rows, ClientData) or not hasattr(formula, "declared"):
+            raise Refused("this node's app has no formula and frames, of which alone nodes tell")
+        return answer_description(formula, rows, self.folder, content, policy=self.policy)
 
     def _introduce(self, content: bytes) -> bytes:
         if content and self.call.lacks_schema:

@@ -130,3 +130,38 @@ def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
     ax.set(xlabel="expected events", ylabel="observed / expected", ylim=(0.0, 1.1 * highest))
     ax.legend(frameon=False, fontsize=8)
     return plain(ax)
+
+
+def survival_steps(ax: Axes, frame: pd.DataFrame) -> Axes:
+    """Draw a frame of Kaplan-Meier curves as steps, with bands, a color for each group."""
+    parts = list(frame.groupby("group", sort=False))
+    for k, (name, part) in enumerate(parts):
+        color, dashes = COLORS[k % len(COLORS)], "-." if k >= len(COLORS) else "-"
+        time, *lines = (
+            np.concatenate([[first], part[of]])
+            for of, first in (("time", 0.0), ("survival", 1.0), ("low", 1.0), ("high", 1.0))
+        )
+        ax.step(time, lines[0], where="post", color=color, linestyle=dashes, label=name or None)
+        if len(parts) <= BANDS:
+            ax.fill_between(time, lines[1], lines[2], step="post", color=color, alpha=0.18, lw=0)
+    if len(parts) > 1:
+        ax.legend(frameon=False)
+    ax.set(ylabel="share beyond", ylim=(0.0, 1.02), xlim=(0.0, None))
+    return plain(ax)
+
+
+def hazard_ratio_course(ax: Axes, time: Any, values: Any, name: str) -> Axes:
+    """Draw scaled residuals of a column over time, with means of tenths of the events and their 90 % intervals."""
+    time, values = np.asarray(time), np.asarray(values)
+    ax.plot(time, values, "o", color=GRAY, markersize=2.5, alpha=0.6)
+    ax.axhline(0.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)
+    parts = np.array_split(np.argsort(time, kind="stable"), min(10, max(1, len(time) // 10)))
+    at = np.array([np.median(time[part]) for part in parts])
+    mean = np.array([values[part].mean() for part in parts])
+    wide = np.array([1.645 * values[part].std(ddof=1) / len(part) ** 0.5 for part in parts])
+    ax.vlines(at, mean - wide, mean + wide, color=COLORS[0], linewidth=1.4, zorder=3)
+    ax.plot(at, mean, "o-", color=COLORS[0], markersize=5, linewidth=1.0, zorder=3)
+    ax.set(xlabel="time", ylabel=f"log hazard ratio of {name}")
+    low, high = np.quantile(values, [0.02, 0.98])
+    ax.set_ylim(min(low, (mean - wide).min()), max(high, (mean + wide).max()))
+    return plain(ax)

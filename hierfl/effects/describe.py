@@ -1,0 +1,274 @@
+"""Table 1: what clients' rows are, by counts, means, sds and bounds of quantiles, also over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from hierfl.core.arguments import spelled
+from hierfl.core.tables import Shown, cell, shown_as
+from hierfl.data.frames import is_column
+from hierfl.effects.pooled_rows import pooled_levels, pooled_numbers
+from hierfl.formulas.columns import by_client, incomplete, ordered
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.table_answers import (
+    FEW,
+    MISSING,
+    OfLevels,
+    OfNumbers,
+    OfTable,
+    OfVariable,
+    of_table,
+)
+
+LEAST_COUNT = 5  # over nodes
+ALL = "all"
+
+
+def _shown(found: Description) -> Shown:
+    return Shown(found.title, found.table, found.note)
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Description:
+    """Table 1: clients' rows, by group.
+
+    Args:
+        title: whose rows.
+        by: the column of the groups; None: there are none.
+        frame: one row per variable, level of a category and group ("all" for all rows): `variable`,
+            `level`, `group`, `n` (rows with a value), `missing`; of a level `count` and `share`; of
+            numbers `mean`, `sd` (n - 1), `q25`, `median` and `q75`. Each quantile lies between its
+            columns `_low` and `_high`, infinite where nothing bounds it; in one process they are equal.
+            Fewer rows than `least_count`, but some, are -1 of `missing`.
+        table: the same in words, a column per group.
+        least_count: rows on which each number rests, at least.
+        left_out: client -> why it is not in the table.
+        note: how the numbers are to be read.
+    """
+
+    title: str
+    by: str | None
+    frame: pd.DataFrame
+    table: pd.DataFrame
+    least_count: int
+    left_out: Mapping[str, str]
+    note: str
+
+
+@spelled
+def describe(
+    rows: Any,
+    formula: Formula | None = None,
+    *,
+    by: str | None = None,
+    columns: Sequence[str] | None = None,
+    least_count: int | None = None,
+) -> Description:
+    """Describe the rows of clients as the Table 1 of a paper does.
+
+    Each client returns counts, means, sds and cumulative counts of its own rows. With
+    `least_count` above 1, as always over nodes, it tells nothing that rests on fewer rows: counts
+    are rounded to multiples of it, levels and groups with fewer rows are not named, means and sds
+    have two digits after the first of the sd, and quantiles are bounded by ranges of so many rows.
+    A node answers if its policy has "descriptions" in `may_leave`, of columns that its formula
+    reads, and once for the same rows (docs/privacy.md).
+
+    Args:
+        rows: one frame, or {client: frame}; or nodes, as for `hierfl.nodes.fit`.
+        formula: whose columns are described; needed over nodes. Default None: all columns.
+        by: a column whose values are the groups; or that of the clients. Default None: no groups.
+        columns: of the table. Default None: those of the formula, or all.
+        least_count: an integer. Default None: 1 of frames, 5 over nodes.
+
+    Raises:
+        TypeError: `rows` is neither frames nor nodes, or there is no formula over nodes.
+        KeyError: a client lacks a column.
+        ValueError: `least_count` is below 1, or no client can be described.
+        Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
+    """
+    over, least = least_of(rows, least_count)
+    left_out: Mapping[str, str] = {}
+    if over:
+        if not isinstance(formula, Formula):
+            raise TypeError(
+                "nodes tell of columns that their formula reads: give it, describe(nodes, formula)"
+            )
+        wanted = [*formula.declared.rows_of] if columns is None else list(columns)
+        wanted = [name for name in wanted if name != by]
+        each = None if by == formula.clients else by
+        answers, left_out = rows.told_over(formula, "table", wanted, each, least)
+        is_client = by == formula.clients
+    else:
+        answers, wanted, is_client = _here(rows, formula, by, columns, least)
+    if is_client:
+        answers = {client: _renamed(table, client) for client, table in answers.items()}
+    return _made(answers, wanted, by, least, left_out)
+
+
+def least_of(rows: Any, given: int | None) -> tuple[bool, int]:
+    """Return whether rows are at nodes, and the rows that each number must rest on."""
+    over = callable(getattr(rows, "told_over", None))
+    least = (LEAST_COUNT if over else 1) if given is None else given
+    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
+        raise ValueError(f"least_count is {least!r}: it must be an integer, 1 or more")
+    return over, least
+
+
+def _here(
+    rows: Any, formula: Formula | None, by: str | None, columns: Sequence[str] | None, least: int
+) -> tuple[dict[str, OfTable], list[str], bool]:
+    """Return what the clients of frames tell, of which columns, and whether groups are clients."""
+    if formula is None and isinstance(rows, pd.DataFrame):
+        parts = {"": rows}
+    else:
+        parts = by_client(rows, "" if formula is None else formula.clients)
+    first = next(iter(parts.values()))
+    known = [str(name) for name in first.columns] if formula is None else formula.declared.rows_of
+    wanted = [n for n in (known if columns is None else columns) if n != by]
+    is_client = by is not None and (
+        by == formula.clients if formula else "" not in parts and not is_column(first, by)
+    )
+    each = None if is_client else by
+    found = {}
+    for client, frame in parts.items():
+        whole = None
+        if formula is not None and least > 1:
+            whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
+        found[client] = of_table(frame, wanted, each, client, least, whole)
+    return found, wanted, is_client
+
+
+def _renamed(table: OfTable, client: str) -> OfTable:
+    """Return what a client tells of its rows, as the group of its name."""
+    if not table.rows:  # all of them are too few
+        return table
+    return OfTable({client: table.rows[""]}, {client: table.groups[""]}, table.left)
+
+
+# ------------------------------------------------------------ the table
+Parts = list[OfVariable]
+
+
+def _made(
+    answers: Mapping[str, OfTable],
+    columns: Sequence[str],
+    by: str | None,
+    least: int,
+    left_out: Mapping[str, str],
+) -> Description:
+    """Return the table of what clients tell, of each group and of all."""
+    seen = dict.fromkeys(name for table in answers.values() for name in table.rows)
+    groups = tuple(seen) if by is None or not seen.keys().isdisjoint(answers) else ordered(seen)
+    groups = tuple(sorted(groups, key=lambda name: name == MISSING))
+    if not groups:
+        raise ValueError(f"no client has a group of {least} rows or more: nothing may be told")
+    shown = (
+        [(ALL, groups)] if by is None else [*((name, (name,)) for name in groups), (ALL, groups)]
+    )
+    lines, words = [], {}
+    for name, some in shown:
+        tables = [(one, group) for one in answers.values() for group in some if group in one.rows]
+        rows = sum(one.rows[group] for one, group in tables)
+        own = {"rows": f"{rows:,}"}
+        for column in columns:
+            parts = [one.groups[group][column] for one, group in tables]
+            found = _lines(column, parts, least)
+            lines += [{"variable": column, **line, "group": name} for line in found]
+            own |= _in_words(column, found, least)
+        words[name] = own
+    frame = pd.DataFrame(lines, columns=[*FRAME])
+    labels = _labels(columns, words)
+    table = pd.DataFrame({n: [own.get(k, "") for k in labels] for n, own in words.items()}, labels)
+    title = f"Rows of {len(answers)} client{'s' * (len(answers) > 1)}"
+    return Description(
+        title + (f", by {by}" if by else ""),
+        by,
+        frame,
+        table,
+        least,
+        left_out,
+        _note(answers, least, left_out),
+    )
+
+
+FRAME = (
+    "variable level group n missing count share mean sd q25 q25_low q25_high median median_low "
+    "median_high q75 q75_low q75_high"
+).split()
+
+
+def _lines(column: str, parts: Parts, least: int) -> list[dict[str, Any]]:
+    """Return the rows of a column's frame, of one group."""
+    lost = [one.missing for one in parts]
+    missing = FEW if any(lost) and max(lost) == FEW else sum(max(n, 0) for n in lost)
+    given = [one.found for one in parts if one.found is not None]
+    kinds = {type(one) for one in given}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"column '{column}' holds numbers at one client and names at another: make it the same "
+            "everywhere, or leave it out by columns="
+        )
+    n, partly = sum(one.rows for one in given), len(given) < len(parts)
+    about = {"level": "", "n": n, "missing": missing, "partly": partly}
+    if kinds == {OfLevels}:
+        return pooled_levels(column, [one for one in given if isinstance(one, OfLevels)], about)
+    return [about | pooled_numbers([one for one in given if isinstance(one, OfNumbers)], least)]
+
+
+# ------------------------------------------------------------ in words
+def _in_words(column: str, lines: Sequence[Mapping[str, Any]], least: int) -> dict[str, str]:
+    """Return the cells of a column of the table, by their labels."""
+    found = {}
+    for line in lines:
+        if line["level"]:
+            label = f"{column}: {line['level']}, n (%)"
+            found[label] = _count(line["count"], least)
+            if line["count"] >= 0:
+                found[label] += f" ({100.0 * line['share']:.0f} %)"
+        elif "mean" in line:
+            found[f"{column}, mean (sd)"] = f"{cell(line['mean'])} ({cell(line['sd'])})"
+            low, at, high = (cell(line[name]) or "-" for name in ("q25", "median", "q75"))
+            found[f"{column}, median [quartiles]"] = f"{at} [{low}, {high}]"
+        else:
+            found[f"{column}, mean (sd)"] = ""
+    if lines[0]["partly"]:
+        found = {label: f"{text} of {lines[0]['n']:,}" for label, text in found.items() if text}
+    return found | {f"{column}, missing": _count(lines[0]["missing"], least)}
+
+
+def _count(count: int, least: int) -> str:
+    return f"{count:,}" if count >= 0 else f"below {least}"
+
+
+def _labels(columns: Sequence[str], words: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the labels of the table in the order of its columns; missing values come last, where there are some."""
+    found = ["rows"]
+    for column in columns:
+        own = [
+            k for of in words.values() for k in of if k.startswith((f"{column}: ", f"{column}, "))
+        ]
+        last = f"{column}, missing"
+        found += [label for label in dict.fromkeys(own) if label not in (*found, last)]
+        found += [last] if any(of[last] != "0" for of in words.values()) else []
+    return found
+
+
+def _note(answers: Mapping[str, OfTable], least: int, left_out: Mapping[str, str]) -> str:
+    """Return how the numbers are to be read, and what is not in them."""
+    lines = []
+    if least > 1:
+        lines.append(
+            f"Counts are to the nearest {least}; medians and quartiles are interpolated, and .frame has "
+            "their bounds. Levels and groups with fewer rows are not named. 'Of N' stands where some "
+            "clients tell nothing: too few of their rows differ."
+        )
+    some = [client for client, table in answers.items() if table.left]
+    if some:
+        lines.append(f"Rows of groups that are too small are left out at {', '.join(some)}.")
+    lines += [f"Client '{client}' is not in it: {why}" for client, why in left_out.items()]
+    return "\n".join(lines)

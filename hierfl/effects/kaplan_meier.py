@@ -1,0 +1,296 @@
+"""Kaplan-Meier curves and log-rank tests from counts of clients' times, also over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from hierfl.core.arguments import spelled
+from hierfl.core.intervals import PROB, check_prob, percent
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.describe import least_of
+from hierfl.formulas.columns import by_client, complete, ordered
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.time_answers import (
+    OfLogrank,
+    OfSurvival,
+    OfTimes,
+    of_survival,
+    sums_of_logrank,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
+
+
+def _shown(found: KaplanMeier) -> Shown:
+    tables = (("Log-rank tests of equal hazards", found.tests),) if len(found.tests) else ()
+    return Shown(found.title, found.groups, found.note, tables)
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class KaplanMeier:
+    """Kaplan-Meier curves of all clients' rows, and whether those of groups differ.
+
+    Args:
+        title: whose times.
+        response: the column of times.
+        by: the column of the groups; None: there is one curve.
+        frame: one row per group and time: `group`, `time`, `at_risk` just before it, `events`,
+            `survival`, the probability to be beyond the time, `low` and `high`.
+        groups: one row per group: `rows`, `events`, `median` of the times, `median_low` and
+            `median_high`; NaN where a curve does not come down to a half.
+        tests: of equal hazards of the groups: `chi2`, `df` and `p` of the log-rank test of all rows
+            ("pooled", in one process), and of that within each client, summed ("by client").
+        prob: of the intervals, which are symmetric on the scale of log(-log(survival)).
+        left_out: client -> why it is not in it.
+        note: how the numbers are to be read.
+    """
+
+    title: str
+    response: str
+    by: str | None
+    frame: pd.DataFrame
+    groups: pd.DataFrame
+    tests: pd.DataFrame
+    prob: float
+    left_out: Mapping[str, str]
+    note: str
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the curves as steps, with bands.
+
+        Args:
+            ax: axes to draw on. Default None: new ones.
+        """
+        from hierfl.plots.effects import new_axes, survival_steps
+
+        found = survival_steps(new_axes(ax), self.frame)
+        found.set(xlabel=self.response)
+        return found
+
+
+@spelled
+def kaplan_meier(
+    rows: Any,
+    formula: Formula,
+    *,
+    by: str | None = None,
+    prob: float = PROB,
+    least_count: int | None = None,
+) -> KaplanMeier:
+    """Estimate Kaplan-Meier curves of clients' times, and test whether those of groups differ.
+
+    Each client returns how many of its rows had left, by an event or censored, by each of its
+    times. With `least_count` above 1, as always over nodes, by the ends of ranges in which so many
+    leave, and events are rounded to multiples of it: curves are then those of an actuarial life
+    table, in which a client's last rows are censored at its last end. The log-rank test by client
+    adds up O - E and its covariance, as each client computes them from its own times (Mantel 1966);
+    it compares rows of the same client alone.
+
+    Args:
+        rows: frames, or nodes, as for `hierfl.describe`; which answer under the same policy.
+        formula: whose response is described: `time`, `time | event(status)` or `time | cens(status)`
+            of times that are censored on the right.
+        by: a column whose values are the groups; or that of the clients. Default None: one curve.
+        prob: of the intervals.
+        least_count: an integer. Default None: 1 of frames, 5 over nodes.
+
+    Raises:
+        TypeError: there is no formula.
+        KeyError: a client lacks a column.
+        ValueError: times are not above 0, or entered late, or censored otherwise; or `least_count` is
+            below 1, or no client may tell of its times.
+        Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
+    """
+    if not isinstance(formula, Formula):
+        raise TypeError(
+            "formula is no hierfl.formula: declare one of the times, "
+            "hierfl.formula('time | event(status) ~ 1', 'weibull', clients='hospital')"
+        )
+    check_prob(prob)
+    over, least = least_of(rows, least_count)
+    declared, is_client = formula.declared, by == formula.clients
+    each = None if is_client else by
+    left_out: Mapping[str, str] = {}
+    if over:
+        answers, left_out = rows.told_over(formula, "times", (), each, least)
+    else:
+        answers = {}
+        kinds: dict[str, Any] = dict.fromkeys([declared.parts.response])
+        kinds |= dict.fromkeys([*declared.parts.additions.values(), *([each] if each else [])])
+        for client, frame in by_client(rows, formula.clients).items():
+            whole = complete(frame, kinds, client, declared.missing)
+            answers[client] = of_survival(whole, declared, each, client, least)
+    return _made(answers, formula, by, least, prob, left_out)
+
+
+def _made(
+    answers: Mapping[str, OfSurvival],
+    formula: Formula,
+    by: str | None,
+    least: int,
+    prob: float,
+    left_out: Mapping[str, str],
+) -> KaplanMeier:
+    """Return the curves of what clients tell."""
+    parts: dict[str, list[OfTimes]] = {}
+    for client, one in answers.items():
+        for group, times in one.groups.items():
+            parts.setdefault(client if by == formula.clients else group, []).append(times)
+    if not parts:
+        raise ValueError(f"no client has {least} rows with {least} events: nothing may be told")
+    names = tuple(parts) if by == formula.clients else ordered(parts) if by else tuple(parts)
+    frames, lines = [], []
+    for group in names:
+        curve = _exact(parts[group]) if least == 1 else _life_table(parts[group])
+        curve = with_ends(curve, prob)
+        frames.append(curve.assign(group=group))
+        line = {"rows": sum(one.rows for one in parts[group]), "events": curve["events"].sum()}
+        lines.append({"group": group, **line, **_median(curve)})
+    response = formula.declared.parts.response
+    groups = pd.DataFrame(lines).astype({"events": "int64"} if least == 1 else {})
+    return KaplanMeier(
+        title=f"{response} of {len(answers)} clients{f', by {by}' if by else ''}",
+        response=response,
+        by=by,
+        frame=pd.concat(frames, ignore_index=True)[["group", *CURVE, "low", "high"]],
+        groups=groups if by else groups.drop(columns="group"),
+        tests=_tests(answers, parts, names, least),
+        prob=prob,
+        left_out=left_out,
+        note=_note(answers, least, prob, left_out),
+    )
+
+
+CURVE = ["time", "at_risk", "events", "survival"]
+
+
+def _exact(parts: Sequence[OfTimes]) -> pd.DataFrame:
+    """Return the curve of times that are all known."""
+    when, happened, risk = at_each_time(parts)
+    return pd.DataFrame(
+        {"time": when, "at_risk": risk, "events": happened, "left": risk}, dtype=np.float64
+    )
+
+
+def at_each_time(parts: Sequence[OfTimes]) -> tuple[Floats, Floats, Floats]:
+    """Return the different times of clients that tell all, events at each, and rows at risk, (T,) each."""
+    when = np.array(sorted({end for one in parts for end in one.ends}))
+    happened, gone = np.zeros(len(when)), np.zeros(len(when))
+    for one in parts:
+        at = np.searchsorted(when, one.ends)
+        happened[at] += np.diff([0, *one.events])
+        gone[at] += np.diff([0, *one.exits])
+    rows = sum(one.rows for one in parts)
+    return when, happened, rows - np.concatenate([[0.0], gone.cumsum()[:-1]])
+
+
+def _life_table(parts: Sequence[OfTimes]) -> pd.DataFrame:
+    """Return the actuarial curve: those who are censored in a range count half of it."""
+    when = np.array(sorted({0.0, *(end for one in parts for end in one.ends)}))
+    risk, happened, lost = (np.zeros(len(when) - 1) for _ in range(3))
+    for one in parts:
+        ends = [0.0, *one.ends]
+        there = when[1:] <= ends[-1]  # later its last rows are censored
+        exits, events = (np.interp(when, ends, [0, *of]) for of in (one.exits, one.events))
+        risk += there * (one.rows - exits[:-1])
+        happened += there * np.diff(events)
+        lost += there * np.maximum(np.diff(exits) - np.diff(events), 0.0)
+    columns = {"time": when[1:], "at_risk": risk, "events": happened, "left": risk - 0.5 * lost}
+    return pd.DataFrame(columns)[risk > 0.0]
+
+
+def with_ends(curve: pd.DataFrame, prob: float) -> pd.DataFrame:
+    """Add the survival probability, and Greenwood's interval on the scale of log(-log S)."""
+    d, n = curve["events"].to_numpy(), curve["left"].to_numpy()
+    share = np.minimum(d / n, 1.0)
+    beyond = (1.0 - share).cumprod()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.sqrt((share / (n * (1.0 - share))).cumsum()) / np.log(beyond)
+        z = stats.norm.ppf(0.5 + prob / 2.0)
+        low, high = (beyond ** np.exp(sign * z * spread) for sign in (-1.0, 1.0))
+    none = beyond == 1.0
+    return curve.assign(
+        survival=beyond, low=np.where(none, 1.0, low), high=np.where(none, 1.0, high)
+    )
+
+
+def _median(curve: pd.DataFrame) -> dict[str, float]:
+    """Return the first time at which the curve is at a half or below, and those of its ends."""
+    found = {}
+    for name, of in (("median", "survival"), ("median_low", "low"), ("median_high", "high")):
+        at = curve.loc[curve[of] <= 0.5 + 1e-12, "time"]
+        found[name] = float(at.iloc[0]) if len(at) else np.nan
+    return found
+
+
+# ------------------------------------------------------------ log-rank
+def _tests(
+    answers: Mapping[str, OfSurvival],
+    parts: Mapping[str, Sequence[OfTimes]],
+    names: Sequence[str],
+    least: int,
+) -> pd.DataFrame:
+    """Return the log-rank tests that what clients tell allows."""
+    lines = {}
+    if len(names) > 1 and least == 1:
+        lines["pooled"] = _test(*_pooled(parts, names))
+    own = [one.logrank for one in answers.values() if one.logrank is not None]
+    if own:
+        lines["by client"] = _test(*_summed(own, names))
+    return pd.DataFrame(lines, index=["chi2", "df", "p"]).T
+
+
+def _pooled(parts: Mapping[str, Sequence[OfTimes]], names: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return O - E and its covariance of all rows together."""
+    tables = [at_each_time(parts[name]) for name in names]
+    when = np.array(sorted({t for at, happened, _ in tables for t in at[happened > 0.0]}))
+    risk, happened = np.zeros((len(when), len(names))), np.zeros((len(when), len(names)))
+    for k, (at, events, left) in enumerate(tables):
+        place = np.searchsorted(at, when)
+        risk[:, k] = np.append(left, 0.0)[place]
+        same = place < len(at)
+        same[same] = at[place[same]] == when[same]
+        happened[same, k] = events[place[same]]
+    return sums_of_logrank(risk, happened)
+
+
+def _summed(own: Sequence[OfLogrank], names: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return the sums over clients of O - E and its covariance."""
+    excess, covariance = np.zeros(len(names)), np.zeros((len(names), len(names)))
+    for one in own:
+        at = [names.index(group) for group in one.groups]
+        excess[at] += one.excess
+        covariance[np.ix_(at, at)] += np.array(one.covariance)
+    return excess, covariance
+
+
+def _test(excess: Floats, covariance: Floats) -> list[float]:
+    """Return chi-squared, its degrees of freedom, and p."""
+    inverse = np.linalg.pinv(covariance, rcond=1e-6, hermitian=True)
+    df = int(np.linalg.matrix_rank(covariance, tol=1e-6 * np.abs(covariance).max(), hermitian=True))
+    chi2 = float(excess @ inverse @ excess)
+    return [chi2, df, float(stats.chi2.sf(chi2, df))]
+
+
+def _note(
+    answers: Mapping[str, OfSurvival], least: int, prob: float, left_out: Mapping[str, str]
+) -> str:
+    lines = [f"median_low and median_high are the ends of the {percent(prob)} interval."]
+    if least > 1:
+        lines.append(f"Events are to the nearest {least}, and curves those of life tables.")
+    some = [client for client, one in answers.items() if one.left]
+    if some:
+        lines.append(f"Groups of too few rows or events are left out at {', '.join(some)}.")
+    lines += [f"Client '{client}' is not in it: {why}" for client, why in left_out.items()]
+    return "\n".join(lines)

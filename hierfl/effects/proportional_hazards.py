@@ -1,0 +1,267 @@
+"""Are hazards proportional? A score test of effects that change with time, and their course.
+
+Source: Grambsch and Therneau 1994, Biometrika 81:515, doi:10.1093/biomet/81.3.515.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from hierfl.core.process import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.averages import in_turn
+from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.predictor import distribution, predictor
+from hierfl.effects.predictor_rows import rows_of_client
+from hierfl.models.families.survival import hazards
+from hierfl.posterior.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
+Transform = Literal["km", "rank", "log", "identity"]
+PROPORTIONAL = ("exponential", "weibull", "piecewise_exponential")  # families
+SMALL = 0.05  # p below which hazards are said not to be proportional
+ALL = "all"
+
+
+def _shown(found: ProportionalHazards) -> Shown:
+    return Shown(found.title, found.frame, found.verdict)
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class ProportionalHazards:
+    """Whether effects on the hazard change with time.
+
+    Args:
+        title: of which times.
+        frame: one row per common column, and "all": `change` of its log hazard ratio from the first
+            event to the last, with `se`; `chi2`, `df` and `p` of the hypothesis of no change.
+        residuals: one row per event: its `time`, and for each column the log hazard ratio about it
+            (scaled Schoenfeld residuals plus the coefficient's posterior mean).
+        verdict: what the tests say.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    residuals: pd.DataFrame
+    verdict: str
+
+    def plot(self, term: str, ax: Axes | None = None) -> Axes:
+        """Draw the log hazard ratio of a column over time: events, and means of tenths of them with 90 % intervals.
+
+        Args:
+            term: a row of `frame`.
+            ax: axes to draw on. Default None: new ones.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        from hierfl.plots.effects import hazard_ratio_course, new_axes
+
+        if term not in self.residuals or term == "time":
+            known = ", ".join(self.residuals.columns[1:])
+            raise KeyError(f"term is {term!r}: the columns are {known}")
+        return hazard_ratio_course(new_axes(ax), self.residuals["time"], self.residuals[term], term)
+
+
+@one_at_a_time
+def proportional_hazards(
+    fit: Snapshot | Drawn,
+    *,
+    transform: Transform = "km",
+    draws: int = 1000,
+    seed: int = 0,
+) -> ProportionalHazards:
+    """Test whether the common effects on the hazard are the same at all times.
+
+        U = sum over events k of g(t_k) (x_k - xbar(t_k)),    chi2 = U' V^-1 U
+
+    xbar is the mean of x over the rows at risk, weighted by exp(eta), eta the posterior mean of the
+    log hazard, own coefficients of clients and groups included. V is the information on a
+    coefficient theta of g(t) x, given the coefficients of x; U is taken at their best values by one
+    Newton step. The baseline hazard is that of Cox's partial likelihood, whatever the family's is.
+    Each client returns sums over its rows at risk at each event, so that the check is for rows in one
+    process.
+
+    Args:
+        fit: of a `hierfl.formula` for times: exponential, weibull or piecewise_exponential.
+        transform: g of time, from 0 at the first event to 1 at the last: "km" (1 less the share
+            beyond), "rank" of the events, "log" or "identity".
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: the fit is of another model.
+        ValueError: the family has no proportional hazards, a parameter has terms, times are censored on
+            the left or in intervals, there are no common columns or fewer than two events; or
+            `transform` is another word.
+        RowsNotSaved: the rows were not saved with the fit.
+    """
+    if transform not in get_args(Transform):
+        raise ValueError(f"transform is {transform!r}: it must be one of {get_args(Transform)}")
+    found = drawn(fit, "proportional_hazards", draws=draws, seed=seed)
+    _check(found)
+    names = list(found.layout.common.columns)
+    factor = _factor(found)
+    parts = [_of_client(found, client, factor) for client in range(len(found.clients))]
+    time, event, entry, weight, eta, x = (np.concatenate(of) for of in zip(*parts, strict=True))
+    course = course_of(time, event, entry, weight * np.exp(eta - eta.mean()), x, weight)
+    lines, residuals = score_tests(
+        course, transform, (factor * found.common[..., 0]).mean(0).numpy()
+    )
+    frame = pd.DataFrame(lines, index=[*names, ALL])
+    table = pd.DataFrame(np.column_stack([course.time, residuals]), columns=["time", *names])
+    response = found.formula.declared.parts.response
+    return ProportionalHazards(
+        f"Proportional hazards of {response}, {len(course.time)} events, by {transform} of time",
+        frame,
+        table,
+        _verdict(frame),
+    )
+
+
+def _check(found: Drawn) -> None:
+    family, additions = found.family.name, found.formula.declared.parts.additions
+    if family not in PROPORTIONAL:
+        raise ValueError(
+            f"the response is {family}, whose hazards are not proportional: the check is for "
+            f"{', '.join(PROPORTIONAL)}"
+        )
+    if found.with_terms:
+        raise ValueError(
+            f"'{next(iter(found.with_terms))}' has terms, so that hazards are not proportional: check "
+            "a fit without them"
+        )
+    if not found.clients:
+        raise ValueError("clients' rows are at their nodes: the check is for rows in one process")
+    if not found.layout.common.columns:
+        raise ValueError("the formula has no common columns, whose effects could be checked")
+    if "upper" in additions:
+        raise ValueError(
+            "times are censored in intervals: the check is for exact and right-censored"
+        )
+
+
+def _factor(found: Drawn) -> Tensor:
+    """Return what takes a linear predictor to the log hazard at each draw, (S, 1): -shape of a Weibull."""
+    eta = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(found.count, 2)
+    fn, one = hazards(distribution(found, eta, found.parameters)), torch.ones_like(eta)
+    log_hazard = fn.log_density(one) + fn.cumulative_hazard(one)
+    return (log_hazard[:, 1] - log_hazard[:, 0])[:, None]
+
+
+def _of_client(found: Drawn, client: int, factor: Tensor) -> tuple[Any, ...]:
+    """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
+    rows = rows_of_client(found.formula, found.data, client)
+    place = slice(int(found.data.offsets[client]), int(found.data.offsets[client + 1]))
+    fields = {n: v[place].double().numpy() for n, v in found.data.fields.items() if v.dim() == 1}
+    zeros = np.zeros(rows.count)
+    censored = fields.get("cens", zeros)
+    if (censored < 0.0).any() or (censored > 1.0).any():
+        raise ValueError(
+            "times are censored on the left or in intervals: the check is for the right"
+        )
+    each = [
+        (factor * predictor(found, some, client)).mean(0) for some in in_turn(rows, found.count)
+    ]
+    eta = torch.cat(each).numpy()
+    return (
+        rows.fields["y"].numpy(), censored == 0.0, fields.get("entry", zeros),
+        rows.weights.numpy(), eta, rows.common.numpy(),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ events and the rows at risk
+@dataclass(frozen=True, eq=False)
+class Course:
+    """At each event, in order of time: x - xbar (K, P), the covariance of x at risk (K, P, P), and its weight."""
+
+    time: Floats
+    away: Floats
+    spread: Floats
+    weight: Floats
+    beyond: Floats  # Kaplan-Meier's share beyond the time before, (K,)
+
+
+def course_of(
+    time: Floats, event: Any, entry: Floats, risk: Floats, x: Floats, weight: Floats
+) -> Course:
+    """Return what Schoenfeld's residuals are made of; `risk` is the weight of each row times its exp(eta)."""
+    if event.sum() < 2:
+        raise ValueError("there are fewer than two events: nothing can be seen to change with time")
+    order = np.argsort(time[event], kind="stable")
+    when, own, counted = time[event][order], x[event][order], weight[event][order]
+    different, at = np.unique(when, return_inverse=True)
+    means, spreads, shares = [], [], []
+    for t in different:
+        there = (time >= t) & (entry < t)
+        share = risk[there] / risk[there].sum()
+        mean = share @ x[there]
+        means.append(mean)
+        spreads.append((share[:, None] * x[there]).T @ x[there] - np.outer(mean, mean))
+        shares.append(1.0 - counted[when == t].sum() / weight[there].sum())
+    beyond = np.concatenate([[1.0], np.cumprod(shares)[:-1]])
+    return Course(when, own - np.array(means)[at], np.array(spreads)[at], counted, beyond[at])
+
+
+def score_tests(
+    course: Course, transform: Transform, loc: Floats
+) -> tuple[dict[str, list[float]], Floats]:
+    """Return the columns of the frame, with the test of all in the end, and scaled residuals, (K, P)."""
+    g, weight = _transformed(course, transform), course.weight
+    first = (weight[:, None] * course.away).sum(0)
+    second = ((weight * g)[:, None] * course.away).sum(0)
+    plain, once, twice = (
+        np.einsum("k,kij->ij", weight * g**power, course.spread) for power in (0, 1, 2)
+    )
+    step = np.linalg.pinv(plain, hermitian=True)
+    score = second - once @ step @ first
+    info = twice - once @ step @ once
+    lines: dict[str, list[float]] = {"change": [], "se": [], "chi2": [], "df": [], "p": []}
+    for u, v in zip(score, np.diag(info), strict=True):
+        chi2 = u**2 / v if v > 0.0 else np.nan
+        values = (u / v, v**-0.5, chi2, 1, stats.chi2.sf(chi2, 1)) if v > 0.0 else (np.nan,) * 5
+        for name, value in zip(lines, values, strict=True):
+            lines[name].append(float(value))
+    df = int(np.linalg.matrix_rank(info, hermitian=True))
+    chi2 = float(score @ np.linalg.pinv(info, hermitian=True) @ score)
+    for name, value in zip(lines, (np.nan, np.nan, chi2, df, stats.chi2.sf(chi2, df)), strict=True):
+        lines[name].append(float(value))
+    return lines, loc + len(g) * course.away @ step
+
+
+def _transformed(course: Course, transform: Transform) -> Floats:
+    """Return g of the time of each event, from 0 to 1."""
+    g = {
+        "km": lambda: 1.0 - course.beyond,
+        "rank": lambda: stats.rankdata(course.time),
+        "log": lambda: np.log(course.time),
+        "identity": lambda: course.time,
+    }[transform]()
+    if np.ptp(g) == 0.0:
+        raise ValueError("all events are at one time: nothing can be seen to change with time")
+    found: Floats = (g - g.min()) / np.ptp(g)
+    return found
+
+
+def _verdict(frame: pd.DataFrame) -> str:
+    p = float(frame.loc[ALL, "p"])
+    small = [str(name) for name in frame.index[:-1] if frame.loc[name, "p"] < SMALL]
+    if p >= SMALL and not small:
+        return f"No effect is seen to change with time (p = {p:.2g})."
+    which = ", ".join(small) or "some column"
+    return (
+        f"The effect of {which} changes with time (p = {p:.2g} of all): a hazard ratio is a mean over "
+        "time; see .plot(term), and fit periods apart."
+    )

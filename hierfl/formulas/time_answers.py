@@ -1,0 +1,199 @@
+"""What one client answers about times: cumulative events and exits, and its own log-rank sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hierfl.formulas.columns import CENSORED, level_name, named, numbers
+from hierfl.formulas.parse import Declaration
+from hierfl.formulas.table_answers import finite, group_name, of_groups, on_grid, told, whole
+
+Floats = NDArray[np.float64]
+MOST_ENDS, MOST_GROUPS = 10_000, 50
+
+
+@dataclass(frozen=True)
+class OfTimes:
+    """Rows of a group; how many had left, by an event or censored, and had an event, by each of `ends`.
+
+    Of a client that tells all (`least` of 1) these are its distinct times. Else so many leave between
+    two of them, and events are rounded to multiples of it.
+    """
+
+    rows: int
+    ends: tuple[float, ...]
+    exits: tuple[int, ...]
+    events: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OfLogrank:
+    """Events less those expected if all groups had one hazard, (G,), and their covariance, (G, G)."""
+
+    groups: tuple[str, ...]
+    excess: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class OfSurvival:
+    """Group -> times; the log-rank sums of this client alone; rows of groups that are too small are `left`."""
+
+    groups: Mapping[str, OfTimes]
+    logrank: OfLogrank | None
+    left: int = 0
+
+
+def times_and_events(
+    frame: pd.DataFrame, declared: Declaration, client: str
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return times, and whether each ended in an event; refuse what no Kaplan-Meier curve is of."""
+    response, additions = declared.parts.response, declared.parts.additions
+    if others := sorted(additions.keys() - {"event", "cens"}):
+        raise ValueError(
+            f"'{response}' has {others[0]}({additions[others[0]]}), of which no Kaplan-Meier curve is "
+            "made: times may be censored on the right alone, event(status) or cens(status)"
+        )
+    times, events = numbers(frame[response]), np.ones(len(frame), dtype=bool)
+    if not (np.isfinite(times) & (times > 0.0)).all():
+        raise ValueError(f"times '{response}' of client '{client}' must be finite and above 0")
+    if "event" in additions:
+        status = numbers(frame[additions["event"]])
+        if not np.isin(status, (0.0, 1.0)).all():
+            raise ValueError(f"column '{additions['event']}' of client '{client}' must be 0 or 1")
+        events = status == 1.0
+    elif "cens" in additions:
+        words = [level_name(value) for value in frame[additions["cens"]]]
+        codes = [CENSORED.get(word, word) for word in words]
+        if not {*map(str, codes)} <= {"0", "1"}:
+            raise ValueError(
+                f"column '{additions['cens']}' of client '{client}' must be 0 (none) or 1 (right)"
+            )
+        events = np.array([str(code) == "0" for code in codes])
+    return times, events
+
+
+def of_survival(
+    frame: pd.DataFrame, declared: Declaration, by: str | None, client: str, least: int
+) -> OfSurvival:
+    """Return what a client tells of its times, by the values of a column."""
+    times, events = times_and_events(frame, declared, client)
+    parts = sorted(of_groups(frame, by, client), key=lambda one: (int(one[1].sum()), one[0]))
+    groups, left = {}, 0
+    for name, own in parts:
+        # of all rows but a few, whose number is known, these would be told too
+        few = own.sum() < least or 0 < events[own].sum() < least or 0 < left < least
+        left += int(own.sum()) if few else 0
+        if not few:
+            groups[name] = of_times(times[own], events[own], least)
+    names = np.full(len(frame), "", dtype=np.str_) if by is None else named(frame[by], by, client)
+    there = np.isin(names, list(groups))
+    logrank = of_logrank(times[there], events[there], names[there], least)
+    return OfSurvival(groups, logrank, told(left, least))
+
+
+def of_times(times: Floats, events: NDArray[np.bool_], least: int) -> OfTimes:
+    """Return cumulative exits and events at the ends of ranges in which `least` rows or more leave."""
+    at = times if least == 1 else on_grid(times)
+    ends, place, leave = np.unique(at, return_inverse=True, return_counts=True)
+    exits = leave.cumsum()
+    happened = np.bincount(place, weights=events, minlength=len(ends)).astype(int).cumsum()
+    kept, before = [], 0
+    for k, upto in enumerate(exits.tolist()):
+        if upto - before >= least and len(times) - upto >= (least if least > 1 else 0):
+            kept.append(k)
+            before = upto
+    cells = [(int(exits[k]), least * round(int(happened[k]) / least)) for k in kept]
+    return OfTimes(
+        len(times),
+        tuple(float(ends[k]) for k in kept),
+        tuple(exit for exit, _ in cells),
+        tuple(min(event, exit) for exit, event in cells),
+    )
+
+
+def of_logrank(times: Floats, events: Any, names: Any, least: int) -> OfLogrank | None:
+    """Return a client's log-rank sums; None where it has fewer than two groups, or too few events.
+
+    O - E of each group, and its hypergeometric covariance (Mantel 1966), summed over the times.
+    """
+    groups = sorted(set(names.tolist()))
+    if len(groups) < 2 or events.sum() < least:
+        return None
+    excess, covariance = sums_of_logrank(*at_risk(times, events, names, groups))
+    if least > 1:  # four digits, of which none tells a time
+        excess, covariance = (
+            np.vectorize(lambda v: float(f"{v:.4g}"))(x) for x in (excess, covariance)
+        )
+    rows = tuple(tuple(map(float, row)) for row in covariance)
+    return OfLogrank(tuple(groups), tuple(map(float, excess)), rows)
+
+
+def at_risk(times: Floats, events: Any, names: Any, groups: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return rows at risk and events at each time of an event, (T, G) both."""
+    when = np.unique(times[events])
+    risk, happened = np.zeros((len(when), len(groups))), np.zeros((len(when), len(groups)))
+    for k, group in enumerate(groups):
+        own = names == group
+        risk[:, k] = own.sum() - np.searchsorted(np.sort(times[own]), when, side="left")
+        of = np.sort(times[own & events])
+        happened[:, k] = np.searchsorted(of, when, "right") - np.searchsorted(of, when, "left")
+    return risk, happened
+
+
+def sums_of_logrank(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
+    """Return the sums over times of observed less expected events, (G,), and of their covariances, (G, G)."""
+    n, d = risk.sum(1), happened.sum(1)
+    share = risk / n[:, None]
+    excess: Floats = (happened - d[:, None] * share).sum(0)
+    spread = np.where(n > 1.0, d * (n - d) / np.maximum(n - 1.0, 1.0), 0.0)
+    apart = np.eye(risk.shape[1]) * share[:, :, None] - share[:, :, None] * share[:, None, :]
+    covariance: Floats = (spread[:, None, None] * apart).sum(0)
+    return excess, covariance
+
+
+# ------------------------------------------------------------ as JSON, of a node that may lie
+def survival_of_json(found: Any) -> OfSurvival:
+    """Return the answer of some JSON that `of_survival` was written as, or raise ValueError."""
+    try:
+        groups = {group_name(name): _times(of) for name, of in found["groups"].items()}
+        if len(groups) > MOST_GROUPS:
+            raise ValueError(f"it names more than {MOST_GROUPS} groups")
+        return OfSurvival(
+            groups, _logrank(found["logrank"], set(groups)), whole(found["left"], few=True)
+        )
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"it tells of no times ({type(error).__name__}: {error})"[:300]) from error
+
+
+def _times(found: Any) -> OfTimes:
+    ends = tuple(map(finite, found["ends"]))
+    exits, events = (tuple(map(whole, found[name])) for name in ("exits", "events"))
+    rows = whole(found["rows"])
+    right = len(ends) == len(exits) == len(events) <= MOST_ENDS
+    right &= list(ends) == sorted(set(ends)) and all(end > 0.0 for end in ends)
+    right &= [*exits, rows] == sorted([*exits, rows]) and list(events) == sorted(events)
+    right &= all(event <= exit for exit, event in zip(exits, events, strict=False))
+    if not right:
+        raise ValueError("its counts do not rise with its times, or it has more events than exits")
+    return OfTimes(rows, ends, exits, events)
+
+
+def _logrank(found: Any, known: set[str]) -> OfLogrank | None:
+    if found is None:
+        return None
+    groups, excess = tuple(map(group_name, found["groups"])), tuple(map(finite, found["excess"]))
+    covariance = tuple(tuple(map(finite, row)) for row in found["covariance"])
+    sizes = {len(groups), len(excess), len(covariance), *map(len, covariance)}
+    if len(sizes) > 1 or not {*groups} <= known or len({*groups}) < len(groups):
+        raise ValueError("its log-rank sums are of other groups")
+    least = np.linalg.eigvalsh(np.array(covariance)).min()
+    if not least > -1e-3 * max(map(abs, np.ravel(covariance)), default=0.0):
+        raise ValueError("its log-rank covariance is none")
+    return OfLogrank(groups, excess, covariance)

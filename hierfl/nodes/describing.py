@@ -1,0 +1,199 @@
+"""Table 1 and times over nodes: what a node tells of its rows once, and how a server asks.
+
+A node tells under its policy, "descriptions" in `may_leave`, of columns that its formula reads. It
+answers one question about a table and one about times, until its owner lets it answer another: the
+difference of two answers would tell of the rows in which they differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import pandas as pd
+
+from hierfl.core.process import one_at_a_time
+from hierfl.formulas.columns import by_client, complete, incomplete
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.table_answers import OfNumbers, of_table, table_of_json
+from hierfl.formulas.time_answers import of_survival, survival_of_json
+from hierfl.nodes import log
+from hierfl.nodes.account import digest
+from hierfl.nodes.agreed_schema import TWICE, check_may_tell
+from hierfl.nodes.agreement import client_name
+from hierfl.nodes.approval import asked_first
+from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.odd_answers import FAR
+from hierfl.nodes.policy import Forbidden, Policy, policy_at
+
+DESCRIBED, LEAVES = "descriptions.jsonl", "descriptions"
+MOST = 1 << 26  # bytes of an answer
+LEAST_TOLD = 2  # of the rows that a number rests on, whatever a policy says
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a "table" of columns or "times", by the values of a column ("": of all rows)."""
+
+    ask: Literal["table", "times"]
+    least: int
+    by: str
+    columns: tuple[str, ...] = ()
+
+    def content(self) -> bytes:
+        """Return the question as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def of(content: bytes) -> Question:
+        """Read the question of a server, or raise Refused."""
+        found = read_json(content, MOST)
+        known = isinstance(found, dict) and found.keys() == {"ask", "least", "by", "columns"}
+        if not known or found["ask"] not in ("table", "times") or not isinstance(found["by"], str):
+            raise Refused("it is no question about rows")
+        columns, least = found["columns"], found["least"]
+        if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
+            raise Refused("it is no question about rows: its columns are no list of names")
+        if type(least) is not int or not LEAST_TOLD <= least < 1 << 26:
+            raise Refused(f"it asks for numbers that rest on {str(least)[:20]} rows")
+        return Question(found["ask"], least, found["by"], tuple(columns))
+
+
+# ------------------------------------------------------------ a node
+@one_at_a_time
+def answer_description(
+    formula: Formula,
+    frames: Any,
+    folder: str | Path,
+    content: bytes,
+    *,
+    policy: str | Path | None = None,
+) -> bytes:
+    """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
+    root = Path(folder)
+    allowed = policy_at(policy, root)
+    with log.answering(root):
+        asked = Question.of(content)
+        clients = by_client(frames, formula.clients)
+        if len(clients) != 1:
+            raise Refused("a node has the rows of one client: start a node for each")
+        ((client, frame),) = clients.items()
+        _check_question(formula, asked, allowed, frame)
+        if allowed.approve == "ask":
+            asked_first(root, "description", _said(formula, asked))
+        answer, what = _answered_once(root, formula, asked, content, client, frame)
+        about: Any = {"question": asdict(asked), "rows": len(frame), "policy": allowed.said()}
+        return log.left(root, answer.encode(), what, **about)
+
+
+def _check_question(
+    formula: Formula, asked: Question, allowed: Policy, frame: pd.DataFrame
+) -> None:
+    """Refuse a question that the policy does not allow, or of columns that the formula does not read."""
+    if LEAVES not in allowed.may_leave:
+        raise Forbidden(f"the node's policy lets no {LEAVES} leave")
+    check_may_tell(formula, allowed, frame)
+    if asked.least < allowed.min_count:
+        raise Forbidden(
+            f"the node's policy tells of no fewer than {allowed.min_count} rows, and the server asks "
+            f"for numbers of {asked.least}: ask by least_count={allowed.min_count}"
+        )
+    if others := sorted(
+        {*asked.columns, *([asked.by] if asked.by else [])} - {*formula.declared.rows_of}
+    ):
+        raise Refused(f"it reads {', '.join(others)[:200]}, which the formula does not")
+    if len(set(asked.columns)) < len(asked.columns):
+        raise Refused("it names a column twice")
+
+
+def _said(formula: Formula, asked: Question) -> str:
+    """Return what an owner is asked to approve."""
+    of = ", ".join(asked.columns) if asked.ask == "table" else formula.declared.parts.response
+    by = f", by the values of {asked.by}" if asked.by else ""
+    return f"""A description of the rows ({asked.ask}).
+Formula {formula.text}
+Counts, means, sds and cumulative counts leave the node, of {of}{by}.
+Each rests on {asked.least} rows or more."""
+
+
+def _answered_once(
+    root: Path, formula: Formula, asked: Question, content: bytes, client: str, frame: pd.DataFrame
+) -> tuple[str, str]:
+    """Return the answer to a question, of which a node gives one of each kind, and what it is."""
+    for one in log.lines(root / DESCRIBED):
+        if one.get("ask") == asked.ask and one.get("request") == digest(content):
+            return str(one["answer"]), "again: description"
+        if one.get("ask") == asked.ask:
+            raise Refused(
+                f"it has told of its {'rows' if asked.ask == 'table' else 'times'} before, by another "
+                f"question: a node answers once; its owner may remove {DESCRIBED} from its folder"
+            )
+    declared, by = formula.declared, asked.by or None
+    told: Any
+    if asked.ask == "table":
+        whole = ~incomplete(frame, declared.rows_of, client, "drop")
+        told = of_table(frame, asked.columns, by, client, asked.least, whole)
+    else:
+        needs: Any = dict.fromkeys([declared.parts.response, *declared.parts.additions.values()])
+        needs |= {by: None} if by else {}
+        whole = complete(frame, needs, client, declared.missing)
+        told = of_survival(whole, declared, by, client, asked.least)
+    answer = json.dumps({"client": client, "answer": asdict(told)}, allow_nan=False)
+    line = {"ask": asked.ask, "request": digest(content), "answer": answer}
+    log.append(root / DESCRIBED, line)
+    return answer, "description"
+
+
+# ------------------------------------------------------------ the server
+def told_by(
+    answers: Mapping[Any, bytes], question: Question
+) -> tuple[dict[str, Any], dict[Any, str]]:
+    """Return what each client tells, sorted by name, and the nodes whose answer is none, with reasons."""
+    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
+    left_out: dict[Any, str] = {}
+    for key, content in answers.items():
+        try:
+            said = read_json(content, MOST)
+            if not isinstance(said, dict) or said.keys() != {"client", "answer"}:
+                raise Refused("it answers without the name of its client")
+            client = client_name(said["client"])
+            if client in keys:
+                left_out[keys[client]] = TWICE
+                raise Refused(TWICE)
+            keys[client] = key
+            if question.ask == "table":
+                found[client] = table_of_json(said["answer"], question.columns)
+            else:
+                found[client] = survival_of_json(said["answer"])
+            if not question.by and not {*found[client].groups} <= {""}:
+                raise Refused("it answers by groups that were not asked for")
+        except ValueError as error:
+            left_out[key] = str(error)[:300]
+    left_out |= {keys[client]: why for client, why in _odd(found, question).items()}
+    return {c: found[c] for c in sorted(found) if keys[c] not in left_out}, left_out
+
+
+def _odd(found: Mapping[str, Any], question: Question) -> dict[str, str]:
+    """Return the clients of which a column is of another kind than at most others, or far from theirs."""
+    out: dict[str, str] = {}
+    for name in question.columns if len(found) > 2 else ():
+        of = {client: [p[name].found for p in one.groups.values()] for client, one in found.items()}
+        kinds = {c: type(one).__name__ for c, each in of.items() for one in each if one is not None}
+        (most, times), *_ = Counter(kinds.values()).most_common(1) or [("", 0)]
+        if 2 * times > len(kinds):
+            words = f"column '{name}' is of another kind there than at most others"
+            out |= {client: words for client, kind in kinds.items() if kind != most}
+        sizes = {
+            client: max((abs(n.mean) + n.sd for n in each if isinstance(n, OfNumbers)), default=0.0)
+            for client, each in of.items()
+        }
+        usual = median(sizes.values())
+        words = f"the values of '{name}' are more than {FAR:g} times those of most others"
+        out |= {client: words for client, size in sizes.items() if size > FAR * usual > 0.0}
+    return out

@@ -1,0 +1,167 @@
+"""Table 1, beside pandas on all rows together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hierfl
+from hierfl.formulas.table_answers import FEW, OfLevels, OfNumbers, cumulative, of_table, told
+
+
+def patients(rows: int = 600, seed: int = 0) -> pd.DataFrame:
+    g = np.random.default_rng(seed)
+    found = pd.DataFrame(
+        {
+            "hospital": g.choice(["north", "south", "west"], rows, p=[0.5, 0.3, 0.2]),
+            "arm": g.choice(["new", "old"], rows),
+            "age": g.normal(60.0, 9.0, rows).round(1),
+            "stage": pd.Categorical(g.choice(["I", "II", "III"], rows), ["I", "II", "III"]),
+            "dose": g.exponential(3.0, rows),
+        }
+    )
+    found.loc[g.random(rows) < 0.1, "dose"] = np.nan
+    return found
+
+
+def line(found: Any, variable: str, group: str, level: str = "") -> Any:
+    """Return one row of the frame."""
+    of = found.frame
+    at = (of["variable"] == variable) & (of["group"] == group) & (of["level"] == level)
+    (only,) = of[at].itertuples()
+    return only
+
+
+@pytest.mark.parametrize("by", [None, "arm", "hospital"])
+def test_frames_in_one_process_are_described_as_pandas_does(by: str | None) -> None:
+    whole = patients()
+    parts = {str(name): part for name, part in whole.groupby("hospital")}
+    groups = {"all": whole} | ({} if by is None else {str(k): v for k, v in whole.groupby(by)})
+    for rows in (whole, parts):
+        found = hierfl.describe(rows, by=by, columns=["age", "stage", "dose"])
+        assert set(found.frame["group"]) == set(groups) and not found.left_out
+        for name, part in groups.items():
+            for column in ("age", "dose"):
+                one, of = line(found, column, name), part[column]
+                want = [
+                    of.count(),
+                    of.mean(),
+                    of.std(),
+                    of.isna().sum(),
+                    *of.quantile([0.25, 0.5, 0.75]),
+                ]
+                got = [one.n, one.mean, one.sd, one.missing, one.q25, one.median, one.q75]
+                np.testing.assert_allclose(got, want, rtol=1e-12)
+                assert one.median_low == one.median == one.median_high
+            for level, count in part["stage"].value_counts().items():
+                one = line(found, "stage", name, str(level))
+                assert one.count == count and one.share == count / len(part)
+    assert found.table.index[0] == "rows" and "stage: II, n (%)" in found.table.index
+    assert "dose, missing" in found.table.index and "age, missing" not in found.table.index
+
+
+def test_no_number_rests_on_few_rows() -> None:
+    frame = pd.DataFrame(
+        {
+            "sex": ["f"] * 3 + ["m"] * 97,
+            "ill": [1.0] * 4 + [0.0] * 96,  # four rows differ: their sum could be solved for
+            "dose": [np.nan] * 2 + list(np.arange(98.0)),
+            "age": np.arange(100.0),
+        }
+    )
+    found = of_table(frame, ["sex", "ill", "dose", "age"], None, "north", 5)
+    parts = found.groups[""]
+    sex, dose = parts["sex"].found, parts["dose"]
+    assert isinstance(sex, OfLevels) and sex.counts == {"m": 95} and sex.others == FEW
+    assert parts["ill"].found is None and dose.missing == FEW
+    assert isinstance(dose.found, OfNumbers) and dose.found.rows == 100 and dose.found.mean == 48.5
+    small = of_table(frame, ["age"], "sex", "north", 5)
+    assert set(small.groups) == {"m"} and small.left == FEW
+    for one in (parts["age"].found, dose.found):
+        assert isinstance(one, OfNumbers)
+        assert not {*one.ends} & {0.0, 97.0, 99.0} and all(n % 5 == 0 for n in one.below)
+
+
+def test_sums_of_few_more_rows_than_were_told_before_are_not_told() -> None:
+    """A schema tells sums of complete rows; those of three more would tell of the three."""
+    age = np.arange(50.0)
+    frame = pd.DataFrame({"age": age, "dose": np.where(age < 3, np.nan, 1.0 + age)})
+    whole = frame.notna().all(axis=1).to_numpy()
+    found = of_table(frame, ["age"], None, "north", 5, whole).groups[""]["age"].found
+    assert isinstance(found, OfNumbers) and found.mean == age[3:].mean()
+    frame.loc[:20, "dose"] = np.nan
+    whole = frame.notna().all(axis=1).to_numpy()
+    found = of_table(frame, ["age"], None, "north", 5, whole).groups[""]["age"].found
+    assert isinstance(found, OfNumbers) and found.mean == age.mean()
+
+
+def test_ranges_hold_enough_values_and_show_no_end() -> None:
+    g = np.random.default_rng(1)
+    for values in (g.normal(size=200), g.exponential(size=60), g.integers(0, 3, 90) * 1.0):
+        ends, below = cumulative(values, 7)
+        held = np.diff([0, *((values <= end).sum() for end in ends), len(values)])
+        assert (held >= 7).all() and values.max() > ends[-1]
+        for end, count in zip(ends, below, strict=True):
+            assert abs((values <= end).sum() - count) <= 3.5 and count % 7 == 0
+
+
+@pytest.mark.parametrize("least", [2, 5, 11])
+def test_bounds_hold_the_quantiles_and_means_are_near(least: int) -> None:
+    for seed in range(20):
+        whole = patients(300, seed)
+        rows = {str(name): part for name, part in whole.groupby("hospital")}
+        found = hierfl.describe(rows, columns=["age", "dose"], least_count=least)
+        for column in ("age", "dose"):
+            one, of = line(found, column, "all"), whole[column].dropna()
+            assert abs(one.mean - of.mean()) < 0.05 * of.std() and abs(one.sd / of.std() - 1) < 0.05
+            for name, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75)):
+                at = np.quantile(of, share, method="inverted_cdf")
+                low, high = getattr(one, f"{name}_low"), getattr(one, f"{name}_high")
+                assert low <= at <= high
+                middle = getattr(one, name)
+                assert low <= middle <= high or (math.isnan(middle) and math.isinf(high - low))
+                wide = np.mean((of > low) & (of <= high))
+                assert wide < 0.2 + 0.04 * least, (name, low, high)
+
+
+def test_counts_are_rounded_but_never_tell_of_few() -> None:
+    assert [told(n, 5) for n in (0, 1, 4, 5, 7, 8, 1003)] == [0, FEW, FEW, 5, 5, 10, 1005]
+    found = hierfl.describe(patients(400), by="arm", columns=["stage"], least_count=20)
+    assert "Counts are to the nearest 20" in found.note
+    assert (found.frame["count"] % 20 == 0).all()
+
+
+def test_what_clients_leave_out_is_said() -> None:
+    rows = {"a": pd.DataFrame({"x": [0.0] * 50}), "b": pd.DataFrame({"x": [0.0] * 48 + [1.0, 2.0]})}
+    found = hierfl.describe(rows, columns=["x"], least_count=5)
+    assert found.table.loc["x, mean (sd)", "all"] == "0 (0) of 50" and "'Of N'" in found.note
+    assert math.isnan(line(found, "x", "all").share)
+
+
+WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
+    "least_count is 0: it must be": (
+        ValueError,
+        lambda: hierfl.describe(patients(), least_count=0),
+    ),
+    "has no column 'weight'": (KeyError, lambda: hierfl.describe(patients(), columns=["weight"])),
+    "holds numbers at one client and names at another": (
+        ValueError,
+        lambda: hierfl.describe(
+            {"a": pd.DataFrame({"x": [1.0, 2.0]}), "b": pd.DataFrame({"x": ["u", "v"]})}
+        ),
+    ),
+    "nothing may be told": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),
+    "frames is a list": (TypeError, lambda: hierfl.describe([1])),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_cannot_be_described_is_refused_by_name(words: str) -> None:
+    error, call = WRONG[words]
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,137 @@
+"""Kaplan-Meier curves and log-rank tests, beside scipy and the published numbers of the lung data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import hierfl
+from hierfl.datasets.files import columns as columns_of
+from hierfl.datasets.tables import _LUNG
+from hierfl.formulas.time_answers import of_times
+
+
+def made(rows: int = 400, seed: int = 0) -> pd.DataFrame:
+    g = np.random.default_rng(seed)
+    arm = g.choice(["new", "old"], rows)
+    time = np.ceil(100.0 * g.weibull(1.3, rows) * np.where(arm == "new", 1.4, 1.0))
+    end = np.ceil(g.uniform(20.0, 220.0, rows))
+    site = g.choice(["a", "b", "c"], rows)
+    status = (time <= end).astype(float)
+    return pd.DataFrame({"site": site, "arm": arm, "time": np.minimum(time, end), "status": status})
+
+
+def formula(text: str = "time | event(status) ~ arm + (1 | site)") -> hierfl.Formula:
+    return hierfl.formula(text, "weibull", clients="site")
+
+
+def censored(part: pd.DataFrame) -> Any:
+    return stats.CensoredData.right_censored(part["time"], part["status"] == 0)
+
+
+def test_curves_and_the_pooled_test_are_those_of_scipy() -> None:
+    frame = made()
+    found = hierfl.kaplan_meier(frame, formula(), by="arm", prob=0.95)
+    for arm, part in frame.groupby("arm"):
+        reference = stats.ecdf(censored(part)).sf
+        ends = reference.confidence_interval(0.95, method="log-log")
+        ours = found.frame[(found.frame["group"] == arm) & (found.frame["survival"] < 1.0)]
+        for name, of in (("survival", reference), ("low", ends.low), ("high", ends.high)):
+            np.testing.assert_allclose(ours[name], of.evaluate(ours["time"]), atol=1e-12)
+    test = stats.logrank(*(censored(part) for _, part in frame.groupby("arm")))
+    pooled = found.tests.loc["pooled"]
+    assert pooled["df"] == 1 and abs(pooled["chi2"] - test.statistic**2) < 1e-9
+    assert abs(pooled["p"] - test.pvalue) < 1e-9
+
+
+def test_the_test_by_client_is_that_of_strata() -> None:
+    """O - E and variances of each site alone, from scipy's z and its definition, added up."""
+    frame, excess, variance = made(), 0.0, 0.0
+    for _, part in frame.groupby("site"):
+        new = part["arm"] == "new"
+        own_excess = own_variance = 0.0
+        for t in part.loc[part["status"] == 1, "time"].unique():
+            n, n1 = (part["time"] >= t).sum(), ((part["time"] >= t) & new).sum()
+            at = (part["time"] == t) & (part["status"] == 1)
+            d, d1 = at.sum(), (at & new).sum()
+            own_excess += d1 - d * n1 / n
+            own_variance += d * n1 / n * (1 - n1 / n) * (n - d) / max(n - 1, 1)
+        z = stats.logrank(censored(part[new]), censored(part[~new])).statistic
+        assert abs(abs(z) - abs(own_excess) / own_variance**0.5) < 1e-9
+        excess, variance = excess + own_excess, variance + own_variance
+    for least in (1, 5):
+        found = hierfl.kaplan_meier(frame, formula(), by="arm", least_count=least)
+        assert abs(found.tests.loc["by client", "chi2"] - excess**2 / variance) < 0.01
+
+
+def test_the_lung_data_have_their_published_numbers() -> None:
+    """R: survfit(Surv(time, status) ~ sex, conf.type = "log-log") and survdiff, of 228 rows."""
+    frame = columns_of(_LUNG).assign(site="one")
+    frame["sex"] = frame["sex"].map({1: "male", 2: "female"})
+    found = hierfl.kaplan_meier(frame, formula("time | event(status) ~ 1"), by="sex", prob=0.95)
+    male, female = (found.groups.set_index("group").loc[name] for name in ("male", "female"))
+    assert (male["rows"], male["events"], male["median"]) == (138, 112, 270)
+    assert (female["rows"], female["events"], female["median"]) == (90, 53, 426)
+    assert abs(found.tests.loc["pooled", "chi2"] - 10.3267) < 1e-3
+
+
+def test_a_life_table_of_ranges_is_near_the_curve() -> None:
+    frame = made(2000)
+    exact, coarse = (
+        hierfl.kaplan_meier(frame, formula(), by="arm", least_count=least).frame
+        for least in (1, 10)
+    )
+    for arm in ("new", "old"):
+        ours, all_of_it = (one[one["group"] == arm] for one in (coarse, exact))
+        assert len(ours) > 12
+        ours = ours[ours["at_risk"] > 100.0]
+        at = np.searchsorted(all_of_it["time"], ours["time"], side="right") - 1
+        assert (
+            np.abs(ours["survival"].to_numpy() - all_of_it["survival"].to_numpy()[at]).max() < 0.03
+        )
+
+
+def test_no_count_of_times_is_of_few_rows() -> None:
+    g = np.random.default_rng(0)
+    times, events = g.exponential(10.0, 100), g.random(100) < 0.7
+    found = of_times(times, events, 6)
+    assert (np.diff([0, *found.exits, 100]) >= 6).all() and times.max() > found.ends[-1]
+    assert all(
+        event % 6 == 0 or event == exit
+        for event, exit in zip(found.events, found.exits, strict=True)
+    )
+    frame = made(60)
+    frame.loc[frame.index[:57], "arm"] = "old"  # three of another arm, whose number would be known
+    frame.loc[frame.index[57:], "arm"] = "new"
+    with pytest.raises(ValueError, match="nothing may be told"):
+        hierfl.kaplan_meier(frame.assign(site="a"), formula(), by="arm", least_count=5)
+
+
+def test_it_draws_steps() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    hierfl.kaplan_meier(made(), formula(), by="arm").plot(axes)
+    assert [line.get_label() for line in axes.lines] == ["new", "old"]
+    assert axes.lines[0].get_drawstyle() == "steps-post" and axes.get_xlabel() == "time"
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    r"has entry\(start\), of which no Kaplan-Meier": lambda: hierfl.kaplan_meier(
+        made().assign(start=0.0), formula("time | event(status) + entry(start) ~ arm")
+    ),
+    "must be finite and above 0": lambda: hierfl.kaplan_meier(made().assign(time=-1.0), formula()),
+    "must be 0 or 1": lambda: hierfl.kaplan_meier(made().assign(status=2.0), formula()),
+    "prob is 95": lambda: hierfl.kaplan_meier(made(), formula(), prob=95),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_has_no_curve_is_refused_by_name(words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        WRONG[words]()
