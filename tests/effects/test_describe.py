@@ -102,7 +102,8 @@ def test_sums_of_few_more_rows_than_were_told_before_are_not_told() -> None:
 
 def test_ranges_hold_enough_values_and_show_no_end() -> None:
     g = np.random.default_rng(1)
-    for values in (g.normal(size=200), g.exponential(size=60), g.integers(0, 3, 90) * 1.0):
+    some: Any = (g.normal(size=200), g.exponential(size=60), g.integers(0, 3, 90) * 1.0)
+    for values in some:
         ends, below = cumulative(values, 7)
         held = np.diff([0, *((values <= end).sum() for end in ends), len(values)])
         assert (held >= 7).all() and values.max() > ends[-1]
