@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 # a k-hat above it: no practical number of draws is enough (Vehtari et al. 2024, section 3.2.4)
 K_HAT = 0.7
-Array = NDArray[np.float64]
+ROWS = 256  # whose tails are fitted at once: 15 MB
 # Bounds on the scale of one side of a proposal, in sds of q: narrow is worse than wide.
 NARROWEST, WIDEST = 0.7, 3.0
 
@@ -107,41 +106,46 @@ class Weights(NamedTuple):
 
 def smoothed(log_ratios: Tensor) -> Weights:
     """Return the Pareto-smoothed importance weights of log ratios (S,), known up to a constant."""
-    x = log_ratios.double().numpy() - float(log_ratios.max())
-    count = len(x)
+    log, k_hat, effective = smoothed_rows(log_ratios[None])
+    return Weights(log[0], float(k_hat), float(effective))
+
+
+def smoothed_rows(log_ratios: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return smoothed log weights (n, S), k-hats (n,) and effective numbers (n,) of rows of log ratios."""
+    if len(log_ratios) > ROWS:
+        each = [smoothed_rows(part) for part in log_ratios.split(ROWS)]
+        log, k_hat, effective = (torch.cat(found) for found in zip(*each, strict=True))
+        return log, k_hat, effective
+    x = log_ratios.double() - log_ratios.amax(1, keepdim=True).double()
+    count = x.shape[1]
     tail = math.ceil(min(0.2 * count, 3.0 * math.sqrt(count)))
-    order = np.argsort(x, kind="stable")
-    largest = order[-tail:]
-    cut = max(float(x[order[-tail - 1]]), math.log(np.finfo(np.float64).tiny))
-    excess = np.exp(x[largest]) - math.exp(cut)
-    k_hat = math.inf
-    if tail >= 5 and excess[-1] > excess[0]:
-        with np.errstate(all="ignore"):  # one weight may be all
-            k_hat, scale = pareto_fit(excess)
-        k_hat = math.inf if math.isnan(k_hat) else k_hat
-        if math.isfinite(k_hat):
-            survival = np.log1p(-(np.arange(tail) + 0.5) / tail)
-            quantiles = -scale * survival
-            if abs(k_hat) > 1e-12:
-                quantiles = scale * np.expm1(-k_hat * survival) / k_hat
-            x[largest] = np.minimum(np.log(quantiles + math.exp(cut)), 0.0)
-    x = x - np.logaddexp.reduce(x)
-    effective = float(1.0 / np.exp(2.0 * x).sum())
-    return Weights(torch.as_tensor(x, dtype=log_ratios.dtype), k_hat, effective)
+    top, at = x.topk(tail + 1, dim=1)  # descending
+    cut = top[:, -1:].clamp(min=math.log(torch.finfo(x.dtype).tiny)).exp()
+    largest, at = top[:, :-1].flip(1), at[:, :-1].flip(1)
+    excess = largest.exp() - cut
+    k_hat, scale = pareto_fit(excess)
+    there = (excess[:, -1:] > excess[:, :1]) & (tail >= 5) & k_hat.isfinite()
+    survival = torch.log1p(-(torch.arange(tail, dtype=x.dtype) + 0.5) / tail)
+    bent = torch.where(k_hat.abs() > 1e-12, torch.expm1(-k_hat * survival) / k_hat, -survival)
+    new = (scale * bent + cut).log().clamp(max=0.0)
+    x = x.scatter(1, at, torch.where(there, new, largest)).log_softmax(1)
+    k_hat = torch.where(there, k_hat, torch.inf)[:, 0]
+    return x.to(log_ratios.dtype), k_hat, 1.0 / (2.0 * x).exp().sum(1)
 
 
-def pareto_fit(excess: Array) -> tuple[float, float]:
-    """Return shape k-hat and scale of a generalized Pareto, fitted to ascending excesses (n,)."""
-    count = len(excess)
+def pareto_fit(excess: Tensor) -> tuple[Tensor, Tensor]:
+    """Return shapes k-hat and scales, (n, 1), of generalized Paretos, fitted to ascending excesses (n, T)."""
+    count = excess.shape[1]
     grid = 30 + int(math.sqrt(count))
-    b = 1.0 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
-    b = b / (3.0 * excess[int(count / 4.0 + 0.5) - 1]) + 1.0 / excess[-1]
-    shape = np.log1p(-b[:, None] * excess).mean(1)
-    profile = count * (np.log(-b / shape) - shape - 1.0)
-    weights = 1.0 / np.exp(profile - profile[:, None]).sum(1)
-    kept = weights >= 10.0 * np.finfo(np.float64).eps
-    best = float((b[kept] * weights[kept]).sum() / weights[kept].sum())
-    k = float(np.log1p(-best * excess).mean())
+    b = 1.0 - (grid / (torch.arange(1, grid + 1, dtype=excess.dtype) - 0.5)).sqrt()
+    quarter = excess[:, int(count / 4.0 + 0.5) - 1, None]
+    b = b / (3.0 * quarter) + 1.0 / excess[:, -1:]  # (n, G)
+    shape = torch.log1p(-b[:, :, None] * excess[:, None]).mean(2)
+    profile = count * ((-b / shape).log() - shape - 1.0)
+    weights = profile.softmax(1)
+    weights = torch.where(weights >= 10.0 * torch.finfo(b.dtype).eps, weights, 0.0)
+    best = ((b * weights).sum(1) / weights.sum(1))[:, None]
+    k = torch.log1p(-best * excess).mean(1, keepdim=True)
     return (count * k + 5.0) / (count + 10.0), -k / best
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.posterior.corrected import ROUNDS, in_rounds, posterior_weights
+from hierfl.posterior.corrected import ROUNDS, in_rounds, weights_of_rows
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
@@ -50,20 +50,16 @@ class LeftOut(NamedTuple):
 
 def estimated(found: Scored) -> LeftOut:
     """Estimate every row or client left out, by Pareto-smoothed weights."""
-    likelihood = found.log_likelihood.detach().double()
-    weights = found.log_weights.detach().double()
-    whole = [posterior_weights(w) for w in weights.T]
-    each = []
-    for i, log_p in enumerate(likelihood.T):
-        given = whole[i if len(whole) > 1 else 0]
-        rest = posterior_weights(weights[:, i if len(whole) > 1 else 0] - log_p)
-        terms = rest.log + log_p
-        elpd = terms.logsumexp(0)
-        error = ((terms - elpd).exp() - rest.log.exp()).square().sum().sqrt()
-        lppd = (given.log + log_p).logsumexp(0)
-        k_hat = max(given.k_hat, rest.k_hat, found.k_hat)
-        each.append((float(elpd), float(lppd), k_hat, float(error)))
-    return LeftOut(*np.array(each, dtype=np.float64).reshape(-1, 4).T)
+    log_p = found.log_likelihood.detach().double().mT
+    weights = found.log_weights.detach().double().mT
+    given, k_hat, _ = weights_of_rows(weights)
+    rest, k_hat_of_rest, _ = weights_of_rows(weights - log_p)
+    terms = rest + log_p
+    elpd = terms.logsumexp(1)
+    error = ((terms - elpd[:, None]).exp() - rest.exp()).square().sum(1).sqrt()
+    lppd = (given + log_p).logsumexp(1)
+    k_hat = k_hat.maximum(k_hat_of_rest).clamp(min=found.k_hat)
+    return LeftOut(*(v.numpy() for v in (elpd, lppd, k_hat, error)))
 
 
 def scored_rows(

@@ -30,7 +30,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_groups import rows_in_order
-from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
+from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.labels import observed
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows, learned_params
@@ -132,8 +132,7 @@ def loo(
             f"structured, mean_field), or score held-out rows"
         )
     each = estimated(scored)
-    given = elpd_of(likelihood.detach().double().numpy())
-    found = replaced(given, each.elpd, p=each.lppd - each.elpd, k_hat=each.k_hat)
+    found = elpd_of(each.elpd, p=each.lppd - each.elpd, k_hat=each.k_hat, draws=len(likelihood))
     table = _table(fit, by, each)
     _warn_of_high(table, by)
     return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.diagnostics.check import ERRORS, LEAST_EFFECTIVE, OFF
-from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
+from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, weights_of_rows
 from hierfl.posterior.corrected import Corrected as Corrected  # hierfl.diagnostics exports both
 from hierfl.posterior.corrected import corrected as corrected
 from hierfl.posterior.draws import Draws, posterior_draws
@@ -125,9 +125,9 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
         scalars = compared(fit, plain, found.draws, weights)
         scalars = pd.concat([scalars, *given], ignore_index=True)
         return Moments(scalars, weights.k_hat, weights.effective, total)
-    each = [posterior_weights(column) for column in found.log_own.T]
-    k_hat, effective = max(w.k_hat for w in each), min(w.effective for w in each)
-    return Moments(pd.concat(given, ignore_index=True), k_hat, effective, total)
+    _, k_hat, effective = weights_of_rows(found.log_own.mT)
+    worst = float(k_hat.max()), float(effective.min())
+    return Moments(pd.concat(given, ignore_index=True), *worst, total)
 
 
 def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:

@@ -105,33 +105,27 @@ class Elpd:
         return f"Elpd({self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, of {len(self.each)})"
 
 
-def elpd_of(log_likelihood: Any) -> Elpd:
-    """Leave out columns of log likelihoods (S, n) by PSIS (Vehtari et al. 2017, arXiv:1507.04544)."""
-    groups = {"posterior": {"at": np.zeros(len(log_likelihood))}}
-    tree = arviz_of(groups | {"log_likelihood": {"y": log_likelihood}}, {"y": ["i"]}, {})
-    az = arviz()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # high k-hats are returned: ArviZ need not warn of them
-        found = az.loo(tree, pointwise=True, reff=1.0)
-    each, total, p = (getattr(found, name) for name in _NAMES)
-    return Elpd(
-        float(total), float(found.se), float(p), np.asarray(each), np.asarray(found.pareto_k), found
-    )
-
-
 # of ArviZ's estimates: by row or client, their sum, and the effective number of parameters
 _NAMES = ("elpd_i", "elpd", "p") if DATA_TREE else ("loo_i", "elpd_loo", "p_loo")
 
 
-def replaced(found: Elpd, each: Any, *, p: Any, k_hat: Any) -> Elpd:
-    """Put other estimates (n,) into ArviZ's object, which takes draws for the posterior's."""
+def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
+    """Return estimates by row or client, (n,) each, as ArviZ's object; of S = `draws`."""
+    import xarray as xr
+
+    # ArviZ makes its object of one column: all would take long, and are replaced here
+    groups = {"posterior": {"at": np.zeros(draws)}}
+    tree = arviz_of(groups | {"log_likelihood": {"y": np.zeros((draws, 1))}}, {"y": ["i"]}, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one = arviz().loo(tree, pointwise=True, reff=1.0)
     total, effective = float(np.sum(each)), float(np.sum(p))
     se = float((len(each) * np.var(each)) ** 0.5)
-    one = found.arviz
     for name, value in zip((*_NAMES[1:], "se"), (total, effective, se), strict=True):
         setattr(one, name, value)
     for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):
-        setattr(one, name, getattr(one, name).copy(data=np.asarray(values)))
+        setattr(one, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
+    one.n_data_points = len(each)
     one.warning = bool(np.any(np.asarray(k_hat) > one.good_k))
     return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), one)
 

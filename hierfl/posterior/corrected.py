@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect_integer
-from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
+from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed_rows
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree
@@ -202,9 +202,18 @@ def in_rounds(
 
 def posterior_weights(total: Tensor) -> Weights:
     """Pareto-smooth log weights (S,); weights that differ by rounding alone are made equal."""
-    if equal(total):
-        return Weights(torch.full_like(total, -math.log(len(total))), 0.0, float(len(total)))
-    return smoothed(total)
+    log, k_hat, effective = weights_of_rows(total[None])
+    return Weights(log[0], float(k_hat), float(effective))
+
+
+def weights_of_rows(total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log weights (n, S), k-hats (n,) and effective numbers (n,), as `posterior_weights` does."""
+    count, span = total.shape[1], total.amax(1) - total.amin(1)
+    rounding = 64.0 * torch.finfo(total.dtype).eps * total.abs().amax(1)  # of sums of many terms
+    same = span < rounding.clamp(min=EQUAL)
+    log, k_hat, effective = smoothed_rows(total)
+    log = torch.where(same[:, None], -math.log(count), log)
+    return log, k_hat.where(~same, 0.0), effective.where(~same, float(count))
 
 
 def own_k_hat(
@@ -229,10 +238,4 @@ def own_k_hat(
 
 def tail_of(log_ratios: Tensor) -> float:
     """Estimate k-hat of log weights (S,); 0 where they are equal."""
-    return 0.0 if equal(log_ratios) else smoothed(log_ratios).k_hat
-
-
-def equal(log_ratios: Tensor) -> bool:
-    """Return whether log weights differ by rounding alone, as sums of many terms do."""
-    rounding = 64.0 * torch.finfo(log_ratios.dtype).eps * float(log_ratios.abs().max())
-    return float(log_ratios.max() - log_ratios.min()) < max(EQUAL, rounding)
+    return posterior_weights(log_ratios).k_hat

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.importance_sampling import K_HAT, smoothed
+from hierfl.core.importance_sampling import K_HAT, smoothed_rows
 from hierfl.method import Surprise
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import LEAST_SHARE, Draws, Start, by_importance
@@ -69,13 +69,11 @@ def surprises(known: Known) -> Surprise:
     draws = known.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]
     moments = _moments(known, draws)
-    unsure: list[int] = []
-    for k in range(count):
-        weights = smoothed(-marginals[:, k])
-        found.p[k], found.away[k] = _tail(known, k, moments, weights.log.exp())
-        if weights.k_hat >= K_HAT and bool(found.p[k] < LIKELY):
-            unsure.append(k)
-    for k in sorted(unsure, key=lambda k: float(found.p[k]))[:AGAIN]:
+    log_weights, k_hats, _ = smoothed_rows(-marginals.mT)
+    for k, shares in enumerate(log_weights.exp()):
+        found.p[k], found.away[k] = _tail(known, k, moments, shares)
+    heavy = (k_hats >= K_HAT) & (found.p < LIKELY)
+    for k in sorted(heavy.nonzero()[:, 0].tolist(), key=lambda k: float(found.p[k]))[:AGAIN]:
         others = _without(known, k)
         if others is None:
             found.p[k] = found.away[k] = torch.nan

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, Weights
+from hierfl.core.importance_sampling import K_HAT, Weights, smoothed_rows
 from hierfl.core.importance_sampling import smoothed as pareto_smoothed
 from hierfl.core.trees import Tree
 from hierfl.method import Reports
@@ -86,9 +86,8 @@ def tempered(log_weights: Tensor, share: float) -> Tensor:
 # ------------------------------------------------------------------------------ of many clients
 def k_hats_of(log_ratios: Tensor) -> Tensor:
     """Return k-hat of each client's weights (N,), of log ratios (S, N); 0 where there is no tail."""
-    found = torch.zeros(log_ratios.shape[1])
-    for k in (highest(log_ratios) > TAIL).nonzero()[:, 0].tolist():
-        found[k] = smoothed(log_ratios[:, k]).k_hat
+    found, tails = torch.zeros(log_ratios.shape[1]), highest(log_ratios) > TAIL
+    found[tails] = smoothed_rows(log_ratios[:, tails].mT)[1].to(found.dtype)
     return found
 
 
