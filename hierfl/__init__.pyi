@@ -7,6 +7,7 @@ from . import models as models
 from . import nodes as nodes
 from . import optimizers as optimizers
 from . import plots as plots
+from .core.great_table import great_table as great_table
 from .data import partition as partition
 from .data.absent import RowsNotSaved as RowsNotSaved
 from .data.batch import ClientBatch as ClientBatch

@@ -91,7 +91,7 @@ def groups() -> list[Group]:
                 "Formulas": _in("hierfl", "formula Formula prior_predictive"),
                 "Tables of rows": _in(
                     "hierfl",
-                    "describe Description kaplan_meier KaplanMeier proportional_hazards "
+                    "great_table describe Description kaplan_meier KaplanMeier proportional_hazards "
                     "ProportionalHazards",
                 ),
                 "Planning": _in("hierfl", "simulate precision Precision"),

@@ -42,6 +42,7 @@ def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
 
             printed.__name__, printed.__qualname__ = name, f"{made.__qualname__}.{name}"
             setattr(made, name, printed)
+        made.__tables__ = of  # type: ignore[attr-defined]
         return made
 
     return decorated
@@ -71,7 +72,7 @@ def text_of(shown: Shown) -> str:
 
 
 def _lines_of(frame: pd.DataFrame) -> list[str]:
-    table = cells(frame).to_string(index=_has_names(frame))
+    table = cells(frame).to_string(index=has_names(frame))
     return [*(line.rstrip() for line in table.splitlines()), *_left_over(frame)]
 
 
@@ -87,7 +88,7 @@ def html_of(shown: Shown) -> str:
 
 
 def _html_of_frame(frame: pd.DataFrame) -> list[str]:
-    table = cells(frame).to_html(index=_has_names(frame), border=0, escape=True)
+    table = cells(frame).to_html(index=has_names(frame), border=0, escape=True)
     return [table, *(f"<p>{html.escape(line)}</p>" for line in _left_over(frame))]
 
 
@@ -134,7 +135,7 @@ def _left_over(frame: pd.DataFrame) -> list[str]:
     return [f"{len(frame):,} rows in all, of which these are the ends."] if _is_long(frame) else []
 
 
-def _has_names(frame: pd.DataFrame) -> bool:
+def has_names(frame: pd.DataFrame) -> bool:
     """Return whether the index of a frame says something that its position does not."""
     return type(frame.index).__name__ != "RangeIndex" or frame.index.name is not None
 

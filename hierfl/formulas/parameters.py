@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -38,6 +38,12 @@ def joined(texts: str | Sequence[str]) -> str:
     """Return the text of a formula, or of a list of them: that of the response and those of parameters."""
     if isinstance(texts, str):
         return texts
+    if isinstance(texts, Mapping):
+        each = [f"{name} {terms}" for name, terms in texts.items()]
+        raise TypeError(
+            f"the formula is a dict: write a list, as in brms's bf() and bambi's Formula, {each!r}, that "
+            "of the response first"
+        )
     listed = isinstance(texts, list | tuple) and len(texts) > 0
     if not listed or not all(isinstance(text, str) for text in texts):
         raise TypeError(

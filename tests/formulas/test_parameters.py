@@ -252,3 +252,9 @@ def test_what_cannot_be_read_is_refused(text: Any, family: str, words: str) -> N
 def test_a_prior_of_a_parameter_with_terms_is_refused() -> None:
     with pytest.raises(ValueError, match="priors has 'sigma', which has terms of its own"):
         made(priors={"sigma": dist.HalfNormal(1.0)}).all_priors  # noqa: B018
+
+
+def test_a_dict_of_formulas_is_refused_with_the_list_to_write() -> None:
+    wanted = r"a dict: write a list, as in brms's bf\(\).*\['y ~ age', 'sigma ~ sex'\]"
+    with pytest.raises(TypeError, match=wanted):
+        hierfl.formula({"y": "~ age", "sigma": "~ sex"}, clients="site")  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""What results print, as tables of great_tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from hierfl.core.tables import Shown, cell, has_names
+
+LABEL, GROUP = " ", "  "  # columns of the names of rows, and of the headings of tables
+
+
+def great_table(result: Any) -> Any:
+    """Return what a result prints as a table of great_tables, to style, and to write as HTML or LaTeX.
+
+        table = hierfl.great_table(fit.summary())
+        table.as_latex(), table.as_raw_html(), table.gtsave("summary.pdf")
+
+    Word and LibreOffice open the HTML as a table: `table.write_raw_html("summary.doc")`. All rows are
+    written. Of a result with several tables, such as a summary, each is a group of rows.
+
+    Args:
+        result: what hierfl prints as a table, such as a `Summary`, `Effects`, `Compared`,
+            `Description` or `KaplanMeier`; or a pandas frame.
+
+    Returns:
+        A `great_tables.GT`.
+
+    Raises:
+        ModuleNotFoundError: great_tables is not installed: `pip install 'hierfl[tables]'`.
+        TypeError: the result is none that is printed as a table.
+    """
+    try:
+        from great_tables import GT
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "great_tables is not installed: pip install 'hierfl[tables]'", name="great_tables"
+        ) from error
+    found = _shown(result)
+    parts = [] if found.frame is None else [("", found.frame)]
+    parts += found.tables
+    if not parts:
+        raise TypeError(f"{type(result).__name__} prints no table: give fit.summary(), for example")
+    frame = pd.concat([_labeled(*part) for part in parts], ignore_index=True).fillna("")
+    used = {name: bool((frame[name] != "").any()) for name in (LABEL, GROUP)}
+    frame = frame.drop(columns=[name for name, is_used in used.items() if not is_used])
+    label, group = (name if used[name] else None for name in (LABEL, GROUP))
+    made = GT(frame, rowname_col=label, groupname_col=group)
+    title, _, rest = found.title.partition("\n")
+    made = made.tab_header(title, rest or None) if title else made
+    for line in found.note.splitlines():
+        made = made.tab_source_note(line)
+    return made
+
+
+def _shown(result: Any) -> Shown:
+    """Return what is printed of a result, or refuse it."""
+    if isinstance(result, pd.DataFrame):
+        return Shown("", result)
+    if callable(of := getattr(result, "__tables__", None)):
+        found = of()
+        assert isinstance(found, Shown)
+        return found
+    raise TypeError(
+        f"a {type(result).__name__} is not printed as a table: give a result, or a frame"
+    )
+
+
+def _labeled(heading: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the printed cells of all rows, with their names and a heading as columns."""
+    columns = {str(name): list(map(cell, frame.iloc[:, i])) for i, name in enumerate(frame.columns)}
+    names = list(map(cell, frame.index)) if has_names(frame) else [""] * len(frame)
+    return pd.DataFrame({GROUP: [heading] * len(frame), LABEL: names, **columns})
