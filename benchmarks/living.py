@@ -2,30 +2,42 @@
 
 NAME is one of the problems below, as formulas (`benchmarks.formula_problems`); without it, all of
 them. Of each, the client with the most rows and the median one leave (`Fit.without`), and the
-median one joins a fit of the others (`Fit.updated`). Both, and a fit from scratch of another seed
-(`scratch`: worst mean, range of widths), are compared with a fit of 10,000 draws: means in its
-posterior sds, of all global and local numbers, and 90 % intervals as ratios of widths.
+median one joins a fit of the others (`Fit.updated`), of 4 seeds. These, and default fits from
+scratch of as many seeds, are compared with two fits of 10,000 draws together: means in their
+posterior sds, and ratios of sds, of all global and all local numbers. A single run has about the
+Monte Carlo error of a default fit from scratch; all seeds together show what a change of a fit adds.
+
+    worst mean    the median over seeds of a run's worst mean; and that of all seeds together
+    sds           the range of ratios of sds, all seeds together: global numbers; local ones
+
+Every fit's means and sds are kept in `--out`, so that a run that is stopped goes on where it was.
 
 `--sensitivity` compares `diagnostics.sensitivity` with refits whose prior is scaled by 0.8 and 1.25
 instead: the move of each global mean in sds.
 
-Prints a table of bytes, errors and CPU seconds; the last line is one JSON object.
+Prints a table of bytes, errors and CPU seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
+from numpy.typing import NDArray
 
 import hierfl
 from benchmarks.formula_problems import PROBLEMS
@@ -34,17 +46,114 @@ from hierfl import ClientBatch, ClientData, diagnostics
 
 NAMES = ("radon", "heart", "nurses", "lung", "election88")
 DRAWS, MANY = 4000, 10_000  # of a fit by default, and of the reference
-COLUMNS: tuple[str, ...] = (
-    "problem",
-    "what",
-    "client",
-    "bytes",
-    "others asked",
-    "worst mean",
-    "global",
-    "sds",
-)
-COLUMNS = (*COLUMNS, "k-hat", "CPU s", "scratch", "scratch CPU s", "scratch bytes", "refused")
+SEEDS, REFERENCES = 4, 2
+CHANGES = ("largest leaves", "median leaves", "median joins")
+MEASURED = ("worst mean", "all seeds", "sds, global", "sds, local", "CPU s")
+COSTS = ("bytes", "others asked", "refused", "k-hat")
+COLUMNS = ("problem", "what", "client", *COSTS, *MEASURED, *(f"scratch: {one}" for one in MEASURED))
+Floats = NDArray[np.float64]
+
+
+class Moments(NamedTuple):
+    """Means and sds of the global and of the local numbers."""
+
+    mean: tuple[Floats, Floats]
+    sd: tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The fits of one problem; what was measured is kept in a file."""
+
+    name: str
+    file: Path
+
+    @cached_property
+    def problem(self) -> tuple[hierfl.Formula, ClientData]:
+        """The formula with its schema, and the rows."""
+        frame = PROBLEMS[self.name].frame()
+        model = PROBLEMS[self.name].model(frame)
+        return model, model.data(frame)
+
+    @cached_property
+    def clients(self) -> dict[str, str]:
+        """Which client leaves or joins."""
+        data = self.problem[1]
+        names = [data.names[k] for k in data.counts.argsort(descending=True).tolist()]
+        return {what: names[0 if "largest" in what else len(names) // 2] for what in CHANGES}
+
+    def rows(self, what: str) -> ClientData:
+        """The rows after a change."""
+        data = self.problem[1]
+        return data if "joins" in what else self.others(what)
+
+    def others(self, what: str) -> ClientData:
+        """The rows without the client of a change."""
+        data = self.problem[1]
+        return data.select([one for one in data.names if one != self.clients[what]])
+
+    @cache
+    def whole(self, seed: int) -> tuple[hierfl.Fit, float]:
+        """A fit of all rows, which clients leave, and its CPU seconds."""
+        return cpu(lambda: self.fit(self.problem[1], seed))
+
+    def fit(self, data: ClientData, seed: int, draws: int = DRAWS) -> hierfl.Fit:
+        """A fit from scratch."""
+        model: Any = self.problem[0]
+        method = model if draws == DRAWS else hierfl.methods.two_stage(model, draws=draws)
+        return hierfl.fit(method, data, seed=seed, progress=False)
+
+    def kept(self, key: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Measure what is not in the file yet."""
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        known: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            known |= json.loads(line)
+        if key not in known:
+            known[key] = work()
+            with self.file.open("a") as end:
+                end.write(json.dumps({key: known[key]}) + "\n")
+        return known[key]
+
+    def scratch(self, what: str, seed: int, draws: int = DRAWS) -> dict[str, Any]:
+        """Measure a fit from scratch of the rows after a change."""
+
+        def work() -> dict[str, Any]:
+            if "joins" in what and draws == DRAWS:
+                found, seconds = self.whole(seed)
+            else:
+                found, seconds = cpu(lambda: self.fit(self.rows(what), 500 + seed, draws))
+            return {**recorded(found), "seconds": seconds}
+
+        return self.kept(f"scratch, {what}, {seed}, {draws}", work)
+
+    def changed(self, what: str, seed: int) -> dict[str, Any]:
+        """Measure a change of a fit; where it is refused, the others may weight again."""
+
+        def work() -> dict[str, Any]:
+            client, joins = self.clients[what], "joins" in what
+            before = self.fit(self.others(what), 100 + seed) if joins else self.whole(seed)[0]
+            change: Callable[..., hierfl.Fit] = partial(before.without, client)
+            if joins:
+                change = partial(before.updated, self.problem[1].select([client]))
+            refused = 0
+            try:
+                found, seconds = cpu(change)
+            except hierfl.AnotherRound as error:
+                print(f"{self.name}, {what}, seed {seed}: {error}", flush=True)
+                found, seconds = cpu(partial(change, rounds=4))
+                refused = 1
+            new = found.history.iloc[len(before.history) :]
+            return {
+                **recorded(found),
+                "seconds": seconds,
+                "refused": refused,
+                "bytes": int(new[["bytes_up", "bytes_down"]].to_numpy().sum()),
+                "others asked": int(((new["bytes_up"] > 0) & (new["clients"] > 1)).sum()),
+                "k-hat": float(new["k_hat"].iloc[-1]),
+            }
+
+        return self.kept(f"{what}, {seed}", work)
 
 
 def cpu(work: Callable[[], hierfl.Fit]) -> tuple[hierfl.Fit, float]:
@@ -53,78 +162,56 @@ def cpu(work: Callable[[], hierfl.Fit]) -> tuple[hierfl.Fit, float]:
     return work(), time.process_time() - began
 
 
-def compared(one: hierfl.Fit, other: hierfl.Fit) -> tuple[float, float, float, float]:
-    """Return the worst mean, of all and of global numbers, in sds, and the range of ratios of widths."""
-    ours, theirs = one.draws(DRAWS), other.draws(MANY)
-    order = [one.clients.index(name) for name in other.clients]
-    worst, ratios = {"own": 0.0, "shared": 0.0}, []
-    for level in worst:
-        for site, value in getattr(theirs, level).items():
-            x = getattr(ours, level)[site]
-            x = x[:, order] if level == "own" else x
-            a, b = (v.reshape(len(v), -1).double() for v in (x, value))
-            varies = b.std(0) > 0
-            a, b = a[:, varies], b[:, varies]
-            off = ((a.mean(0) - b.mean(0)) / b.std(0)).abs()
-            worst[level] = max(worst[level], float(off.max())) if len(off) else worst[level]
-            ratios += (_width(a) / _width(b)).tolist()
-    return max(worst.values()), worst["shared"], min(ratios), max(ratios)
+def recorded(fit: hierfl.Fit) -> dict[str, Any]:
+    """Return means and sds of the global numbers and of the local ones, clients by name."""
+    drawn = fit.draws(DRAWS)
+    order = [fit.clients.index(name) for name in sorted(fit.clients)]
+    found: dict[str, Any] = {}
+    for level, sites in (("global", drawn.shared), ("local", drawn.own)):
+        values = [v[:, order] if level == "local" else v for _, v in sorted(sites.items())]
+        flat = [v.reshape(len(v), -1).double() for v in values]
+        x = torch.cat(flat, 1) if flat else torch.zeros(2, 0)
+        found |= {f"{level} mean": x.mean(0).tolist(), f"{level} sd": x.std(0).tolist()}
+    return found
 
 
-def _width(draws: torch.Tensor) -> torch.Tensor:
-    """Return the widths of 90 % intervals: an sd of a heavy tail is not known by 4,000 draws."""
-    low, high = draws.quantile(torch.tensor([0.05, 0.95], dtype=draws.dtype), 0)
-    return high - low
+def together(records: Sequence[dict[str, Any]]) -> Moments:
+    """Return the moments of the draws of several fits."""
+    means, sds = [], []
+    for level in ("global", "local"):
+        mean, sd = (np.array([one[f"{level} {of}"] for one in records]) for of in ("mean", "sd"))
+        means.append(mean.mean(0))
+        sds.append(np.sqrt((sd**2).mean(0) + mean.var(0)))
+    return Moments((means[0], means[1]), (sds[0], sds[1]))
 
 
-def lines(name: str) -> Iterator[dict[str, Any]]:
+def apart(records: Sequence[dict[str, Any]], known: Moments) -> list[str]:
+    """Return the worst mean of single runs and of all together, and the ranges of ratios of sds."""
+
+    def worst(found: Moments) -> float:
+        each = zip(found.mean, known.mean, known.sd, strict=True)
+        return max(float((np.abs(a - b) / s)[s > 0].max(initial=0.0)) for a, b, s in each)
+
+    single, whole = [worst(together([one])) for one in records], together(records)
+    ratios = [(a[b > 0] / b[b > 0]) for a, b in zip(whole.sd, known.sd, strict=True)]
+    ranges = [f"{r.min():.2f} to {r.max():.2f}" if len(r) else "" for r in ratios]
+    return [f"{statistics.median(single):.3f}", f"{worst(whole):.3f}", *ranges]
+
+
+def lines(work: Work) -> Iterator[list[str]]:
     """Measure one problem."""
-    problem = PROBLEMS[name]
-    frame = problem.frame()
-    model = problem.model(frame)
-    data = model.data(frame)
-    by_rows = data.counts.argsort(descending=True).tolist()
-    largest, median = (data.names[by_rows[k]] for k in (0, len(by_rows) // 2))
-    whole, _ = cpu(lambda: hierfl.fit(model, data, seed=0))
-    for client in (largest, median):
-        rest = data.select([one for one in data.names if one != client])
-        what = {"problem": name, "what": "leaves", "client": client}
-        yield {**what, **measured(partial(whole.without, client), model, rest, whole)}
-    before = hierfl.fit(model, data.select([one for one in data.names if one != median]), seed=0)
-    what = {"problem": name, "what": "joins", "client": median}
-    yield {**what, **measured(partial(before.updated, data.select([median])), model, data, before)}
-
-
-def measured(
-    work: Callable[..., hierfl.Fit], model: hierfl.Formula, data: ClientData, before: hierfl.Fit
-) -> dict[str, Any]:
-    """Return what a change of a fit costs, and how far it and a fit from scratch are from the reference."""
-    again, scratch = cpu(lambda: hierfl.fit(model, data, seed=1))
-    reference = hierfl.fit(hierfl.methods.two_stage(model, draws=MANY), data, seed=2)
-    own = compared(again, reference)
-    base = {
-        "scratch": [round(v, 3) for v in (own[0], *own[2:])],
-        "scratch CPU s": round(scratch, 2),
-        "scratch bytes": int(again.history[["bytes_up", "bytes_down"]].to_numpy().sum()),
-    }
-    try:
-        found, seconds = cpu(work)
-    except hierfl.AnotherRound as error:  # the others weight new draws
-        base["refused"] = str(error)
-        found, seconds = cpu(partial(work, rounds=4))
-    worst, shared, low, high = compared(found, reference)
-    new = found.history.iloc[len(before.history) :]
-    sent = new["bytes_up"] > 0
-    return {
-        "bytes": int(new[["bytes_up", "bytes_down"]].to_numpy().sum()),
-        "others asked": int((sent & (new["clients"] > 1)).sum()),
-        "worst mean": round(worst, 3),
-        "global": round(shared, 3),
-        "widths": [round(low, 3), round(high, 3)],
-        "k-hat": round(float(new["k_hat"].iloc[-1]), 2),
-        "CPU s": round(seconds, 2),
-        **base,
-    }
+    every = [(work.changed(w, k), work.scratch(w, k)) for k in range(SEEDS) for w in CHANGES]
+    for place, what in enumerate(CHANGES):
+        changed, scratch = ([both[i] for both in every[place :: len(CHANGES)]] for i in (0, 1))
+        known = together([work.scratch(what, k, MANY) for k in range(REFERENCES)])
+        costs = [f"{max(one[name] for one in changed)}" for name in ("bytes", "others asked")]
+        costs += [f"{sum(one['refused'] for one in changed)} of {SEEDS}"]
+        costs += [f"{max(one['k-hat'] for one in changed):.2f}"]
+        both = [
+            [*apart(each, known), f"{statistics.median(one['seconds'] for one in each):.1f}"]
+            for each in (changed, scratch)
+        ]
+        yield [work.name, what, work.clients[what], *costs, *both[0], *both[1]]
 
 
 # ------------------------------------------------------------------------------------ sensitivity
@@ -197,6 +284,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--sensitivity", action="store_true", help="compare with scaled priors")
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "living")
     parsed = parser.parse_args(args)
     warnings.simplefilter("ignore")
     if parsed.sensitivity:
@@ -204,13 +292,11 @@ def main(args: Sequence[str] | None = None) -> None:
         for name, (made, data) in both.items():
             print(name, moves(made, data).round(4).to_string(), sep="\n", flush=True)
         return
-    records = []
+    parsed.out.mkdir(parents=True, exist_ok=True)
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for name in parsed.names or NAMES:
-        for line in lines(name):
-            records.append(line)
-            print("| " + " | ".join(str(line.get(key, "")) for key in COLUMNS) + " |", flush=True)
-    print(json.dumps(records))
+        for line in lines(Work(name, parsed.out / f"{name}.jsonl")):
+            print("| " + " | ".join(line) + " |", flush=True)
 
 
 if __name__ == "__main__":

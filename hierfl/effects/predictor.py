@@ -111,7 +111,7 @@ def check_scale(scale: object) -> None:
 
 
 def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
-    """Yield the name and position of each client that a user asks for, with "new", "each" and None (the average)."""
+    """Yield, once each, the clients that a user asks for: name and position, "new", or None (the average)."""
     if client is None:
         yield "", None
         return
@@ -127,16 +127,16 @@ def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
             yield NEW, "new"
             return
         client = [client]
-    for name in client:
+    for name in dict.fromkeys(map(str, client)):
         if not drawn.clients:
             raise KeyError(
                 f"client is {name!r}, and clients' own coefficients are at their nodes: give 'new' "
                 "or None"
             )
-        if str(name) not in drawn.clients:
+        if name not in drawn.clients:
             few = ", ".join(drawn.clients[:8]) + (", ..." if len(drawn.clients) > 8 else "")
             raise KeyError(
                 f"client '{name}' was not fitted: the clients are {few}; or give 'new', 'each' or "
                 "None"
             )
-        yield str(name), drawn.clients.index(str(name))
+        yield name, drawn.clients.index(name)

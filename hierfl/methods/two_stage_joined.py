@@ -17,6 +17,7 @@ from hierfl.methods.two_stage_server import Rounds
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.carried import GOOD, carried_over
+from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
 
 
@@ -59,10 +60,11 @@ def carried(before: Kept, after: Rounds, state: Tree, stay: Tensor, at: Tensor) 
         z = final["draws"][places, :shared]
         to = state["final"]["draws"][work.asked(state), :shared]
         each = before.ratios()[:, stay]
-        base = torch.zeros(len(z))
+        base, factors = torch.zeros(len(z)), Factors(**state["factors"])
         if not work.surrogate.mixed:
-            base = work.log_p(z, Factors(**state["factors"])) - final["log_p"][places]
-        found = carried_over(each, z, base, to)
+            base = work.log_p(z, factors) - final["log_p"][places]
+        own = terms_of_clients(work.surrogate.hierarchy, factors, at)
+        found = carried_over(each, z, base, to, own)
         if not found.error <= GOOD:
             return state
         kept = torch.zeros(len(to), len(state["seen"])).index_copy(1, at, found.each)

@@ -32,6 +32,7 @@ from hierfl.program.program import Program
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Values
 from hierfl.summaries.carried import GOOD, carried_over
+from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import Surrogate
@@ -167,7 +168,10 @@ class Kept:
         each, at = self.ratios(), self.asked()
         if len(at) == len(z):
             return each
-        carried = carried_over(each, z[at], (log_p - self.state["final"]["log_p"])[at], z)
+        base = (log_p - self.state["final"]["log_p"])[at]
+        every = torch.arange(each.shape[1])
+        own = terms_of_clients(self.rounds.work.surrogate.hierarchy, self.factors, every)
+        carried = carried_over(each, z[at], base, z, own)
         if not carried.error <= GOOD:
             raise AnotherRound(
                 f"clients have weighted {len(at)} of {len(z)} draws, from which their log ratios at "
@@ -249,9 +253,11 @@ class Kept:
         at, shared, final = self.asked(), after.work.shared, self.state["final"]
         z, factors = final["draws"][at, :shared], Factors(**state["factors"])
         each, base = self.ratios(out), self._base(at, out)
+        every = torch.arange(each.shape[1])
+        own = terms_of_clients(after.work.surrogate.hierarchy, factors, every)
 
         def told(state: Tree, wide: Tensor) -> Weighted:
-            carried = carried_over(each, z, base, state["final"]["draws"][:, :shared])
+            carried = carried_over(each, z, base, state["final"]["draws"][:, :shared], own)
             return _weighted(state, carried.each, wide, carried.error)
 
         state = self._drawn(state, after)

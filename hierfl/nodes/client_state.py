@@ -78,7 +78,8 @@ def state_after(node: Node, counted: int) -> Tree:
         )
     raise Refused(
         f"client '{node.client}' has no state of round {counted}, in which the server counted it: "
-        "restore the node's folder from its newest backup"
+        "restore the node's folder from its newest backup; or begin a run, if clients have left the "
+        "fit or joined it and its server was started again"
     )
 
 

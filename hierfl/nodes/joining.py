@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hierfl.core.importance_sampling import K_HAT
@@ -16,7 +16,7 @@ from hierfl.methods.two_stage_weighting import PROPOSING
 from hierfl.nodes.agreement import Agreement, Fields, Introduction
 from hierfl.nodes.asking import COUNTED, Answer, Ask, last_counted
 from hierfl.nodes.choosing import Decided
-from hierfl.nodes.living import Fitted
+from hierfl.nodes.living import Fitted, forget
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import Nodes, TooFewNodes, other_starts, without_rows
 from hierfl.nodes.update_checks import without_one
@@ -62,7 +62,7 @@ def join_introduced(
         fit,
         federation=replace(everyone, data=agreement.absent_rows(fills)),
         progress=where,
-        ask=_either(fit.ask, asked, frozenset(ids)),
+        ask=_Either(fit.ask, asked, frozenset(ids)),
         joined={**fit.joined, **dict.fromkeys(ids, run)},
     )
 
@@ -109,13 +109,22 @@ def _two_rounds(fit: Fitted, before: Kept, nodes: Nodes, new: list[str]) -> Prog
     )
 
 
-def _either(old: Ask, new: Ask, names: frozenset[str]) -> Ask:
-    """Return how old and new nodes are asked."""
+@dataclass(frozen=True, eq=False)
+class _Either:
+    """Asks the nodes that were there, and those of the clients `names`, which are new."""
 
-    def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
-        for of, mine in ((old, False), (new, True)):
-            asked = {k: v for k, v in contents.items() if (k in names) is mine}
+    old: Ask
+    new: Ask
+    names: frozenset[str]
+
+    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
+        """Ask clients for a round."""
+        for of, mine in ((self.old, False), (self.new, True)):
+            asked = {k: v for k, v in contents.items() if (k in self.names) is mine}
             if asked:
                 yield from of(asked)
 
-    return ask
+    def forget(self, client: str) -> None:
+        """Remove what the transports keep of a client's answers."""
+        for of in (self.old, self.new):
+            forget(of, client)

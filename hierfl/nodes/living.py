@@ -11,7 +11,7 @@ from hierfl.engine.client_store import CheckpointError
 from hierfl.engine.federation import Federation
 from hierfl.formulas.formula import Formula
 from hierfl.nodes.agreement import FEW
-from hierfl.nodes.asking import COUNTED, last_counted
+from hierfl.nodes.asking import COUNTED, Ask, last_counted
 from hierfl.nodes.call import FitCall
 from hierfl.runs import checkpoint as state
 from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
@@ -36,6 +36,7 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
     if root is not None and who is not None:
         with held(root):
             rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds))
+        forget(fit.ask, client)
     return replace(fit, federation=new, progress=where)
 
 
@@ -54,6 +55,12 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
             )
             rewritten(root, old, found.progress, new)
     return found
+
+
+def forget(ask: Ask, client: str) -> None:
+    """Remove what a transport keeps of a client's answers, where it keeps any."""
+    if of := getattr(ask, "forget", None):
+        of(client)
 
 
 def holds(folder: Path, fit: Fitted) -> dict[str, Any]:

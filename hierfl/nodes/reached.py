@@ -39,6 +39,9 @@ class Reached:
     silent: str = SILENT
     send_recipe: bool = True
     ask_sum: Callable[[Mapping[str, Any]], AskSum] | None = None
+    forget: Callable[[Any], None] | None = (
+        None  # removes what a transport keeps of a node's answers
+    )
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
@@ -55,7 +58,7 @@ class Reached:
             return self._agree(every, ids, run_name(run.method, agreement, call.seed))
 
         def ask(ids: Mapping[str, Any]) -> Ask:
-            return lambda contents: self._ask(contents, ids)
+            return _Asks(self, ids)
 
         found = self._introductions(nodes, schema)
         if call.joins is not None:
@@ -138,7 +141,7 @@ class Reached:
             raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
         return starts, others
 
-    def _ask(self, contents: Mapping[str, bytes], ids: Mapping[str, Any]) -> Iterator[Answer]:
+    def ask(self, contents: Mapping[str, bytes], ids: Mapping[str, Any]) -> Iterator[Answer]:
         """Ask clients for a round."""
         names = {node: name for name, node in ids.items()}
         asked = {ids[name]: content for name, content in contents.items()}
@@ -147,6 +150,23 @@ class Reached:
                 yield Answer(names[node], None, str(found))
             elif node in names and isinstance(found, bytes):
                 yield Answer(names[node], found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asks:
+    """Asks clients, client -> node, by a transport, which can forget what one of them answered."""
+
+    reached: Reached
+    ids: Mapping[str, Any]
+
+    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
+        """Ask clients for a round."""
+        return self.reached.ask(contents, self.ids)
+
+    def forget(self, client: str) -> None:
+        """Remove what the transport keeps of a client's answers."""
+        if self.reached.forget is not None and client in self.ids:
+            self.reached.forget(self.ids[client])
 
 
 def _start(content: bytes, run: str) -> str | None:

@@ -8,6 +8,7 @@ import time
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,11 @@ def by_files(
                 yield answer
             time.sleep(look if waits else 0.0)
 
-    return over(ask, nodes, fewest=fewest)
+    def forget(name: str) -> None:
+        for path in folder_of(home, name).glob("*.answer.*"):  # drafts too
+            path.unlink(missing_ok=True)
+
+    return replace(over(ask, nodes, fewest=fewest), forget=forget)
 
 
 def _written(folder: Path, request: bytes) -> Path:

@@ -6,17 +6,18 @@ With mixing parameters half are from the prior alone: weights stay finite where 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import LOG_2_PI, Quadratic
+from hierfl.core.gaussians import LOG_2_PI, Quadratic, product
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import climb, curvature
 from hierfl.program.sites import Values
-from hierfl.summaries.hierarchy import Hierarchy, given
+from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 
 # a proposal is the sinh of a Normal: its tails are wider than exponential ones
 BEND = 0.5
@@ -95,6 +96,30 @@ def normals_of(
 
     mean, tril = torch.vmap(at)(draws)
     return mean.movedim(1, 0), tril.movedim(1, 0)
+
+
+def terms_of_clients(
+    hierarchy: Hierarchy, factors: Factors, places: Tensor
+) -> Callable[[int, Tensor], Tensor] | None:
+    """Return a function of i and draws z (S, K): all that the log ratio of the client at places[i] depends on.
+
+    It is the mean and covariance of p(w | z) factor(v), and u, (S, D + D (D + 1) / 2 + U). None: some
+    local sites are not Normal.
+    """
+    if hierarchy.mixing is not None:
+        return None
+
+    def terms(i: int, draws: Tensor) -> Tensor:
+        k, u = int(places[i]), draws[:, hierarchy.reading.shared]
+        if not hierarchy.normal_size:
+            return u
+        factor = factors.precision[k, None], factors.shift[k, None]
+        fields = {name: value[k, None] for name, value in factors.fields.items()}
+        mean, tril = normals_of(hierarchy, fields, factor, draws)
+        row, column = torch.tril_indices(*tril.shape[-2:])
+        return torch.cat([mean[0], product(tril, tril.mT)[0][:, row, column], u], 1)
+
+    return terms
 
 
 def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:

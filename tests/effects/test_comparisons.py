@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hierfl.effects.comparisons import comparisons
+from hierfl.effects.conditional_effects import effects
 from hierfl.effects.predictions import predictions
 from tests.effects.made import drawn, frame, of_program, with_shared
 
@@ -52,6 +53,14 @@ def test_response_scale_and_clients_by_hand() -> None:
     np.testing.assert_allclose(table["mean"], (m - f).mean(), rtol=1e-6)
     table = comparisons(found, "sex", client="east", comparison="ratio").frame
     np.testing.assert_allclose(table["mean"], (m / f).mean(), rtol=1e-6)
+
+
+def test_a_client_that_is_named_twice_has_one_row() -> None:
+    found = drawn("count ~ sex + (1 + sex | site)", "poisson")
+    for ask in (comparisons, effects):
+        frame = ask(found, "sex", client=["east", "west", "east"]).frame
+        assert list(frame["client"].unique()) == ["east", "west"]
+        assert len(frame) == len(ask(found, "sex", client=["east", "west"]).frame)
 
 
 def test_numbers_are_compared_at_values() -> None:

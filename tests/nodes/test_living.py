@@ -12,9 +12,10 @@ import torch
 
 import hierfl
 from hierfl.methods import two_stage
-from hierfl.nodes import FitOverNodes, in_process
+from hierfl.nodes import FitOverNodes, in_process, station
 from hierfl.nodes.asking import Answer
 from tests.formulas.frames import patients
+from tests.nodes.ways import files
 from tests.programs import fit
 from tests.runs.test_living import COUNTS, bytes_of, is_on_grid, others, secrets_of
 from tests.summaries import programs
@@ -48,6 +49,30 @@ def test_a_hospital_withdraws(tmp_path: Path) -> None:
         rtol=0.0,
     )
     is_on_grid(here, others(people(COUNTS), "c2"))
+
+
+def test_what_a_transport_keeps_of_a_hospital_is_gone_too(tmp_path: Path) -> None:
+    data, mail = people(COUNTS), tmp_path / "way"
+    method = two_stage(programs.binary, draws=400)
+    stations = {n: station(method, data.select([n]), tmp_path / "nodes" / n) for n in data.names}
+    with files(mail) as way:
+        fitted = hierfl.nodes.fit(method, way.reached(stations), checkpoint=tmp_path / "server")
+    place = fitted.clients.index("c2")
+    state = fitted.progress.server
+    secret = secrets_of(state["factors"], place)
+    secret += [v.numpy().tobytes() for v in state["each"][:, place]]
+    for folder in (mail, tmp_path / "server"):
+        before = bytes_of(folder)
+        assert all(part in before for part in secret)
+    for there in ("c2/0009-round-0.answer.draft", "c3/0001-round-0.answer.hfl"):
+        next(mail.glob("mail-*")).joinpath(there).write_bytes(b"half an answer")
+    fitted.without("c2", folder=tmp_path / "server")
+    for folder in (mail, tmp_path / "server"):
+        left = bytes_of(folder)
+        assert not any(part in left for part in secret)
+    (home,) = mail.glob("mail-*")
+    assert {path.name.rpartition(".")[0][-8:] for path in (home / "c2").iterdir()} == {".request"}
+    assert list((home / "c3").glob("*.answer.hfl"))
 
 
 def test_the_others_are_asked_about_their_clients_as_before(tmp_path: Path) -> None:

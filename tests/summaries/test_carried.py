@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 from hierfl.summaries.carried import carried_over
+from hierfl.summaries.conditional import terms_of_clients
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.seen_hierarchy import seen_hierarchy
+from tests.summaries import programs
+from tests.summaries.programs import program_of
 
 
 def draws(count: int, size: int = 3, *, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -59,3 +65,35 @@ def test_ratios_that_are_constant_have_no_error_and_few_draws_have_no_fit() -> N
     assert same.error == 0.0 and bool((same.each == 3.0).all())
     few = carried_over(draws(12, 2), z, torch.zeros(12), draws(4, 5))
     assert math.isinf(few.error)
+
+
+def test_terms_of_a_client_hold_what_no_cubic_of_all_parameters_does() -> None:
+    """A ratio that no longer moves with a scale once it is large: a cubic of the scale diverges."""
+
+    def own(i: int, z: Tensor) -> Tensor:
+        return torch.stack([torch.sigmoid(3.0 * z[:, 0]), z[:, 1 + i]], 1)
+
+    def ratios(z: Tensor) -> Tensor:
+        terms = [own(i, z) for i in range(2)]
+        return torch.stack([2.0 * t[:, 0] ** 2 * t[:, 1] - 0.3 * t[:, 1] for t in terms], 1)
+
+    z, to = draws(1000), draws(400, seed=1, scale=1.5)
+    shared = carried_over(ratios(z), z, torch.zeros(1000), to)
+    found = carried_over(ratios(z), z, torch.zeros(1000), to, own)
+    assert shared.error > 0.1 and float((shared.each - ratios(to)).sum(1).std()) > 0.3
+    torch.testing.assert_close(found.each, ratios(to), atol=1e-6, rtol=0.0)
+    assert found.error < 1e-3
+
+
+def test_terms_of_a_client_are_moments_in_closed_form() -> None:
+    """A random intercept: Normal(mu, tau) times exp(shift a - precision a^2 / 2)."""
+    precision, shift = torch.tensor([[[2.0]], [[0.5]]]), torch.tensor([[1.0], [-0.3]])
+    hierarchy = seen_hierarchy(read_likelihood(program_of(programs.binary)))
+    of = terms_of_clients(hierarchy, Factors(precision, shift, {}), torch.arange(2))
+    assert of is not None
+    z = draws(20, 2)  # mu, log tau
+    for k in range(2):
+        within = (-2.0 * z[:, 1]).exp()
+        variance = 1.0 / (within + precision[k, 0, 0])
+        mean = variance * (within * z[:, 0] + shift[k, 0])
+        torch.testing.assert_close(of(k, z), torch.stack([mean, variance], 1))
