@@ -92,7 +92,7 @@ class Work:
         data = self.problem[1]
         return data.select([one for one in data.names if one != self.clients[what]])
 
-    @cache
+    @cache  # noqa: B019
     def whole(self, seed: int) -> tuple[hierfl.Fit, float]:
         """A fit of all rows, which clients leave, and its CPU seconds."""
         return cpu(lambda: self.fit(self.problem[1], seed))

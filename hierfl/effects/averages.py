@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -224,14 +224,29 @@ def _of_frames(found: Drawn, frames: Any, settings: Sequence[Setting], by: str |
                 "rows) first"
             )
         own = rows_of_client(formula, data, data.names.index(name))
-        _check_within(found, own, name)
         plain = complete(frame, kinds, name, declared.missing)
+        own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
+        _check_within(found, own, name)
         sets = []
         for setting in settings:
             ready = prepared(setting.on(plain), columns, name)
             made = evaluated(formula, ready, name, _codes(own))
             sets.append(replace(made, codes=own.codes, fields=own.fields))
         yield found.clients.index(name), sets, _groups(plain, by, name, declared.clients)
+
+
+def _weighted(rows: Rows, frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> Rows:
+    """Return rows without a response with the weights of their frame, if the formula has any."""
+    if (column := additions.get("weights")) is None:
+        return rows
+    check_column(frame, column, client)
+    weights = torch.as_tensor(frame[column].to_numpy(dtype=np.float64))
+    if not bool(((weights >= 0.0) & weights.isfinite()).all()):
+        raise ValueError(
+            f"column '{column}' of client '{client}' has weights that are missing or negative, so "
+            "that its rows cannot be averaged: give each row its weight"
+        )
+    return replace(rows, fields={**rows.fields, "weights": weights})
 
 
 def _codes(rows: Rows) -> dict[str, Tensor]:

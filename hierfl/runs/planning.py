@@ -34,6 +34,7 @@ from hierfl.runs.result import Fit
 
 Column = Sequence[Any] | Callable[[np.random.Generator, int], Any]
 Columns = Mapping[str, Column]
+DRAWN = {"trials"}  # additions to a response that can be drawn
 DRAWS = 1000  # of each posterior, whose quantiles are the interval
 
 
@@ -74,8 +75,8 @@ def simulate(
     Raises:
         TypeError: `model` is neither.
         KeyError: `columns` lacks one that the formula reads.
-        ValueError: the response is of words or censored; or numbers of rows are not as many as
-            clients.
+        ValueError: the response is of words, censored or weighted; or numbers of rows are not as
+            many as clients.
     """
     formula = _formula_of(model)
     expect_count(count, "count")
@@ -84,8 +85,6 @@ def simulate(
     formula = formula.on(frames)
     data = formula.data(frames)
     program = read(formula, delta, data, seed=seed)
-    if len(program.labels) != 1 or "cens" in formula.declared.parts.additions:
-        raise ValueError("a censored response cannot be drawn: simulate the times, without event()")
     (field,) = program.labels.values()
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     found = []
@@ -113,6 +112,11 @@ def _formula_of(model: Any) -> Formula:
         raise ValueError(
             "a response of words or of several columns cannot be drawn: give its program and "
             "ClientData"
+        )
+    if odd := sorted(made.declared.parts.additions.keys() - DRAWN):
+        raise ValueError(
+            f"the response has {odd[0]}(), and a drawn response is neither censored nor weighted: "
+            "simulate the formula without it"
         )
     return made
 

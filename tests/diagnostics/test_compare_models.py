@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import arviz as az
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
+import torch
 
 import hierfl
 from hierfl import compare_models
 from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics import Compared, loo
 from hierfl.nodes import in_process
+from hierfl.posterior.arviz_io import arviz_of
 from hierfl.runs.result import Fit
 from tests.programs import (
     NOISE,
@@ -102,6 +106,45 @@ def test_arviz_accepts_what_is_returned() -> None:
     assert "By row" in repr(found())
 
 
+def log_likelihoods(model: Any, data: ClientData, count: int = 10_000) -> Any:
+    """Return log p(y_k | g) at draws of the exact posterior of g, (S, N)."""
+    xs, ys = (data.fields[n].double().split(data.counts.tolist()) for n in ("x", "y"))
+    if model is level:
+        xs = tuple(torch.ones(len(y), 1).double() for y in ys)
+        prior, tril, spread = torch.zeros(1), 2.0 * torch.eye(1), torch.eye(1)
+    else:
+        prior, tril, spread = PRIOR_LOC, PRIOR_TRIL, SPREAD_TRIL @ SPREAD_TRIL.T
+    precision = (tril @ tril.T).double().inverse()
+    shift, covs = precision @ prior.double(), []
+    for x, y in zip(xs, ys, strict=True):
+        covs.append(NOISE**2 * torch.eye(len(y)).double() + x @ spread.double() @ x.T)
+        precision = precision + x.T @ covs[-1].inverse() @ x
+        shift = shift + x.T @ covs[-1].inverse() @ y
+    torch.manual_seed(0)
+    normal = torch.distributions.MultivariateNormal
+    g = normal(precision.inverse() @ shift, precision_matrix=precision).sample((count,))
+    each = zip(xs, ys, covs, strict=True)
+    return torch.stack([normal(g @ x.T, cov).log_prob(y) for x, y, cov in each], 1).numpy()
+
+
+def test_numbers_are_those_of_arviz_at_draws_of_the_exact_posterior() -> None:
+    data = federation((6, 5, 8, 4, 7, 5, 9, 6))
+    models = {"level": level, "slopes": slopes}
+    told = compare_models({n: fit(hierfl.methods.two_stage(m), data) for n, m in models.items()})
+    given = {}
+    for name, model in models.items():
+        groups = {"posterior": {"at": np.zeros(10_000)}}
+        groups |= {"log_likelihood": {"y": log_likelihoods(model, data)}}
+        given[name] = arviz_of(groups, {"y": ["client"]}, {})
+    known = az.compare(given).rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
+    again = az.compare(dict(told.loo)).rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
+    for name in models:
+        for column in ("rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"):
+            value = told.by_client.loc[name, column]
+            assert value == pytest.approx(again.loc[name, column], abs=1e-9), column
+            assert value == pytest.approx(known.loc[name, column], abs=0.15), column
+
+
 @pytest.mark.parametrize("kind", ["gaussian", "binary"])
 def test_without_rows_the_server_tells_what_the_rows_tell(kind: str, tmp_path: Path) -> None:
     data = federation(COUNTS) if kind == "gaussian" else people((9, 4, 12, 6, 8, 15))
@@ -125,6 +168,9 @@ def test_over_nodes_clients_are_compared_alone(tmp_path: Path) -> None:
     told, known = compare_models(over), compare_models(here)
     assert told.by_row is None and "Rows are not compared" in repr(told)
     assert list(told.by_client.index) == list(known.by_client.index) == ["slopes", "level"]
+    accepted = az.compare(dict(told.loo))
+    for column in ("elpd_diff", "weight", "se", "dse"):
+        assert list(told.by_client[column]) == pytest.approx(list(accepted[column]), abs=1e-9)
     ours, theirs = (one.by_client["elpd_diff"].iloc[1] for one in (told, known))
     assert ours == pytest.approx(theirs, abs=0.5)
 

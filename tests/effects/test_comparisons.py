@@ -156,4 +156,11 @@ def test_rows_count_as_often_as_they_weigh() -> None:
     mean = of_program(found, rows.assign(sex="f")).mean(0).numpy()
     weight = rows.set_index("site").loc[list(found.clients), "n"].to_numpy()
     wanted = (mean * weight).sum() / weight.sum()
-    np.testing.assert_allclose(predictions(found, "sex").frame["mean"][0], wanted, rtol=1e-5)
+    for given in ("rows", rows, rows.drop(columns="y")):
+        again = predictions(found, "sex", given).frame
+        np.testing.assert_allclose(again["mean"][0], wanted, rtol=1e-5)
+    with pytest.raises(KeyError, match="'n'"):
+        predictions(found, "sex", rows.drop(columns=["y", "n"]))
+    with pytest.raises(ValueError, match="column 'n' of client 'east' has weights that are"):
+        rows["n"] = rows["n"].where((rows["site"] != "east") | (rows.index % 2 == 0))
+        predictions(found, "sex", rows.drop(columns="y"))

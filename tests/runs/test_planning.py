@@ -101,6 +101,13 @@ def test_refusals() -> None:
         simulate(formula(), COLUMNS, clients=3, rows=[4, 4])
     with pytest.raises(TypeError, match=r"give a hierfl\.formula"):
         simulate(lambda batch: None, COLUMNS)  # type: ignore[arg-type]
+    for text, family, name in (
+        ("y | event(died) ~ x + (1 | site)", "weibull", "event"),
+        ("y | cens(c) ~ x + (1 | site)", "weibull", "cens"),
+        ("y | weights(w) ~ x + (1 | site)", "gaussian", "weights"),
+    ):
+        with pytest.raises(ValueError, match=rf"the response has {name}\(\), and a drawn response"):
+            simulate(formula(text, family), {**COLUMNS, "died": [1], "c": [0], "w": [1.0]})
     with pytest.raises(KeyError, match="there is no parameter 'b'"):
         precision(pilot(), {}, "b", clients=(3,), rows=(5,), replications=1, workers=1)
     with pytest.raises(ValueError, match="prob is 95"):
