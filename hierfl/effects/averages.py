@@ -240,7 +240,7 @@ def _weighted(rows: Rows, frame: pd.DataFrame, additions: Mapping[str, str], cli
     if (column := additions.get("weights")) is None:
         return rows
     check_column(frame, column, client)
-    weights = torch.as_tensor(frame[column].to_numpy(dtype=np.float64))
+    weights = torch.tensor(frame[column].to_numpy(dtype=np.float64))
     if not bool(((weights >= 0.0) & weights.isfinite()).all()):
         raise ValueError(
             f"column '{column}' of client '{client}' has weights that are missing or negative, so "

@@ -52,16 +52,18 @@ class _Fit(NamedTuple):
 
     def variances(self) -> Tensor:
         """Return the variance of each client's error, (n,)."""
-        return (self.times * (self.share @ self.left.square())).nan_to_num(nan=0.0) + self.far.var(
-            0
-        )
+        return self._at_new(self.share @ self.left.square()) + self.far.var(0)
 
     def error(self) -> float:
         """Return the sd of the error of the sum of all clients."""
         known = self.share @ self.left.square()
-        times = (self.times * known).nan_to_num(nan=0.0).sum() / known.sum().clamp(min=1e-300)
-        variance = times * (self.share @ self.left.sum(1).square()) + self.far.sum(1).var()
-        return math.sqrt(float(variance.nan_to_num(nan=0.0)))
+        times = self._at_new(known).sum() / known.sum().clamp(min=1e-300)
+        together = self.share @ self.left.sum(1).square()
+        found = torch.where(together > 0.0, times * together, 0.0) + self.far.sum(1).var()
+        return math.sqrt(float(found))
+
+    def _at_new(self, known: Tensor) -> Tensor:
+        return torch.where(known > 0.0, self.times * known, 0.0)  # infinity times zero is zero
 
     def with_client(self, i: int, one: _Fit) -> _Fit:
         """Return the fit with another one of the i-th client."""
