@@ -86,10 +86,13 @@ def carried_over(
         return Carried(each.mean(0).expand(len(to), -1), 0.0)
     log_target = each.sum(1) + log_base
     found = _fitted(each, z, to, log_target)
+    if own is None:
+        return Carried(found.each, found.error())
     variances = found.variances()
-    order = variances.argsort(descending=True).tolist()
-    for i in order[:MOST_OWN] if own is not None else ():
-        if float(variances.minimum(variances[i]).sum()) <= SMALL**2:
+    largest, order = variances.sort(descending=True)
+    rest = largest.flip(0).cumsum(0).flip(0)  # of each client and those after it
+    for i, left in zip(order[:MOST_OWN].tolist(), rest.tolist(), strict=False):
+        if left <= SMALL**2:
             break
         one = _fitted(each[:, i, None], own(i, z), own(i, to), log_target)
         if float(one.variances()) < float(variances[i]):
