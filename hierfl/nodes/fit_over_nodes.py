@@ -165,8 +165,9 @@ class FitOverNodes:
 
         Args:
             client: its name.
-            folder: the run's checkpoint folder, in which nothing that the client had sent is left;
-                `withdrawn.json` is the certificates. Backups are not reached. None: it stays.
+            folder: the run's checkpoint folder, in which nothing that the client had sent is left,
+                nor in that of `by_files`; `withdrawn.json` is the certificates. Backups, and what
+                another transport keeps, are not reached. None: it stays.
 
         Errors are those of `hierfl.Fit.without`.
         """
