@@ -56,10 +56,11 @@ def carried(before: Kept, after: Rounds, state: Tree, stay: Tensor, at: Tensor) 
         return state
     with double_precision(), torch.no_grad(), unchecked():
         work, final = after.work, before.state["final"]
-        places, shared = before.asked(), work.shared
+        alive, shared = before.alive()[before.asked()], work.shared
+        places = before.asked()[alive]
         z = final["draws"][places, :shared]
         to = state["final"]["draws"][work.asked(state), :shared]
-        each = before.ratios()[:, stay]
+        each = before.ratios()[alive][:, stay]
         base, factors = torch.zeros(len(z)), Factors(**state["factors"])
         if not work.surrogate.mixed:
             base = work.log_p(z, factors) - final["log_p"][places]

@@ -128,11 +128,16 @@ class Kept:
         count, asked = len(self.state["final"]["draws"]), len(self.state["each"])
         return torch.arange(asked) * (count // asked)
 
+    def alive(self) -> Tensor:
+        """Return which of the final draws have any weight, (S,); others may lie where no digits are left."""
+        found: Tensor = self.state["final"]["log_weights"].isfinite()
+        return found
+
     def densities(self) -> Densities:
         """Return the log densities of prior and clients at the draws of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             work, final = self.rounds.work, self.state["final"]
-            draws, log_weights = final["draws"], final["log_weights"]
+            draws, log_weights, alive = final["draws"], final["log_weights"], self.alive()
             log_z, marginals = work.surrogate.log_marginals(draws, self.factors)
             z = draws[:, : work.shared]
             if not self.is_exact:
@@ -143,9 +148,9 @@ class Kept:
                 values, jacobians = block.unflatten(one)
                 return values, torch.stack([j.sum() for j in jacobians.values()]).sum()
 
-            values, jacobian = torch.vmap(parts)(z)
-            clients = None if work.surrogate.mixed else marginals
-            return Densities(dict(values), log_weights, log_z - jacobian, clients)
+            values, jacobian = torch.vmap(parts)(z[alive])
+            clients = None if work.surrogate.mixed else marginals[alive]
+            return Densities(dict(values), log_weights[alive], log_z[alive] - jacobian, clients)
 
     def constants(self, data: ClientData) -> Tensor:
         """Return what the sums of a Gaussian likelihood lack of log p(y_k | z), (N,), by the data.
@@ -168,6 +173,7 @@ class Kept:
         each, at = self.ratios(), self.asked()
         if len(at) == len(z):
             return each
+        each, at = each[self.alive()[at]], at[self.alive()[at]]
         base = (log_p - self.state["final"]["log_p"])[at]
         every = torch.arange(each.shape[1])
         own = terms_of_clients(self.rounds.work.surrogate.hierarchy, self.factors, every)
@@ -246,13 +252,15 @@ class Kept:
             return None
         each, factors = self.ratios(out), Factors(**state["factors"])
         base = after.work.log_p(final["draws"], factors) - final["log_p"]
+        base = torch.where(self.alive(), base, -torch.inf)
         return _weighted({**state, "final": final, "share": self.state["share"]}, each, base, 0.0)
 
     def _drawn_again(self, state: Tree, out: Tensor, after: Rounds) -> Iterator[Weighted]:
         """Yield new draws, of the others' factors and then about these, with log ratios carried over."""
-        at, shared, final = self.asked(), after.work.shared, self.state["final"]
-        z, factors = final["draws"][at, :shared], Factors(**state["factors"])
-        each, base = self.ratios(out), self._base(at, out)
+        shared, final, factors = after.work.shared, self.state["final"], Factors(**state["factors"])
+        alive = self.alive()[self.asked()]
+        at, each = self.asked()[alive], self.ratios(out)[alive]
+        z, base = final["draws"][at, :shared], self._base(at, out)
         every = torch.arange(each.shape[1])
         own = terms_of_clients(after.work.surrogate.hierarchy, factors, every)
 
@@ -267,8 +275,7 @@ class Kept:
             return
         asked = after.work.proposed(state, found.state["final"])
         state = {**asked, **{name: state[name] for name in (*OF_CLIENTS, *BEFORE_ASKING)}}
-        drawn = state["final"]
-        yield told(state, after.work.log_p(drawn["draws"], factors) - drawn["log_p"])
+        yield told(state, after.work.wider(state, factors))
 
     def _base(self, at: Tensor, out: Tensor) -> Tensor:
         """Return log weights (A,), but for ratios, that make draws of the state the others'."""

@@ -104,7 +104,7 @@ class Weighting:
         new = ~state["weighted"][reports.ids]
         ids, each = reports.ids[new], reports.value[new].mT.double()  # (A, n)
         asked, kept = state["asked"] + each.sum(1), state["each"]
-        base, z = self._wider(state, factors), final["draws"][:, : self.shared]
+        base, z = self.wider(state, factors), final["draws"][:, : self.shared]
         ratios, error = everywhere(asked, self.asked(state), z, base)
         seen = state["weighted"].index_fill(0, ids, True)
         k_hats = k_hats_of(each)
@@ -159,7 +159,7 @@ class Weighting:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
-    def _wider(self, state: Tree, factors: Factors) -> Tensor:
+    def wider(self, state: Tree, factors: Factors) -> Tensor:
         """Return the surrogate's log density minus that which the draws are from, (S,)."""
         final = state["final"]
         if not bool(state["proposed"]):

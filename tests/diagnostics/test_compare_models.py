@@ -128,7 +128,7 @@ def log_likelihoods(model: Any, data: ClientData, count: int = 10_000) -> Any:
 
 
 def test_numbers_are_those_of_arviz_at_draws_of_the_exact_posterior() -> None:
-    data = federation((6, 5, 8, 4, 7, 5, 9, 6))
+    data = federation((16, 5, 8, 14, 9))
     models = {"level": level, "slopes": slopes}
     told = compare_models({n: fit(hierfl.methods.two_stage(m), data) for n, m in models.items()})
     given = {}
