@@ -69,7 +69,7 @@ def simulate(
             number of rows that draws them.
         clients: how many.
         rows: of each client, or one number for each.
-        count: how many federations.
+        count: how many federations; all have the same columns.
         seed: of the draws.
 
     Raises:
