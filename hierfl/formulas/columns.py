@@ -59,13 +59,15 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
             )
         if not len(names):
             raise ValueError("the frame has no rows: give at least one row of one client")
-        different = set(names.tolist())
+        found, code = np.unique(names, return_inverse=True)
+        ends = np.bincount(code).cumsum()[:-1]
+        rows = dict(zip(found.tolist(), np.split(code.argsort(kind="stable"), ends), strict=True))
         if hasattr(frames[clients], "cat"):
             places = list(map(level_name, frames[clients].cat.categories))
-            order = sorted(different, key=places.index)
+            order = sorted(rows, key=places.index)
         else:
-            order = sorted(different, key=float if frames[clients].dtype.kind in "iuf" else str)
-        return {name: frames[names == name] for name in order}
+            order = sorted(rows, key=float if frames[clients].dtype.kind in "iuf" else str)
+        return {name: frames.iloc[rows[name]] for name in order}
     if not isinstance(frames, Mapping) or not all(
         isinstance(frame, pd.DataFrame) for frame in frames.values()
     ):
