@@ -13,9 +13,27 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hierfl.comparisons.result_files import results, study_of
+from hierfl.comparisons.score_table import Column, by_seed
 from hierfl.methods.about import HEADINGS, About, Wrapper
 from hierfl.methods.listed import described
 
+RIVALS = Path(__file__).parents[1] / "examples" / "studies" / "results" / "bayesian-rivals"
+FEDERATIONS = {  # variant of the study -> its data
+    "fashion-reduced": "Fashion-MNIST",
+    "emnist-reduced": "EMNIST",
+    "femnist-reduced": "FEMNIST",
+    "heart-reduced": "hospitals",
+    "wisdm-reduced": "WISDM",
+}
+MEASURES = {  # (score, metric) of the study -> its name
+    ("P", "accuracy"): "P",
+    ("P", "log_score"): "log score",
+    ("P", "calibration_error"): "calibration",
+    ("G", "accuracy"): "G",
+    ("P", "auroc"): "unknown images",
+}
+STUDY = "studies.md#bayesian-rivals-every-method-with-a-posterior"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("methods.md", "privacy.md")
 BLOCK = re.compile(r"(<!-- methods: (\w+) -->\n).*?(<!-- end of methods -->)", re.DOTALL)
@@ -28,14 +46,43 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {line} |" for line in escaped)])
 
 
+def firsts() -> dict[str, str]:
+    """Return, by method, where its mean over seeds is the best of the study bayesian-rivals."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for variant, data in FEDERATIONS.items():
+        if not (RIVALS / variant).exists():  # of a form that has not been run
+            continue
+        study, scores = study_of(RIVALS / variant), results(RIVALS / variant)
+        for (score, metric), name in MEASURES.items():
+            tests = study.evaluation.foreign if metric == "auroc" else ("local",)
+            for test in tests:
+                column = Column(score, "participating", test, metric)
+                values = by_seed(scores, column, study.evaluation.weighting)
+                best, *tuned = str((column.sign * values.mean(axis=1)).idxmax()).split("+")
+                where = f"{data} (fine-tuned)" if tuned else data
+                found.setdefault(best, {}).setdefault(name, []).append(where)
+    return {
+        method: "; ".join(f"{name}: {', '.join(where)}" for name, where in by_name.items())
+        for method, by_name in found.items()
+    }
+
+
 def tables() -> dict[str, str]:
     """Return the tables by name."""
-    methods, wrappers = described(About), described(Wrapper)
+    methods, wrappers, best = described(About), described(Wrapper), firsts()
     columns = {field: heading for field, heading in HEADINGS.items() if field != "source"}
     return {
         "inferred": table(
-            ("`hierfl.methods.`", "what it infers", "source"),
-            ((f"`{name}`", about.infers, about.source) for name, about in methods.items()),
+            (
+                "`hierfl.methods.`",
+                "what it infers",
+                "source",
+                f"best in [`bayesian-rivals`]({STUDY})",
+            ),
+            (
+                (f"`{name}`", about.infers, about.source, best.get(name, ""))
+                for name, about in methods.items()
+            ),
         ),
         "compared": table(
             ("method", *columns.values()),
