@@ -87,7 +87,8 @@ def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.
 
 
 def _sites_of(term: GroupTerm) -> tuple[str, ...]:
-    return (term.site, term.sd, term.cor or "", term.cholesky, *lengths_of(term))
+    more = [f"{kind}_{term.site}" for kind in ("z", "rho")] if term.group.kind else []
+    return (term.site, term.sd, term.cor or "", term.cholesky, *lengths_of(term), *more)
 
 
 def _groups(formula: Formula, term: GroupTerm, clients: int) -> str:
@@ -120,6 +121,8 @@ def _spread(frame: pd.DataFrame, term: GroupTerm) -> pd.DataFrame:
     sds = frame[frame["site"] == term.sd]
     names = [entry or INTERCEPT for entry in sds["entry"]]
     parts = [sds.assign(name=[f"sd({name})" for name in names])]
+    rho = frame[frame["site"] == f"rho_{term.site}"]
+    parts += [rho.assign(name="rho")] if term.group.kind and len(rho) else []
     if term.cor:
         both = frame[frame["site"] == term.cor]
         pairs = {f"{a}, {b}": f"cor({a}, {b})" for i, a in enumerate(names) for b in names[i + 1 :]}

@@ -20,6 +20,7 @@ from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import response_of
 from hierfl.formulas.smooths import drawn_spread
+from hierfl.formulas.structures import drawn_values
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import posterior_draws
@@ -121,7 +122,10 @@ class Drawn:
 
     def groups(self, term: GroupTerm, client: int | None = None) -> Tensor:
         """Return the deviations of a term's groups, (S, groups, q, O), of those within `client` if it is given."""
-        value = self.shared[term.site] if client is None else self.own[term.site][:, client]
+        if term.group.kind:
+            value = drawn_values(term, self.formula.agreed, self.shared)
+        else:
+            value = self.shared[term.site] if client is None else self.own[term.site][:, client]
         return value.reshape(self.count, term.size, len(term.columns), self.outputs)
 
     def of_client(self, term: GroupTerm, client: int) -> Tensor:
@@ -162,6 +166,11 @@ class Drawn:
 
     def of_new(self, term: GroupTerm, seed: int) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
+        if term.group.kind:
+            raise ValueError(
+                f"a new group is none of the matrix '{term.group.cov}' of '{term.group.text}', so that nothing is "
+                f"known of it: name one, at={{'{term.group.name}': ...}}, or give client=None or the names of clients"
+            )
         place = [one.site for one in self.layout.groups].index(term.site)
         if self.parameter is not None:  # apart from the groups of the response's terms
             place += 1000 * (1 + list(self.formula.parameters).index(self.parameter.name))

@@ -112,6 +112,11 @@ def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
     """Return the variance between groups of a row, z' Sigma z, (S,)."""
     if found.outputs > 1:
         raise _refused(found)
+    if term.group.kind:
+        raise ValueError(
+            f"the groups of '{term.group.text}' have no common variance: take fit.r2(), or the "
+            "standard deviations of groups in fit.summary()"
+        )
     scaled = found.spread(term) * row.groups[term.site][0]
     if not term.cor:
         return (scaled**2).sum(1)

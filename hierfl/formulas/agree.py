@@ -11,9 +11,10 @@ from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
 from hierfl.formulas.design import designs_of, every_design_of
-from hierfl.formulas.parse import Declaration, grouping_name
+from hierfl.formulas.parse import Declaration
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
+from hierfl.formulas.syntax import grouping_name
 from hierfl.formulas.terms import calls, monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
@@ -224,6 +225,15 @@ def agree_on_formula(
 ) -> Schema:
     """Return a schema of columns with what a formula needs too: groups, constants, design."""
     groups = {grouping_name(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
+    if "gr(" in declared.text or "car(" in declared.text:
+        from hierfl.formulas.structures import structures
+
+        groups |= structures(
+            declared,
+            schema,
+            ask,
+            lambda by, known: _grouping(by, schema, ask, {grouping_name(by): known}),
+        )
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
     for found in declared.described:

@@ -8,7 +8,7 @@ from typing import Any
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.prior_texts import as_given
 from hierfl.formulas.source import additions_of
-from hierfl.formulas.terms import columns_of
+from hierfl.formulas.terms import calls, columns_of
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
@@ -51,4 +51,11 @@ def check_declared(declared: Declaration) -> None:
             f"family '{family.name}' counts successes of trials: write "
             f"'{response} | trials(n) ~ ...', or family='bernoulli' for a response of 0 and 1"
         )
+    if "by" in declared.text:
+        for call in chain(*map(calls, declared.described)):
+            if getattr(call.kwargs.get("by"), "name", "") == declared.clients:
+                raise ValueError(
+                    f"'{call}' is a curve of each client that learns nothing from the others: write "
+                    f"s({call.args[0]}, {declared.clients}, bs='fs')"
+                )
     family.expression(additions_of(declared))

@@ -26,10 +26,9 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.layout import GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.source import rows_of_above
 from hierfl.formulas.terms import columns_of
 
 Fields = dict[str, NDArray[Any]]
@@ -240,7 +239,10 @@ def _inside(
 
 def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.int64]:
     """Return the index of each row's group among the agreed ones, (n,); refuse other groups."""
-    names = group_names(frame, term.group.by, client)
+    if term.group.kind and {*term.group.by}.isdisjoint(frame.columns):
+        names = np.full(len(frame), client)  # its groups are the clients
+    else:
+        names = group_names(frame, term.group.by, client)
     if term.place == "above" and len(set(names.tolist())) > 1:
         raise ValueError(
             f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} "

@@ -23,6 +23,7 @@ def formula(
     priors: Mapping[str, Any] | None = None,
     missing: Missing = "refuse",
     schema: Schema | None = None,
+    data2: Mapping[str, Any] | None = None,
 ) -> Formula:
     """Declare a mixed model as one line of text.
 
@@ -35,7 +36,8 @@ def formula(
     is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
     `mo(x)`, `cs(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)`
     are terms. `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital,
-    bs="fs")` one of each group, and `gp(x, k=20)` a Gaussian process. Additions to the response are
+    bs="fs")` one of each group, and `gp(x, k=20)` a Gaussian process. `(1 | gr(hospital, cov=A))` are
+    groups of a known covariance, and `car(M, gr=county)` neighbors. Additions to the response are
     `y | trials(n)`, `weights(w)`, `trunc(lb=0, ub=10)`, and of times `event(status)`,
     `cens(status, upper)`, `entry(start)`. `cbind(a, b, c)` is a response of several columns.
 
@@ -55,6 +57,9 @@ def formula(
         missing: "refuse" rows with missing values, or "drop" them.
         schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts
             and sums.
+        data2: matrices that terms name, {"A": frame}, as in brms: a pandas frame whose index and
+            columns name the groups. Of `gr(g, cov=A)` a covariance, of `car(M, gr=g)` 1 for
+            neighbors and 0 for others. Over nodes the server alone needs it. Default: none.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -68,6 +73,10 @@ def formula(
         )
     if schema is not None and schema.clients != clients:
         raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
+    if data2:
+        from hierfl.formulas.structures import matrix_of
+
+        own["data2"] = {name: matrix_of(name, matrix) for name, matrix in data2.items()}
     made = Formula(joined(text), clients=clients, schema=schema, **own)
     check_declared(made.declared)
     return made

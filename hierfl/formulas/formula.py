@@ -44,6 +44,7 @@ class Formula:
         priors: site -> distribution, or brms's words for one.
         missing: "refuse" rows with missing values, or "drop" them.
         schema: that clients have agreed on; None: `hierfl.fit` makes it first.
+        data2: matrix that terms name -> names of its groups, and its rows.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Formula:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     missing: Missing = "refuse"
     schema: Schema | None = None
+    data2: Mapping[str, Any] = field(default_factory=dict)
     # The groups within clients, from each client's first rows; clients keep them, records do not.
     _inside: Inside = field(default_factory=dict, init=False, repr=False)
 
@@ -66,7 +68,7 @@ class Formula:
     @cached_property
     def declared(self) -> Declaration:
         """The formula, its family and its clients."""
-        found = Declaration(self.text, self.family, self.clients, self.missing)
+        found = Declaration(self.text, self.family, self.clients, self.missing, self.data2)
         if "trunc" not in self.text:
             return found
         from hierfl.formulas.left_side import with_bounds

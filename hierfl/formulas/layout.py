@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from hierfl.formulas.design import Design, Matrix, designs_of
-from hierfl.formulas.parse import Declaration, Group, response_of
+from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.syntax import Group
 from hierfl.models.families import Response
 
 INTERCEPT = "Intercept"
@@ -140,7 +141,7 @@ def _group_terms(
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
         for other, _, same in designs.values():
-            if {*other.by} == {*group.by} and same == columns:
+            if {*other.by} == {*group.by} and same == columns and other.kind == group.kind:
                 raise ValueError(
                     f"'{other.text}' and '{group.text}' are one term: remove one of them"
                 )
@@ -182,6 +183,7 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
             names += [f"{kind}_{term.name}" for kind in term.smooth.kinds]
     for group in found.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
+        names += [f"z_{group.site}", f"rho_{group.site}"] if group.group.kind else []
     for name in names:
         if name in reserved:
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
@@ -234,6 +236,11 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
             numbers = tuple(str(i) for i in range(group.size))
             sites[group.site] = ((f"{group.site}_group", numbers), *many)
     return sites
+
+
+def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
+    """Return the columns of a term above the clients that no own coefficient takes up."""
+    return tuple(name for name in term.columns if name not in found.own)
 
 
 # ------------------------------------------------------------ names in the program

@@ -33,7 +33,9 @@ class Parameter:
         sites = {term.name for term in self.layout.common.terms}
         kinds = ("b", "simplex", "sds", "sdgp", "lscale")
         sites |= {f"{kind}_{name}" for name in sites for kind in kinds}
-        sites |= {part for g in self.layout.groups for part in (g.sd, g.cor or g.sd)}
+        for group in self.layout.groups:
+            sites |= {group.sd, group.cor or group.sd, f"rho_{group.site}"}
+            sites |= {f"lscale_{group.site}_{term.name}" for term in group.design.terms}
         return {
             columns.get(key, key): prior
             for key, prior in priors.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from formulae.scanner import ScanError, Scanner
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.parameters import declarations_of, parts_of
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.syntax import factor_smooth
+from hierfl.formulas.syntax import Group, factor_smooth
 from hierfl.formulas.terms import bare_columns, calls, columns_of, described
 from hierfl.formulas.transforms import CODINGS
 from hierfl.models.families import Response, ResponseFamily
@@ -32,30 +32,6 @@ ADDITIONS = {
 
 NAMES = ("IDENTIFIER", "BQNAME")  # kinds of tokens that name a column
 WORDS = {*NAMES, "NUMBER", "STRING", "PYTHON_LITERAL"}
-
-
-def grouping_name(by: Sequence[str]) -> str:
-    """Return the name of the groups of some columns; two sets of columns never have the same."""
-    return ":".join(f"`{name}`" if ":" in name else name for name in by)
-
-
-@dataclass(frozen=True)
-class Group:
-    """A term with a bar: `(1 + age | hospital:ward)` is by ("hospital", "ward"); correlated: `|`, not `||`."""
-
-    terms: str
-    by: tuple[str, ...]
-    correlated: bool
-
-    @property
-    def name(self) -> str:
-        """The groups' name, "hospital" or "hospital:ward"."""
-        return grouping_name(self.by)
-
-    @property
-    def text(self) -> str:
-        """The term as it stands in a formula."""
-        return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
 
 
 @dataclass(frozen=True)
@@ -104,6 +80,12 @@ def parse(text: str) -> Parts:
             if "fs" in words and sign == "+" and (found := factor_smooth(inside)):
                 curves.append(found)
                 continue
+            if words.startswith("car(") and sign == "+":
+                from hierfl.formulas.structures import called_group
+
+                group = called_group(inside)
+                groups[group.name, group.terms] = group
+                continue
             common.append(f"{sign} {words}")
             continue
         if sign == "-":
@@ -119,12 +101,12 @@ def parse(text: str) -> Parts:
                 "terms that vary by group inside of them"
             )
         for group in _groups(inside, bars):
-            if groups.setdefault((group.by, group.terms), group) is not group:
+            if groups.setdefault((group.name, group.terms), group) is not group:
                 raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
     for terms, name in curves:  # their intercept is that of another term of these groups, if any
         others = [g for g in groups.values() if g.by == (name,) and not g.terms.startswith("0")]
         group = Group(f"{0 if others else 1} + {terms}", (name,), correlated=False)
-        groups.setdefault((group.by, group.terms), group)
+        groups.setdefault((group.name, group.terms), group)
     written = " ".join(common).removeprefix("+ ") or "1"
     return Parts(response, additions, written, tuple(groups.values()), labels, trunc)
 
@@ -199,6 +181,11 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     terms, by = text_of_tokens(tokens[: bars[0]]), _inside(tokens[bars[-1] + 1 :])
     if not terms or not by:
         raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
+    if text_of_tokens(by).startswith("gr("):
+        from hierfl.formulas.structures import called_group
+
+        yield called_group(by, terms)
+        return
     kinds = [token.kind for token in by]
     signs = kinds[1::2]
     if len(by) % 2 == 0 or not {*kinds[::2]} <= {*NAMES} or not {*signs} <= {"COLON", "SLASH"}:
@@ -278,6 +265,7 @@ class Declaration:
     family: ResponseFamily
     clients: str
     missing: Missing = "refuse"
+    data2: Mapping[str, Any] = field(default_factory=dict)  # matrix -> names, and rows
 
     @cached_property
     def parts(self) -> Parts:
@@ -301,11 +289,18 @@ class Declaration:
     @cached_property
     def groupings(self) -> tuple[tuple[str, ...], ...]:
         """The columns of each kind of group but the clients, each once."""
-        found = dict.fromkeys(group.by for group in self.parts.groups)
+        found = dict.fromkeys(group.by for group in self.parts.groups if not group.kind)
         if ";" in self.text:
             for own in self.of_parameters.values():
-                found |= dict.fromkeys(group.by for group in own.parts.groups)
+                found |= dict.fromkeys(group.by for group in own.parts.groups if not group.kind)
         return tuple(by for by in found if by != (self.clients,))
+
+    @property
+    def structured(self) -> list[Group]:
+        """The groups with a known covariance, or with neighbors."""
+        own = self.of_parameters.values() if ";" in self.text else ()
+        every = chain(self.parts.groups, *(declared.parts.groups for declared in own))
+        return [group for group in every if group.kind]
 
     @cached_property
     def columns(self) -> dict[str, Kind | None]:
@@ -333,6 +328,8 @@ class Declaration:
     def rows_of(self) -> dict[str, Kind | None]:
         """All columns that the formula reads, those of groups too, except the clients'."""
         found = {**dict.fromkeys(chain.from_iterable(self.groupings)), **self.columns}
+        if "gr(" in self.text or "car(" in self.text:
+            found |= dict.fromkeys(name for group in self.structured for name in group.by)
         found.pop(self.clients, None)
         return found
 

@@ -42,6 +42,7 @@ def all_priors(
     * standard deviations of groups: half-StudentT(3, 0, s), s as of the intercept; of slopes of
       numbers s / sd of the column.
     * correlations: LKJ(1).
+    * rho of neighbors: Beta(1, 1), brms's.
     * smooths: as standard deviations of groups; length scales as `smooths.length_prior`.
     * parameters of the family: `ResponseFamily.parameters`.
 
@@ -127,6 +128,8 @@ def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> di
         size = 1.0 if plain else schema.design[name].sd or 1.0
         site = term.sd if term.is_single else f"{term.sd}[{name}]"
         found[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
+    if term.group.kind == "escar":
+        found[f"rho_{term.site}"] = dist.Beta(1.0, 1.0)
     if term.places:
         from hierfl.formulas.smooths import length_prior, lengths_of
 
@@ -154,6 +157,8 @@ def keys_of(name: str, found: Layout) -> list[str]:
             keys.append("cor")
         if name.startswith(f"lscale_{term.site}_"):
             keys.append("lscale")
+        if name == f"rho_{term.site}":
+            keys.append("rho")
     return keys
 
 

@@ -24,11 +24,15 @@ class Grouping:
             "crossed", groups are the same at several clients.
         levels: the groups' names; none of those within clients, which stay there.
         most: of groups within clients, the largest number at one client.
+        basis: of groups with a known covariance or neighbors, T: their values are T z.
+        weights: of `car(type="escar")`, w, the eigenvalues.
     """
 
     level: Level
     levels: tuple[str, ...] = ()
     most: int = 0
+    basis: tuple[tuple[float, ...], ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def _part(name: str, value: Any, place: str) -> Any:
         return None if value is None else _remade(Margin, value, place)
     if name in _ONE_OF and value not in _ONE_OF[name]:
         raise ValueError(f"{place} is {value!r}: it must be one of {', '.join(_ONE_OF[name])}")
-    if name in ("levels", "knots", "polynomials"):
+    if name in ("levels", "knots", "polynomials", "basis", "weights"):
         if not isinstance(value, list):
             raise ValueError(f"{place} is {value!r}: it must be a list")
         return tuple(tuple(v) if isinstance(v, list) else _leaf(name, v, place) for v in value)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
 import torch
-from scipy.optimize import brentq
-from scipy.stats import invgamma
 from torch import Tensor
 
 from hierfl.formulas.curves import LONG, SHORT
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from hierfl.formulas.columns import Column
     from hierfl.formulas.design import Design, Term
     from hierfl.formulas.layout import GroupTerm, Writer
-    from hierfl.formulas.parse import Group
+    from hierfl.formulas.syntax import Group
 
 FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
 TAIL = 0.01  # prior probability beyond each end of the length scales that sines can have
@@ -135,6 +133,8 @@ def length_prior(smooth: Smooth) -> dist.InverseGamma:
 @lru_cache(maxsize=64)
 def _inverse_gamma(low: float, high: float) -> tuple[float, float]:
     """Return shape and rate with TAIL below `low`, and TAIL above `high`."""
+    from scipy.optimize import brentq  # slow to import
+    from scipy.stats import invgamma
 
     def ratio(log_shape: float) -> float:
         ends = invgamma.ppf([TAIL, 1.0 - TAIL], math.exp(log_shape))

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import torch
 
 from hierfl.formulas.design import Term
-from hierfl.formulas.layout import INTERCEPT, TAKEN, GroupTerm, Layout, Writer
+from hierfl.formulas.layout import INTERCEPT, TAKEN, GroupTerm, Layout, Writer, rows_of_above
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
@@ -108,19 +108,14 @@ def _global_sites(
         at = "at the means of the predictors" if found.common.columns else ""
         out.sample(found.intercept, as_source(priors[INTERCEPT]) + wide, note=at)
     for term in found.common.terms:
-        if term.monotone:
+        if term.monotone or term.smooth:
             _steps(out, term, priors, outputs)
-            continue
-        if term.smooth:
-            from hierfl.formulas.smooths import write_smooth
-
-            write_smooth(out, term, priors, outputs)
             continue
         each = len(response_of(declared, schema).levels) - 1 if term.by_step else outputs
         shape = ([len(term.columns)] if term.coords else []) + ([each] if each > 1 else [])
         out.sample(term.name, independent(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
-        _group_sites(out, group, priors, outputs)
+        _group_sites(out, group, schema, priors, outputs)
     for name in of_family:
         if name not in priors:  # it has terms of its own
             continue
@@ -128,13 +123,19 @@ def _global_sites(
         dims = len(getattr(prior, "batch_shape", ()))
         out.sample(name, as_source(prior.to_event(dims) if dims else prior))
     for group in (*found.at("above"), *found.at("crossed")):
+        if group.group.kind:
+            continue
         scale, cor = out.scales[group.site], group.cor and out.named(group.cholesky)
-        note = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
-        out.sample(group.site, _deviations(group, scale, cor, outputs), note=note)
+        few = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
+        out.sample(group.site, _deviations(group, scale, cor, outputs), note=few)
 
 
 def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
-    """Write a monotonic effect: the mean step of levels, the shares of each, and their products."""
+    """Write a monotonic effect, the mean step of levels, the shares of each and their products; or a smooth."""
+    if term.smooth:
+        from hierfl.formulas.smooths import write_smooth
+
+        return write_smooth(out, term, priors, outputs)
     if outputs > 1:
         raise ValueError(
             f"'{term.name}' is for one predictor, and the response has {outputs}: take C(x)"
@@ -146,8 +147,10 @@ def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -
     out.add(f"{out.named(term.name)} = pyro.deterministic({term.name!r}, {product})")
 
 
-def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> None:
-    """Write the standard deviations and correlations of one term with a bar."""
+def _group_sites(
+    out: Writer, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
+) -> None:
+    """Write the standard deviations and correlations of one term with a bar, and groups that are neighbors."""
     size = len(group.entries) * outputs
     names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.entries]
     shape = [] if size == 1 and group.is_single else [size]
@@ -159,6 +162,10 @@ def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], out
         from hierfl.formulas.smooths import write_spread
 
         out.scales[group.site] = write_spread(out, group, priors, outputs)
+    if group.group.kind:
+        from hierfl.formulas.structures import write_structure
+
+        write_structure(out, group, schema, priors, outputs)
     if group.cor:
         out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
         lower = out.named(group.cholesky)
@@ -297,11 +304,6 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
 
 
 # ------------------------------------------------------------ the predictor
-def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
-    """Return the columns of a term above the clients that no own coefficient takes up."""
-    return tuple(name for name in term.columns if name not in found.own)
-
-
 def _predictor(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     parts = [] if INTERCEPT in found.own else [f"base{found.suffix}"]
     if found.common.offsets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from formulae.expr import Assign, Binary, Call, Grouping, Literal, QuotedName, Unary, Variable
@@ -15,6 +16,39 @@ from formulae.terms.terms import Model
 IMPLICIT = "1 + "  # formulae's scanner adds it
 PRODUCTS = ("STAR", "SLASH", "COLON", "STAR_STAR")
 COMPARISONS = ("EQUAL_EQUAL", "BANG_EQUAL", "LESS_EQUAL", "LESS", "GREATER_EQUAL", "GREATER")
+
+
+def grouping_name(by: Sequence[str]) -> str:
+    """Return the name of the groups of some columns; two sets of columns never have the same."""
+    return ":".join(f"`{name}`" if ":" in name else name for name in by)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A term with a bar: `(1 + age | hospital:ward)` is by ("hospital", "ward"); correlated: `|`, not `||`.
+
+    `kind`: "gr", "escar" or "esicar" of groups with the matrix `cov`; "": they are independent.
+    """
+
+    terms: str
+    by: tuple[str, ...]
+    correlated: bool
+    kind: str = ""
+    cov: str = ""
+
+    @property
+    def name(self) -> str:
+        """The groups' name, "hospital", "hospital:ward" or "gr(hospital)"."""
+        if self.kind:
+            return f"{'gr' if self.kind == 'gr' else 'car'}({grouping_name(self.by)})"
+        return grouping_name(self.by)
+
+    @property
+    def text(self) -> str:
+        """The term as it stands in a formula."""
+        if self.kind:
+            return f"{self.name[:-1]}, cov={self.cov})"
+        return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
 
 
 def read_terms(text: str) -> Any:

@@ -110,8 +110,11 @@ def _check_question(formula: Formula, asked: Question, least: int) -> None:
             f"for those of {min(wanted)}"
         )
     if asked.kind in ("outside", "groups"):
-        known = {*declared.groupings, *((name,) for name in declared.columns)}
-        if asked.by not in known or (asked.kind == "groups" and asked.by not in declared.groupings):
+        groupings = {*declared.groupings}
+        if "gr(" in declared.text or "car(" in declared.text:
+            groupings |= {group.by for group in declared.structured}
+        known = {*groupings, *((name,) for name in declared.columns)}
+        if asked.by not in known or (asked.kind == "groups" and asked.by not in groupings):
             raise Refused(f"it reads {', '.join(asked.by)[:200]}, which the formula does not")
     if not set(asked.known) <= set(declared.columns):
         raise Refused("it knows levels of columns that the formula does not read")
@@ -217,7 +220,8 @@ def agreed_over(
         rare="refuse",
         start=start,
     )
-    return replace(formula, schema=schema), left_out
+    # the schema has what the matrices say, and the nodes' own formula has none
+    return replace(formula, schema=schema, data2={}), left_out
 
 
 def _client_of(question: Question, content: bytes) -> tuple[str, Any]:

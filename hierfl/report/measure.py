@@ -187,6 +187,7 @@ class Measured:
         """Every scalar of the global sites; of a formula's correlations, each once."""
         sites = {} if self.draws is None else self.draws.shared
         factors, cors = ({getattr(t, of) for t in self._groups} for of in ("cholesky", "cor"))
+        factors |= {f"z_{t.site}" for t in self._groups if t.group.kind}
         return [
             Entry(label, v)
             for name, value in sites.items()

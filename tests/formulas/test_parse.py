@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hierfl.formulas.parse import Group, parse
+from hierfl.formulas.parse import parse
+from hierfl.formulas.syntax import Group
 
 
 def test_response_additions_common_terms_and_groups_are_told_apart() -> None:

@@ -180,6 +180,7 @@ WRONG = {
     "y ~ s(age, bs='tp')": "the basis 'tp': leave bs out",
     "y ~ s(age, by=log(dose))": "by of .* is no column",
     "y ~ dose + s(age, by=dose)": "holds the effect of 'dose' already",
+    "y ~ s(age, by=site)": r"write s\(age, site, bs='fs'\)",
     "y ~ s(n, k=10)": r"values in 6 places only.*write s\(n, k=6\)",
     "y ~ s(sex)": "needs one column of numbers",
     "y ~ gp(age, c=1)": "c 1: it must be a number above 1",
@@ -206,6 +207,7 @@ TEXTS = [
     "y ~ s(age) + sex + (1 + s(dose, k=4) || site)",
     "count ~ s(age, by=sex, k=5) + gp(dose) + (0 + gp(age, k=12) || year) + (1 | site)",
     "y ~ s(dose, by=age, k=5) + s(age, site, bs='fs', k=5); sigma ~ s(age, k=4) + (1 | site)",
+    "y ~ age + (1 | site); sigma ~ (1 + gp(age, k=12) || site)",
     "died ~ s(beds, k=3) + (1 | site) + (1 + s(age, k=5) || site:ward)",
 ]
 

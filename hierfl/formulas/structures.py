@@ -1,0 +1,185 @@
+"""Known covariance between groups: `(1 | gr(g, cov=A))`, and neighbors, `car(M, gr=g)`, as in brms.
+
+Groups' values are T z with independent z ~ Normal(0, s_j). The server works T out once, and the
+schema holds it, so that all clients have the same one:
+
+    gr       values ~ Normal(0, sd^2 A),                 T T' = A,            s_j = sd
+    escar    values ~ Normal(0, sd^2 (D - rho M)^-1),    T = D^-1/2 U,        s_j = sd / sqrt(1 - rho w_j)
+    esicar   density exp(-sum over neighbors (v_i - v_j)^2 / (2 sd^2)), sum of v = 0
+
+M is 1 for neighbors and 0 for others, D its row sums, U and w the eigenvectors and eigenvalues of
+D^-1/2 M D^-1/2; of `esicar` T = U+ L+^-1/2, of the eigenvectors of D - M with eigenvalues above 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.formulas.columns import level_name, refuse_similar
+from hierfl.formulas.questions import Ask, Question
+from hierfl.formulas.schema import Grouping, Schema
+from hierfl.formulas.syntax import Group
+from hierfl.models.families import as_source
+from hierfl.models.priors import Prior
+
+if TYPE_CHECKING:
+    from hierfl.formulas.layout import GroupTerm, Writer
+    from hierfl.formulas.parse import Declaration
+
+Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
+TYPES = ("escar", "esicar")
+NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
+HOW = "write car(M, gr=county), or (1 | gr(hospital, cov=A))"
+
+
+# ------------------------------------------------------------ syntax
+def called_group(tokens: Sequence[Any], terms: str = "1") -> Group:
+    """Return the group of `car(M, gr=county, type="escar")` or of `gr(hospital, cov=A)`."""
+    words = "".join(token.lexeme for token in tokens)
+    name, _, inside = words.partition("(")
+    given: dict[str, str] = {}
+    for place, part in enumerate(inside.removesuffix(")").split(",")):
+        key, _, value = part.rpartition("=")
+        given[key or str(place)] = value.strip("\"'`")
+    first, second = ("cov", "gr") if name == "car" else ("gr", "cov")
+    matrix = given.pop("M" if name == "car" and "M" in given else "0", "")
+    known = {first: matrix, second: given.pop(second, ""), "type": given.pop("type", TYPES[0])}
+    if given or not known["cov"].isidentifier() or not known["gr"]:
+        raise ValueError(f"'{words}' cannot be read: {HOW}")
+    if name == "gr" and (terms != "1" or "type" in words):
+        raise ValueError(f"the term '({terms} | {words})' must be (1 | {words}): {HOW}")
+    if known["type"] not in TYPES:
+        raise ValueError(
+            f"'{words}' has the type '{known['type']}': it must be 'escar' or 'esicar', the exact "
+            "ones; for brms's 'bym2' write car(M, gr=county, type='esicar') + (1 | county)"
+        )
+    kind = "gr" if name == "gr" else known["type"]
+    return Group("1", tuple(known["gr"].split(":")), correlated=False, kind=kind, cov=known["cov"])
+
+
+# ------------------------------------------------------------ the matrix
+def matrix_of(name: str, given: Any) -> Known:
+    """Return a user's matrix with the names of its groups, checked to be symmetric."""
+    if not isinstance(given, pd.DataFrame):
+        raise TypeError(
+            f"data2 has '{name}', a {type(given).__name__}: give a frame whose index and columns "
+            "name the groups, pd.DataFrame(matrix, index=names, columns=names)"
+        )
+    rows, columns = ([level_name(v) for v in of] for of in (given.index, given.columns))
+    if len({*rows}) < len(rows) or rows != columns:
+        raise ValueError(
+            f"the index and the columns of '{name}' in data2 are not the same different names: "
+            f"the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
+        )
+    refuse_similar({*rows}, f"the groups of '{name}'")
+    values = given.to_numpy(dtype=np.float64)
+    if not np.isfinite(values).all() or not np.allclose(values, values.T, rtol=1e-8, atol=0.0):
+        raise ValueError(f"'{name}' in data2 is not symmetric, or not finite: correct it")
+    return tuple(rows), tuple(tuple(map(float, row)) for row in (values + values.T) / 2.0)
+
+
+def basis_of(group: Group, known: Known) -> tuple[Any, Any]:
+    """Return T (N, M) and w (M,), () if there are none; refuse a matrix that gives none."""
+    values, name = np.array(known[1]), group.cov
+    if group.kind == "gr":
+        try:
+            return np.linalg.cholesky(values), ()
+        except np.linalg.LinAlgError as error:
+            raise ValueError(
+                f"'{name}' in data2 is no covariance, as it is not positive definite: add a small "
+                "number to its diagonal"
+            ) from error
+    if not np.isin(values, (0.0, 1.0)).all() or values.diagonal().any():
+        raise ValueError(
+            f"'{name}' in data2 must be 1 for neighbors, and 0 for others and on its diagonal"
+        )
+    degree = values.sum(0)
+    if not degree.all():
+        lone = known[0][int((degree == 0.0).argmax())]
+        raise ValueError(f"'{lone}' has no neighbor in '{name}': leave it out, or give it one")
+    if group.kind == "escar":
+        root = degree**-0.5
+        w, vectors = np.linalg.eigh(root[:, None] * values * root)
+        return root[:, None] * vectors, np.minimum(w, NEAR_ONE)
+    from scipy.sparse.csgraph import connected_components  # slow to import
+
+    parts, label = connected_components(values)
+    if parts > 1:
+        one, other = (known[0][int((label == part).argmax())] for part in (0, 1))
+        raise ValueError(
+            f"no chain of neighbors joins '{one}' and '{other}' in '{name}', so that a type 'esicar' "
+            "says nothing of their difference: take type='escar'"
+        )
+    w, vectors = np.linalg.eigh(np.diag(degree) - values)
+    return vectors[:, 1:] / np.sqrt(w[1:]), ()
+
+
+def structures(
+    declared: Declaration, schema: Schema, ask: Ask, place: Callable[..., Grouping]
+) -> dict[str, Grouping]:
+    """Return how groups with a structure lie to the clients; `place` asks for those that are no clients."""
+    clients = [*ask(Question("rows"))]
+    found: dict[str, Grouping] = {}
+    for group in declared.structured:
+        if group.cov not in declared.data2:
+            raise ValueError(
+                f"'{group.text}' needs the matrix '{group.cov}': give it, hierfl.formula(..., "
+                f"data2={{'{group.cov}': frame}}), with the groups' names as index and columns"
+            )
+        known = declared.data2[group.cov]
+        if group.by == (schema.clients,):
+            if lost := [name for name in clients if name not in known[0]]:
+                raise ValueError(
+                    f"client '{lost[0]}' is no group of '{group.cov}' in data2, which has "
+                    f"{', '.join(known[0][:6])}: add it, or leave its rows out"
+                )
+            lies = Grouping("above", known[0])
+        else:
+            outside = ask(Question("outside", by=group.by, levels=known[0]))
+            if lost := [client for client, has in outside.items() if has]:
+                raise ValueError(
+                    f"client '{lost[0]}' has a group of '{':'.join(group.by)}' that is none of "
+                    f"'{group.cov}' in data2, which has {', '.join(known[0][:6])}: add it"
+                )
+            lies = place(group.by, known[0])
+            if lies.level == "within":
+                raise ValueError(f"'{group.text}' has groups within clients: {HOW}")
+        basis, weights = basis_of(group, known)
+        rows = tuple(tuple(map(float, row)) for row in basis)
+        found[group.name] = replace(lies, basis=rows, weights=tuple(map(float, weights)))
+    return found
+
+
+# ------------------------------------------------------------ the program
+def write_structure(
+    out: Writer, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
+) -> None:
+    """Write the values of groups with a structure, whose sd stands above."""
+    if outputs > 1:
+        raise ValueError(
+            f"'{group.group.text}' is for one predictor, and the response has {outputs}"
+        )
+    agreed, scale = schema.groups[group.group.name], out.scales[group.site]
+    if agreed.weights:
+        rho = f"rho_{group.site}"
+        out.sample(rho, as_source(priors[rho]))
+        weights = ", ".join(f"{w:.9g}" for w in agreed.weights)
+        scale += f" * (1.0 - {out.named(rho)} * torch.tensor([{weights}])).rsqrt()"
+    z, size = f"z_{group.site}", len(agreed.basis[0])
+    out.sample(z, f"dist.Normal(torch.zeros({size}), {scale}).to_event(1)")
+    rows = ", ".join(f"[{', '.join(f'{v:.9g}' for v in row)}]" for row in agreed.basis)
+    value = f"torch.tensor([{rows}]) @ {out.named(z)}"
+    out.add(f"{out.named(group.site)} = pyro.deterministic({group.site!r}, {value})")
+
+
+def drawn_values(group: GroupTerm, schema: Schema, shared: Mapping[str, Tensor]) -> Tensor:
+    """Return the values of groups with a structure at each draw, (S, N)."""
+    basis = torch.tensor(schema.groups[group.group.name].basis, dtype=torch.float64)
+    return shared[f"z_{group.site}"] @ basis.mT
