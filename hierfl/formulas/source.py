@@ -57,8 +57,7 @@ def source(
         for term in each.at("clients"):
             _own(out, each, term, wide)
         for term in each.at("within"):  # as many groups as the largest client has
-            scale, cor = out.scales[term.site], term.cor and out.named(term.cholesky)
-            out.sample(term.site, _deviations(term, scale, cor, wide))
+            out.sample(term.site, _deviations(out, term, wide))
     out.add("with batch.data():")
     out.indent = 3
     _predictor(out, schema, found, outputs)
@@ -116,18 +115,15 @@ def _global_sites(
         out.sample(term.name, independent(priors, term.columns, shape), note=", ".join(term.coords))
     for group in found.groups:
         _group_sites(out, group, schema, priors, outputs)
-    for name in of_family:
-        if name not in priors:  # it has terms of its own
-            continue
+    for name in filter(priors.__contains__, of_family):  # the others have terms of their own
         prior: Any = priors[name]
         dims = len(getattr(prior, "batch_shape", ()))
         out.sample(name, as_source(prior.to_event(dims) if dims else prior))
     for group in (*found.at("above"), *found.at("crossed")):
         if group.group.kind:
             continue
-        scale, cor = out.scales[group.site], group.cor and out.named(group.cholesky)
         few = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
-        out.sample(group.site, _deviations(group, scale, cor, outputs), note=few)
+        out.sample(group.site, _deviations(out, group, outputs), note=few)
 
 
 def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
@@ -202,8 +198,9 @@ def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
     return kind(**wide)
 
 
-def _deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> str:
+def _deviations(out: Writer, group: GroupTerm, outputs: int) -> str:
     """Return the distribution of groups' deviations from zero, one row per group."""
+    scale, cor = out.scales[group.site], group.cor and out.named(group.cholesky)
     size = len(group.columns) * outputs
     single = group.is_single and outputs == 1
     if cor:
