@@ -84,7 +84,8 @@ def parse(text: str) -> Parts:
                 from hierfl.formulas.structures import called_group
 
                 group = called_group(inside)
-                groups[group.name, group.terms] = group
+                if groups.setdefault((group.name, group.terms), group) is not group:
+                    raise ValueError(f"'{group.name}' stands in the formula twice: remove one")
                 continue
             common.append(f"{sign} {words}")
             continue
@@ -104,7 +105,8 @@ def parse(text: str) -> Parts:
             if groups.setdefault((group.name, group.terms), group) is not group:
                 raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
     for terms, name in curves:  # their intercept is that of another term of these groups, if any
-        others = [g for g in groups.values() if g.by == (name,) and not g.terms.startswith("0")]
+        same = [g for g in groups.values() if g.by == (name,) and not g.kind]
+        others = [g for g in same if not g.terms.startswith("0")]
         group = Group(f"{0 if others else 1} + {terms}", (name,), correlated=False)
         groups.setdefault((group.name, group.terms), group)
     written = " ".join(common).removeprefix("+ ") or "1"
