@@ -56,3 +56,15 @@ def test_what_has_no_prior_is_refused_by_name() -> None:
         prior_predictive(hierfl.methods.two_stage(means), federation(), draws=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="data is a DataFrame"):
         prior_predictive(means, frame(), draws=5)
+
+
+def test_levels_have_a_dimension_of_their_own() -> None:
+    for text, family in (
+        ("grade ~ dose + (1 | site)", "categorical"),
+        ("cbind(most, left, rest) ~ dose + (1 | site)", "dirichlet"),
+    ):
+        made = hierfl.formula(text, family, clients="site")
+        found = prior_predictive(made, frame(), draws=20)
+        name = text.split(" ~")[0]
+        assert found["prior"]["dose"].dims == ("chain", "draw", f"{name}_level")
+        assert name in found["prior_predictive"]

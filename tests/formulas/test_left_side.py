@@ -12,6 +12,8 @@ from scipy.special import softmax
 
 import hierfl
 from hierfl.effects.conditional_effects import effects
+from hierfl.effects.predictions import predictions
+from hierfl.effects.r2 import r2
 from hierfl.formulas.parse import parse
 from tests.effects.made import drawn
 from tests.formulas.frames import patients
@@ -88,6 +90,21 @@ def test_answers_are_of_responses_between_the_bounds() -> None:
     table = effects(found, "dose", grid=[0.5]).frame
     rate = (found.base[:, 0] + 0.5 * found.shared["dose"]).exp().numpy()
     np.testing.assert_allclose(table["mean"], np.mean(rate / -np.expm1(-rate)), rtol=1e-6)
+
+
+def test_answers_that_mean_nothing_are_refused() -> None:
+    angles = drawn("angle ~ dose + (1 | site)", "von_mises", draws=40)
+    with pytest.raises(ValueError, match="von_mises is angles"):
+        r2(angles)
+    with pytest.raises(ValueError, match="an average of angles is none"):
+        predictions(angles, "dose")
+    assert len(effects(angles, "dose", grid=[0.0]).frame) == 1
+    parts = drawn("cbind(most, left, rest) ~ dose + (1 | site)", "dirichlet", draws=40)
+    with pytest.raises(ValueError, match="dirichlet is in several columns"):
+        r2(parts)
+    shares = predictions(parts, "dose", values=[0.0]).frame
+    assert list(shares["level"]) == ["most", "left", "rest"]
+    assert shares["mean"].sum() == pytest.approx(1.0)
 
 
 def test_parts() -> None:

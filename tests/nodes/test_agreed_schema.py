@@ -23,6 +23,7 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
 from tests.flower.test_apps import Grid, identity
 from tests.formulas.frames import patients
+from tests.formulas.test_left_side import rows
 
 __all__ = ["identity"]  # a fixture of every test here
 
@@ -59,6 +60,29 @@ def test_nodes_agree_on_the_schema_of_frames_that_are_together(tmp_path: Path) -
     start = hierfl.formula(TEXT, clients="site", schema=columns)
     later = agreed_over(start, asked_of(parts, tmp_path / "later", start))[0].agreed
     assert later.design == found.design and set(later.columns) > set(found.columns)
+
+
+OTHERS = {
+    "cbind(wins, lost, visits) | trials(all) ~ age + (1 | site)": "multinomial",
+    "cbind(most, part, rest) ~ age + (1 | site)": "dirichlet",
+    "some | trunc(lb=1) ~ age + (1 | site)": "poisson",
+    "grade ~ cs(dose) + (1 | site)": "sratio",
+}
+
+
+@pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended")  # of two rounds
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_responses_over_nodes(tmp_path: Path, text: str) -> None:
+    """The server reads a program without rows, of which no sum or bound holds."""
+    parts = {str(site): part for site, part in rows().groupby("site")}
+    formula = hierfl.formula(text, OTHERS[text], clients="site")
+    over = hierfl.nodes.fit(formula, in_process(parts, tmp_path), rounds=2, disclose="sums")
+    ready = formula.on(parts, min_count=5)
+    settings = hierfl.Settings(compile=False)
+    here = hierfl.fit(over.method, ready.data(parts), rounds=2, progress=False, settings=settings)
+    theirs = named_leaves(over.message)
+    for name, value in named_leaves(here.message).items():
+        assert float((theirs[name] - value).abs().max()) < 1e-9, name
 
 
 @pytest.mark.filterwarnings("ignore:k-hat")  # of two rounds
