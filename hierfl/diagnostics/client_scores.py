@@ -35,7 +35,7 @@ def client_scores(
     classes, of the predicted class), and `sharpness`, the Brier score that these predictions would
     have if they were calibrated, the mean of sum_c p_c (1 - p_c) / 2. Numeric sites get
     `sharpness`, the mean predictive standard deviation, and with replicates `crps` and `coverage`;
-    of rows of vectors these are means over entries.
+    of rows of vectors these are means over entries, and angles have no `crps`.
 
     Args:
         prediction: of labeled rows.
@@ -55,8 +55,9 @@ def client_scores(
         assert prediction.sd is not None
         table["sharpness"] = _means(prediction, prediction.sd)
         if replicates is not None:
-            each = crps(replicates.flatten(1), label.flatten()).view(label.shape)
-            table["crps"] = _means(prediction, each)
+            if prediction.kind != "angle":  # whose distance is not a difference
+                each = crps(replicates.flatten(1), label.flatten()).view(label.shape)
+                table["crps"] = _means(prediction, each)
             table["coverage"] = _means(
                 prediction, torch.from_numpy(interval_coverage(replicates, label, prob=prob))
             )

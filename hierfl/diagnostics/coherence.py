@@ -123,8 +123,10 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
     expect_prediction(prediction, "prediction")
     prediction = prediction.by_client()
     label, log_score = prediction.known()
-    if prediction.kind == "numeric":
-        raise ValueError(f"site '{prediction.site}' is numeric: deviations are by class")
+    if prediction.kind not in ("binary", "categorical"):
+        raise ValueError(
+            f"site '{prediction.site}' is {prediction.kind}, and deviations are by class"
+        )
     names = pd.Categorical.from_codes(
         prediction.data.row_client.numpy(), categories=list(prediction.data.names)
     )

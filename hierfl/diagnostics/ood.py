@@ -22,8 +22,16 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
     """Return H[E p] = -sum_c p_c log p_c, (n,), nats, with p averaged over draws.
 
     For a numeric site it is the entropy of a Normal with the predictive standard deviation.
+
+    Raises:
+        ValueError: the site has angles or vectors.
     """
     expect_prediction(prediction, "prediction")
+    if prediction.kind in ("angle", "other"):
+        raise ValueError(
+            f"site '{prediction.site}' has angles or vectors, whose entropy is not that of a mean: "
+            "take the log scores"
+        )
     if prediction.kind == "numeric":
         assert prediction.sd is not None
         return prediction.sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)
