@@ -60,4 +60,4 @@ def not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     With an empty cache inductor and the C++ compiler take up to a minute for a graph;
     tests/engine/test_compiled.py and test_compiled_methods.py let them work.
     """
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, examples: graph)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, examples, options: graph)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 Word = TypeVar("Word", bound=Any)
+# operations `fold(key, word)` and `normals(key, count)` for a step that is traced to be compiled
+GRAPH_OPS: ContextVar[Any] = ContextVar("graph_ops", default=None)
 
 
 def hashed(x: Word) -> Word:
@@ -46,6 +49,12 @@ def client_keys(names: Iterable[str]) -> Tensor:
 
 def fold(key: Tensor, *words: int | Tensor) -> Tensor:
     """Fold words into keys (..., 2), in order: integers, wrapped to int32, or tensors."""
+    ops = GRAPH_OPS.get()
+    if ops is not None and key.device.type == "cpu":
+        while words and not isinstance(words[0], Tensor):
+            key, words = ops.fold(key, _signed(words[0])), words[1:]
+        if not words:
+            return key
     mixed = (item.to(torch.int32) if isinstance(item, Tensor) else _signed(item) for item in words)
     first, second = key.unbind(-1)
     return torch.stack(torch.broadcast_tensors(*_mixed(first, second, mixed)), -1)
@@ -117,6 +126,10 @@ def normals(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = Non
     """Draw standard normals, (..., *shape), by the Box-Muller transform."""
     dtype = dtype or torch.get_default_dtype()
     size = math.prod(shape)
+    ops = GRAPH_OPS.get()
+    if ops is not None and dtype == torch.float32 and key.device.type == "cpu":
+        drawn: Tensor = ops.normals(key, size)
+        return drawn.reshape((*key.shape[:-1], *shape))
     pairs = (size + 1) // 2
     radius = torch.sqrt(-2.0 * torch.log(_units(key, pairs, 0, dtype)))
     angle = 2.0 * math.pi * _units(key, pairs, 1, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -237,7 +238,8 @@ def _after_phase(
     ids: Tensor,
 ) -> Tree:
     step = local_step(phase, federation.at_once)
-    graphs = federation.graphs if federation.at_once else None
+    # a step that reads no rows is taken once a round: compiling it would take longer than it saves
+    graphs = federation.graphs if federation.at_once and phase.scores_rows else None
     few = graphs is not None
     each = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=few)
     if graphs is None:
@@ -245,8 +247,9 @@ def _after_phase(
             work = step(work, message, tensors, active)
         return work
     loop = Loop(graphs, (at[1], phase.step), step, work, message)
-    for tensors, active in each:
-        loop.step(tensors, active)
+    for step_of, later in pairwise(chain(each, (None,))):
+        assert step_of is not None
+        loop.step(*step_of, last=later is None)
     return loop.value()
 
 

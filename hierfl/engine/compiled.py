@@ -6,12 +6,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,11 +24,19 @@ from hierfl.engine.lifted_factors import lift_factors
 Signature = tuple[Any, ...]
 
 
+class End(NamedTuple):
+    """A lowered function of leaves for results that only the last of repeated steps needs, and their places."""
+
+    run: Callable[..., Any]
+    places: tuple[int, ...]
+
+
 class Graph(NamedTuple):
-    """A lowered function of leaves, and the tree structure of its result."""
+    """A lowered function of leaves, the tree structure of its result, and what the last step adds."""
 
     run: Callable[..., Any]
     spec: Any
+    end: End | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +89,8 @@ class Loop:
         self._graph: Graph | None = None
         self._spec: Any = None
 
-    def step(self, *batch: Tree) -> None:
-        """Take one step; every batch has the same structure and shapes."""
+    def step(self, *batch: Tree, last: bool = True) -> None:
+        """Take one step; every batch has the same structure and shapes. Before the `last`, no value is read."""
         work = _apart(self._work, self._memories)
         leaves = [*work, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
         if self._spec is None:
@@ -93,13 +101,22 @@ class Loop:
         if self._graph is None:
             self._work, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
         else:
-            self._work, spec = list(self._graph.run(*leaves)), self._graph.spec
+            self._work, spec = self._graph_results(leaves, last), self._graph.spec
         same = spec is self._work_spec or spec == self._work_spec
         for new, old in zip(self._work, work, strict=False):
             same = same and new.dtype == old.dtype and new.shape == old.shape
         if not same:
             self._spec = None  # the next step has other inputs, and needs another graph
         self._work_spec = spec
+
+    def _graph_results(self, leaves: list[Tensor], last: bool) -> list[Tensor]:
+        assert self._graph is not None
+        end = self._graph.end if last else None
+        late = () if end is None else end.run(*leaves)  # before the step overwrites the leaves
+        results = list(self._graph.run(*leaves))
+        for place, value in zip(() if end is None else end.places, late, strict=True):
+            results[place] = value
+        return results
 
     def value(self) -> Tree:
         """Return the working state as it is now."""
@@ -123,8 +140,9 @@ def _compile(
 
 def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph:
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
-    # imports sympy, which takes a second
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    # eager runs need neither
+    from hierfl.core.normal_kernel import in_graph
+    from hierfl.engine.repeated_steps import cut_end, draw_together
 
     shape: list[Any] = []
 
@@ -133,24 +151,54 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         shape[:] = [out_spec]
         return out
 
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), _instructions_known():
         warnings.simplefilter("ignore")  # of inductor, about its own code
-        graph = make_fx(flat)(*_distinct(leaves))
+        with in_graph():
+            graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
-        factors = lift_factors(graph)
-        # without a shape environment inductor does not cache its result on disk
-        fake = FakeTensorMode(shape_env=ShapeEnv())
-        examples: list[Any] = [
-            fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)
-        ]
-        with tracing(TracingContext(fake)), _instructions_known():
-            lowered: Any = torch._inductor.compile(graph, examples)
+        draw_together(graph)
+        end, places = cut_end(graph, given)
+        late = None if end is None else End(_lowered(end, leaves), places)
+        return Graph(_step(graph, leaves, given), shape[0], late)
+
+
+# a weight's whole update is one kernel, which by default has at most 16 parts
+FUSED_MORE = {"cpp.max_horizontal_fusion_size": 64}
+
+
+def _step(graph: fx.GraphModule, leaves: list[Tensor], given: int) -> Callable[..., Any]:
+    """Lower a step, with its large states updated in place where inductor can."""
+    from hierfl.engine.repeated_steps import in_place
+
+    written = in_place(graph, given)
+    if written is not None:
+        # inductor's fusion of outer loops fails for some inputs that are overwritten
+        with suppress(Exception):
+            return _lowered(written, leaves, FUSED_MORE)
+    return _lowered(graph, leaves)
+
+
+def _lowered(
+    graph: fx.GraphModule, leaves: list[Tensor], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Let inductor lower a graph to a function of leaves like these."""
+    # imports sympy, which takes a second
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    factors = lift_factors(graph)
+    # without a shape environment inductor does not cache its result on disk
+    fake = FakeTensorMode(shape_env=ShapeEnv())
+    examples: list[Any] = [
+        fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)
+    ]
+    with tracing(TracingContext(fake)):
+        lowered: Any = torch._inductor.compile(graph, examples, options=options)
 
     def run(*leaves: Tensor) -> Any:
         with torch.no_grad():
             return lowered(*leaves, *factors)
 
-    return Graph(run, shape[0])
+    return run
 
 
 @contextmanager

@@ -28,6 +28,7 @@ _library.define("add_to_row_(Tensor(a!) rows, Tensor vector, Tensor at) -> ()")
 _library.impl("add_to_row_", add_, "CompositeExplicitAutograd")
 _library.impl("add_to_row_", lambda rows, vector, at: None, "Meta")
 add_to_row_ = torch.ops.hierfl.add_to_row_.default
+MUTATING = (add_product, add_to_row_)  # their first argument
 
 
 def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
@@ -127,10 +128,10 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
             term.node.meta["val"].shape == node.meta["val"].shape for term in rest
         ):
             continue
-        operands = {_origin(arg) for term in fused for arg in term.product.args}  # type: ignore[union-attr]
+        operands = {origin_of(arg) for term in fused for arg in term.product.args}  # type: ignore[union-attr]
         origin, at_end = None, False
         if len(rest) == 1 and rest[0].factor == 1.0:
-            origin = _origin(rest[0].node)
+            origin = origin_of(rest[0].node)
             at_end = (
                 origin in free
                 and not overwritable & operands
@@ -249,7 +250,8 @@ def _viewed(node: fx.Node) -> fx.Node:
     return node
 
 
-def _origin(node: Any) -> Any:
+def origin_of(node: Any) -> Any:
+    """Return the node that a node is a view of."""
     while isinstance(node, fx.Node) and any(_is(node, view) for view in (*VIEWS, *RESHAPED)):
         node = node.args[0]
     return node

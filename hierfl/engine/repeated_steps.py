@@ -1,0 +1,133 @@
+"""Graphs of repeated steps: what only the last step has to compute, and states updated in place."""
+
+from __future__ import annotations
+
+import copy
+from operator import getitem
+
+import torch
+from torch import fx
+
+from hierfl.engine.graph_rewrites import MUTATING, origin_of
+
+aten = torch.ops.aten
+MANY = 1 << 16  # numbers, for which a pass over memory takes longer than starting a kernel
+
+
+def draw_together(graph: fx.GraphModule) -> None:
+    """Draw all normals by one call: what inductor puts between calls, it compiles piece by piece."""
+    draws = [n for n in graph.graph.nodes if n.target is torch.ops.hierfl.normals.default]
+    if len(draws) < 2:
+        return
+    keys, counts = zip(*(node.args for node in draws), strict=True)
+    first, is_after, behind = draws[0], False, _behind(list(keys))
+    for node in list(graph.graph.nodes):
+        is_after = is_after or node is first
+        if is_after and node in behind:
+            first.prepend(node)
+    with graph.graph.inserting_before(first):
+        drawn = graph.graph.call_function(torch.ops.hierfl.normals_of.default, (keys, counts))
+        drawn.meta["val"] = [node.meta["val"] for node in draws]
+        for place, node in enumerate(draws):
+            own = graph.graph.call_function(getitem, (drawn, place))
+            own.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(own)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def cut_end(graph: fx.GraphModule, given: int) -> tuple[fx.GraphModule | None, tuple[int, ...]]:
+    """Cut out results that no later step reads, where they sum many numbers, such as the value of a KL.
+
+    Return their graph, with the same inputs, and their places among the results; in `graph` they
+    are now the inputs of those places. Where a product is added in place, as in MAP's step, nothing
+    is cut: the sum then costs less than the end.
+    """
+    inputs, outputs, end = _ends(graph, given)
+    if any(node.target in MUTATING for node in graph.graph.nodes):
+        return None, ()
+    _read_shapes_alone(graph)
+    both = list(zip(inputs, outputs, strict=False))
+    if len(outputs) != given or not all(_are_alike(old, new) for old, new in both):
+        return None, ()  # the next step may have another graph, which reads other inputs
+    at = tuple(place for place, (old, new) in enumerate(both) if not old.users and new is not old)
+    needed = _behind([new for place, new in enumerate(outputs) if place not in at])
+    if not any(_sums_many(node) for node in graph.graph.nodes if node not in needed):
+        return None, ()
+    own = fx.Graph()
+    copied: list[fx.Node] = own.graph_copy(graph.graph, {})  # type: ignore[assignment]
+    own.output([copied[place] for place in at])
+    own.eliminate_dead_code()
+    end.args = ([inputs[i] if i in at else new for i, new in enumerate(outputs)],)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return fx.GraphModule(graph, own), at
+
+
+def in_place(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
+    """Return a graph that writes large results over the inputs they replace, in fewer passes over memory."""
+    graph = copy.deepcopy(graph)
+    inputs, outputs, end = _ends(graph, given)
+    nodes = graph.graph.nodes
+    origins = [origin_of(new) for new in outputs]
+    taken = {origin_of(node.args[0]) for node in nodes if node.target in MUTATING}
+    taken |= {node for node in nodes if node.op == "placeholder"}
+    for place, (old, new) in enumerate(zip(inputs, outputs, strict=False)):
+        large = _are_alike(old, new) and old.meta["val"].numel() >= MANY
+        if large and origins[place] not in taken and old not in origins:
+            with graph.graph.inserting_before(end):
+                graph.graph.call_function(aten.copy_.default, (old, new))
+            outputs[place] = old
+    if outputs == list(end.args[0]):  # type: ignore[arg-type]
+        return None
+    end.args = (outputs,)
+    graph.recompile()
+    return graph
+
+
+def _ends(graph: fx.GraphModule, given: int) -> tuple[list[fx.Node], list[fx.Node], fx.Node]:
+    """Return the first `given` inputs, the results, and the node that returns them."""
+    [end] = [node for node in graph.graph.nodes if node.op == "output"]
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"][:given]
+    results = end.args[0]
+    return inputs, list(results) if isinstance(results, list | tuple) else [results], end
+
+
+def _are_alike(old: fx.Node, new: fx.Node) -> bool:
+    a, b = old.meta["val"], new.meta.get("val")
+    return b is not None and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def _read_shapes_alone(graph: fx.GraphModule) -> None:
+    """Replace ones and zeros like a value, of which only the shape is read."""
+    for node in list(graph.graph.nodes):
+        for like, value in ((aten.ones_like.default, 1.0), (aten.zeros_like.default, 0.0)):
+            if node.target is like:
+                made = node.meta["val"]
+                with graph.graph.inserting_before(node):
+                    full = graph.graph.call_function(
+                        aten.full.default,
+                        (list(made.shape), value),
+                        {"dtype": made.dtype, "device": made.device},
+                    )
+                full.meta = dict(node.meta)
+                node.replace_all_uses_with(full)
+    graph.graph.eliminate_dead_code()
+
+
+def _behind(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return all nodes that some nodes are computed from, and these."""
+    found, left = set(), list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
+
+
+def _sums_many(node: fx.Node) -> bool:
+    if node.target not in (aten.sum.dim_IntList, aten.sum.default):
+        return False
+    [summed] = node.all_input_nodes
+    return bool(summed.meta["val"].numel() >= MANY)
