@@ -101,35 +101,52 @@ def times_factor(
 
 
 def without_own(
-    prior: Tensor,
-    log_det: Tensor,
-    precision: Tensor,
-    shift: Tensor,
-    power: Tensor | float = 1.0,
-    *,
-    summed: bool,
+    prior: Tensor, precision: Tensor, shift: Tensor, power: Tensor | float = 1.0, *, summed: bool
 ) -> Quadratic:
-    """Integrate Normal(w; mu, A^-1) times powers of factors of (w, u) over w, by client or `summed`."""
+    """Integrate Normal(w; mu, A^-1) times powers of factors of (w, u) over w, by client or `summed`.
+
+    In w = R^-T e with A = R R': no large numbers cancel where the prior is narrow or nearly singular.
+    """
     size = prior.shape[-1]
-    own, cross = power * precision[:, :size, :size], power * precision[:, :size, size:]
-    low, shift = precision[:, size:, size:], power * shift
-    covariance, whole = inverse(prior + own)
-    pull, to_u = shift[:, :size], product(covariance, cross)
-    mean, rest, count = times(covariance, pull), shift[:, size:], 1
+    root, back = roots(prior)
+    own = power * product(back.mT, product(precision[:, :size, :size], back))
+    cross = power * product(back.mT, precision[:, :size, size:])
+    low, pull = precision[:, size:, size:], power * times(back.mT, shift[:, :size])
+    covariance, log_det = inverse(own + torch.eye(size, dtype=prior.dtype))
+    kept, to_u, mean = product(covariance, own), product(covariance, cross), times(covariance, pull)
+    rest = power * shift[:, size:]
     if summed:  # what follows is linear in sums over clients
-        count, flat = len(shift), to_u.flatten(0, 1).mT
+        flat = to_u.flatten(0, 1).mT
         lower = power * low.sum(0, keepdim=True) - flat @ cross.flatten(0, 1)
         shift_u = rest.sum(0, keepdim=True) - flat @ pull.flatten()
-        constant = 0.5 * (count * log_det - whole.sum() + mean.flatten() @ pull.flatten())
-        covariance, to_u, mean = (v.sum(0, keepdim=True) for v in (covariance, to_u, mean))
+        constant = 0.5 * (mean.flatten() @ pull.flatten() - log_det.sum())
+        kept, to_u, mean = (v.sum(0, keepdim=True) for v in (kept, to_u, mean))
     else:
         lower = power * low - product(cross.mT, to_u)
         shift_u = rest - times(to_u.mT, pull)
-        constant = 0.5 * (log_det - whole + dot(mean, pull))
-    corner, shift_w = prior @ to_u, times(prior, mean)
-    top = count * prior - prior @ covariance @ prior
+        constant = 0.5 * (dot(mean, pull) - log_det)
+    corner, shift_w = product(root, to_u), times(root, mean)
+    top = product(product(root, kept), root.mT)
     rows = [torch.cat([top, corner], -1), torch.cat([corner.mT, lower], -1)]
     return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
+
+
+def roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return R and R^-T (..., D, D) with R R' the matrix, R lower; NaN if not positive definite."""
+    if matrix.shape[-1] == 1:
+        return matrix.sqrt(), matrix.rsqrt()
+    if matrix.shape[-1] == 2:  # LAPACK takes several times as long
+        first = matrix[..., :1, :1].sqrt()
+        below = matrix[..., 1:, :1] / first
+        last = (matrix[..., 1:, 1:] - below.square()).sqrt()
+        none, across = torch.zeros_like(first), -below / (first * last)
+        lower = [torch.cat([first, none], -1), torch.cat([below, last], -1)]
+        upper = [torch.cat([1.0 / first, across], -1), torch.cat([none, 1.0 / last], -1)]
+        return torch.cat(lower, -2), torch.cat(upper, -2)
+    root, info = torch.linalg.cholesky_ex(matrix)
+    root = torch.where((info == 0)[..., None, None], root, torch.nan)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    return root, torch.linalg.solve_triangular(root, eye, upper=False).mT
 
 
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,58 @@
+"""Products of Normal distributions and factors, against arithmetic of 50 digits."""
+
+from __future__ import annotations
+
+import mpmath  # type: ignore[import-untyped]
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.core.gaussians import without_own
+
+CLIENTS, SHARED = 3, 2
+
+
+def exactly(prior: Tensor, precision: Tensor, shift: Tensor) -> tuple[list[float], float]:
+    """Return the diagonal of the summed precision of (mean of w, u), and the constant."""
+    size = prior.shape[-1]
+    with mpmath.workdps(50):
+        of_prior = mpmath.matrix(prior.tolist())
+        total, constant = mpmath.matrix(size + SHARED, size + SHARED), mpmath.mpf(0)
+        for one, pull in zip(precision.tolist(), shift.tolist(), strict=True):
+            whole, at = mpmath.matrix(one), mpmath.matrix(pull)
+            # w, u, and the mean of w: Normal(w; m, P^-1) exp(eta'v - v'Lambda v / 2)
+            own = whole[:size, :size] + of_prior
+            cross = -of_prior, whole[:size, size:]
+            inverse = own**-1
+            for i in range(2):
+                for j in range(2):
+                    block = -(cross[i].T * inverse * cross[j])
+                    if i == j:
+                        block += (of_prior, whole[size:, size:])[i]
+                    for r in range(block.rows):
+                        for c in range(block.cols):
+                            total[i * size + r, j * size + c] += block[r, c]
+            constant += (at[:size].T * inverse * at[:size])[0] / 2
+            constant += (mpmath.log(mpmath.det(of_prior)) - mpmath.log(mpmath.det(own))) / 2
+        return [float(total[i, i]) for i in range(size + SHARED)], float(constant)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("sd", [1e-4, 1.0, 1e3])
+@pytest.mark.parametrize("apart", [1.0, 1e-6])
+def test_narrow_and_nearly_singular_priors_lose_no_digits(
+    size: int, sd: float, apart: float
+) -> None:
+    """The scales of rare draws: sds near 0, and correlations near 1 or -1."""
+    g = torch.Generator().manual_seed(size)
+    some = torch.randn(CLIENTS, size + SHARED, size + SHARED, generator=g, dtype=torch.float64)
+    precision = some @ some.mT
+    shift = torch.randn(CLIENTS, size + SHARED, generator=g, dtype=torch.float64)
+    tril = torch.eye(size, dtype=torch.float64)
+    for i in range(1, size):
+        tril[i, i], tril[i, i - 1] = apart**0.5, -((1.0 - apart) ** 0.5)
+    prior = torch.cholesky_inverse(sd * tril)
+    diagonal, constant = exactly(prior, precision, shift)
+    found = without_own(prior[None], precision, shift, summed=True)
+    assert found.precision[0].diagonal().tolist() == pytest.approx(diagonal, rel=1e-3)
+    assert float(found.constant) == pytest.approx(constant, abs=1e-3)
