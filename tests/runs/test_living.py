@@ -191,6 +191,22 @@ def test_log_ratios_that_no_quadratic_holds_ask_for_another_round() -> None:
     is_on_grid(found.without("c4"), others(fitted.federation.data, "c1", "c4"), sd_error=0.08)
 
 
+def test_draws_without_weight_say_nothing() -> None:
+    """A proposal's draws may lie where scales have no digits left, and log ratios mean nothing."""
+    fitted = binary()
+    server: dict[str, Any] = dict(fitted.progress.server)
+    log_weights, each = server["final"]["log_weights"].clone(), server["each"].clone()
+    log_weights[::10], each[::10] = -torch.inf, 500.0
+    final = {**server["final"], "log_weights": log_weights.log_softmax(0)}
+    server |= {"final": final, "each": each}
+    odd = replace(fitted, progress=replace(fitted.progress, server=server))
+    is_on_grid(odd.without("c1"), others(fitted.federation.data, "c1"))
+    table = hierfl.diagnostics.sensitivity(odd).table
+    expected = hierfl.diagnostics.sensitivity(fitted).table
+    apart = (table["per_percent"] - expected["per_percent"]).abs()
+    assert (apart < 3.0 * expected["error"] + 1e-4).all()
+
+
 # ------------------------------------------------------------------------------------ joining
 def test_a_client_joins_by_its_sums_alone() -> None:
     data = federation((5, 3, 7, 2))
