@@ -65,7 +65,8 @@ def check_columns(declared: Declaration) -> None:
         )
     raise ValueError(
         f"family '{family.name}' reads several columns, and the response is '{parts.response}': "
-        "write cbind(a, b, c)"
+        "write cbind(a, b, c), or take family="
+        + ("'categorical' for a column of levels" if family.kind == "counts" else "'beta'")
     )
 
 
