@@ -120,7 +120,8 @@ def without_own(
         lower = power * low.sum(0, keepdim=True) - flat @ cross.flatten(0, 1)
         shift_u = rest.sum(0, keepdim=True) - flat @ pull.flatten()
         constant = 0.5 * (mean.flatten() @ pull.flatten() - log_det.sum())
-        kept, to_u, mean = (v.sum(0, keepdim=True) for v in (kept, to_u, mean))
+        kept, to_u = kept.sum(0, keepdim=True), to_u.sum(0, keepdim=True)
+        mean = mean.sum(0, keepdim=True)
     else:
         lower = power * low - product(cross.mT, to_u)
         shift_u = rest - times(to_u.mT, pull)

@@ -151,11 +151,12 @@ def _independent(hierarchy: Hierarchy, seed: int) -> Tensor | None:
     """Return draws of a prior whose global sites are independent, from one trace; else None."""
     block, zero = hierarchy.program.latents.global_block, torch.zeros(hierarchy.reading.own_size)
     start = block.start.double()
-    here, there = (hierarchy.sites(start + by, zero, hierarchy.row) for by in (0.0, 0.7))
+    here = hierarchy.sites(start, zero, hierarchy.row)
+    there = hierarchy.sites(start + 0.7, zero, hierarchy.row)
     for site in block.sites:
         value = here[site.name]["value"]
-        one, other = (sites[site.name]["fn"].log_prob(value) for sites in (here, there))
-        if not torch.equal(one, other):
+        one = here[site.name]["fn"].log_prob(value)
+        if not torch.equal(one, there[site.name]["fn"].log_prob(value)):
             return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed & 0x7FFFFFFF)
