@@ -241,7 +241,7 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
         raise Refused(str(error)[:500]) from error
     if schema.formula != formula.text:
         raise Refused(f"the schema is of '{schema.formula}', and this node's formula is another")
-    made = replace(formula, schema=schema)
+    made = replace(formula, schema=schema, data2={})
     try:
         made.program()
     except (KeyError, ValueError) as error:
