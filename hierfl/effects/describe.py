@@ -167,9 +167,10 @@ def _made(
     groups = tuple(sorted(groups, key=lambda name: name == MISSING))
     if not groups:
         raise ValueError(f"no client has a group of {least} rows or more: nothing may be told")
-    shown = (
-        [(ALL, groups)] if by is None else [*((name, (name,)) for name in groups), (ALL, groups)]
-    )
+    every = f"({ALL})" if ALL in groups else ALL
+    shown = [(every, groups)]
+    if by is not None:
+        shown = [*((name, (name,)) for name in groups), *shown]
     lines, words = [], {}
     for name, some in shown:
         tables = [(one, group) for one in answers.values() for group in some if group in one.rows]

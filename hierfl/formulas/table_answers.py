@@ -83,19 +83,48 @@ def of_table(
 ) -> OfTable:
     """Return what a client tells of its columns, by the values of one; sums over `complete` rows were told before."""
     there = np.ones(len(frame), dtype=bool) if complete is None else complete
-    rows: dict[str, int] = {}
-    groups: dict[str, dict[str, OfVariable]] = {}
-    left = 0
+    large: dict[str, Mask] = {}
+    left = np.zeros(len(frame), dtype=bool)
     for name, own in of_groups(frame, by, client):
         if own.sum() < least:
-            left += int(own.sum())
-            continue
-        rows[name] = told(int(own.sum()), least)
-        part = frame[own]
-        groups[name] = {
-            column: of_variable(part, column, client, least, there[own]) for column in columns
-        }
-    return OfTable(rows, groups, told(left, least))
+            left |= own
+        else:
+            large[name] = own
+    of = {column: _by_group(frame, column, large, left, client, least, there) for column in columns}
+    groups = {name: {column: of[column][name] for column in columns} for name in large}
+    rows = {name: told(int(own.sum()), least) for name, own in large.items()}
+    return OfTable(rows, groups, told(int(left.sum()), least))
+
+
+def _by_group(
+    frame: pd.DataFrame,
+    column: str,
+    groups: Mapping[str, Mask],
+    left: Mask,
+    client: str,
+    least: int,
+    complete: Mask,
+) -> dict[str, OfVariable]:
+    """Return what is told of a column by group: not of all groups but some of few rows.
+
+    The sums over all rows were told before: less those of all other groups they would tell of the few.
+    """
+    found = {
+        name: of_variable(frame[own], column, client, least, complete[own])
+        for name, own in groups.items()
+    }
+    untold = left.copy()
+    for name, own in groups.items():
+        untold |= own & (found[name].found is None)
+    for name, own in sorted(groups.items(), key=lambda one: int(one[1].sum())):
+        few, there = frame[untold & complete], complete[untold & complete]
+        if missing_in(few[column]).all():
+            break
+        if of_variable(few, column, client, least, there).found is not None:
+            break
+        found[name] = OfVariable(found[name].missing, None)
+        untold |= own
+    return found
 
 
 MISSING = "(missing)"  # the group of rows that miss the value by which they are grouped
@@ -121,7 +150,7 @@ def of_variable(
     missing, there = told(int(lost.sum()), least), ~lost
     if 0 < (there & ~complete).sum() < least:
         there = there & complete  # sums over both would tell of the few rows between them
-    if there.sum() < max(least, 1):
+    if there.sum() < max(least, 1) or 0 < (there & complete).sum() < least:
         return OfVariable(missing, None)
     is_yes_no = pd.api.types.infer_dtype(series[there]) == "boolean"
     if kind_of(series, name, client) == "number" and not is_yes_no:

@@ -100,6 +100,31 @@ def test_sums_of_few_more_rows_than_were_told_before_are_not_told() -> None:
     assert isinstance(found, OfNumbers) and found.mean == age.mean()
 
 
+def test_a_group_named_all_is_not_taken_for_all_rows() -> None:
+    frame = pd.DataFrame({"part": ["all"] * 2 + ["some"] * 3, "age": [1.0, 3.0, 5.0, 7.0, 9.0]})
+    found = hierfl.describe(frame, by="part")
+    assert list(found.table) == ["all", "some", "(all)"]
+    assert [line(found, "age", name).mean for name in found.table] == [2.0, 7.0, 5.0]
+
+
+def test_rows_that_are_all_but_a_few_are_not_told_by_group() -> None:
+    """The sums over all rows were told before: less those of one group they are those of the other."""
+    age = np.arange(40.0)
+    sex = pd.Series(["f"] * 20 + ["m"] * 18 + ["x"] * 2)
+    frame = pd.DataFrame({"age": age, "sex": sex})
+    told = of_table(frame, ["age"], "sex", "north", 5)
+    assert [told.groups[sex]["age"].found is None for sex in "fm"] == [False, True]
+    assert told.left == FEW and set(told.rows) == {"f", "m"}
+    some = frame.assign(age=np.where((sex == "x") | (age < 17), np.nan, age), dose=1.0)
+    told = of_table(some, ["age", "dose"], "sex", "north", 5)
+    assert told.groups["m"]["age"].found is None  # of three rows of "f" there are ages
+    few = frame.assign(ill=(age < 2) * 1.0)[:38]  # two of "f" are ill, which nobody is told of "f"
+    told = of_table(few, ["ill"], "sex", "north", 5)
+    assert [told.groups[sex]["ill"].found for sex in "fm"] == [None, None]
+    enough = of_table(frame.replace({"x": "m"}), ["age"], "sex", "north", 5)
+    assert all(enough.groups[sex]["age"].found is not None for sex in "fm")
+
+
 def test_ranges_hold_enough_values_and_show_no_end() -> None:
     g = np.random.default_rng(1)
     some: Any = (g.normal(size=200), g.exponential(size=60), g.integers(0, 3, 90) * 1.0)
