@@ -17,6 +17,7 @@ from torch import Tensor
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
+from hierfl.data.absent import is_absent
 from hierfl.effects.averages import in_turn
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
@@ -151,7 +152,10 @@ def profile(
     ranks = (effects if best == "low" else -effects).argsort(1).argsort(1).double() + 1.0
     frame = frame.assign(**_ranked(ranks, prob))
     of_each, rate, note = {"effect": effects, "rank": ranks}, None, ""
-    if column == "Intercept" and found.family.name in COUNTED:
+    counted = column == "Intercept" and found.family.name in COUNTED
+    if counted and is_absent(found.data):
+        note = "Standardized ratios are left out: they need the clients' rows."
+    elif counted:
         frame, rate, of_each["ratio"] = _with_ratios(found, frame, prob)
         note = "smr is observed / expected under the average client; ratio is predicted / expected."
     what = (

@@ -32,6 +32,10 @@ class SuperLink:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
         return self.server.reached().told_over(formula, *asked)
 
+    def asking(self, call: FitCall, clients: Any) -> Any:
+        """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""
+        return self.server.reached().asking(call, clients)
+
     def close(self) -> None:
         """End the run at the SuperLink: nodes cannot be asked then. A second call does nothing."""
         self.task.end()

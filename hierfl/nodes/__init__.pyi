@@ -9,6 +9,7 @@ from .request_files import by_files as by_files
 from .run import TooFewNodes as TooFewNodes
 from .same_process import InProcess as InProcess
 from .same_process import in_process as in_process
+from .saved_over import load as load
 from .stations import Station as Station
 from .stations import station as station
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
-import torch
 from torch import Tensor
 
-from hierfl.core.tables import Shown, shown_as
-from hierfl.core.trees import Tree, nbytes
+from hierfl.core.tables import shown_as
+from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
 from hierfl.effects import (
@@ -21,18 +20,20 @@ from hierfl.effects import (
     contrasts,
     hypotheses,
     icc,
+    profile,
     slopes,
     survival_curves,
 )
-from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of
 from hierfl.method import Method
-from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.after_rounds import ask_nodes
+from hierfl.nodes.answers import FromNodes, over_nodes, refused
+from hierfl.nodes.asking import Ask
 from hierfl.nodes.global_answers import brief_over, summary_over
 from hierfl.nodes.local_fit import table_of_rows, table_of_sites
-from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
-from hierfl.nodes.policy import Kind
+from hierfl.posterior.arviz_groups import EXPAND
+from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import global_sites
 from hierfl.program.program import Program
 from hierfl.runs.result import Fit
@@ -40,41 +41,7 @@ from hierfl.runs.result import Fit
 if TYPE_CHECKING:
     from arviz import InferenceData
 
-
-MOST = 1 << 31  # bytes of an answer
-Found = TypeVar("Found")
-
-
-def _shown(found: FromNodes[Any]) -> Shown:
-    """Every client, and whether its node gave an answer."""
-    rows = [(name, "given") for name in found.given] + list(found.withheld.items())
-    return Shown(
-        f"Answers of {len(found.given)} of {len(rows)} nodes",
-        pd.DataFrame(sorted(rows), columns=["client", "answer"]),
-        "What stays at a node is written into its folder.",
-    )
-
-
-@shown_as(_shown)
-@dataclass(frozen=True, eq=False)
-class FromNodes(Generic[Found]):
-    """What nodes answered: client -> what was `given`, or why it was `withheld`."""
-
-    given: Mapping[str, Found]
-    withheld: Mapping[str, str]
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One table of all clients, with the client in front.
-
-        Raises:
-            ValueError: no node gave a table.
-        """
-        frames = {k: v for k, v in self.given.items() if isinstance(v, pd.DataFrame)}
-        if not frames:
-            why = next(iter(self.withheld.values()), "draws are tensors: see .given")
-            raise ValueError(f"no node gave a table ({why})")
-        return pd.concat(frames, names=["client"]).reset_index(level=0)
+    from hierfl.report import Report
 
 
 @shown_as(brief_over)
@@ -82,9 +49,10 @@ class FromNodes(Generic[Found]):
 class FitOverNodes:
     """A method, fitted to clients whose rows and states are at nodes.
 
-    Of a formula, `effects` and its like answer as those of `hierfl.Fit`, of the average client and
-    of a new one (`client="new"`), for which draws of the global sites and the schema are enough.
-    What reads rows, or a client's own coefficients, is at its node.
+    It has the methods of `hierfl.Fit`, with the same answers. What global sites and the schema are
+    enough for is computed here. Of a formula, `effects` and its like of a named client, and `profile`,
+    ask nodes for draws, which their policies may keep ("draws" in `may_leave`). What reads rows is
+    refused by name.
 
     Args:
         method: what was fitted.
@@ -129,18 +97,67 @@ class FitOverNodes:
         """The server's last message."""
         return self.here.message
 
-    def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
+    def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
+        """Draw the global sites: `shared` site -> (S, *shape), as `hierfl.Fit.draws`; `own` is empty."""
+        sites = global_sites(self.program)
+        return posterior_draws(self.here, draws=draws, seed=seed, keep=sites)
+
+    def posterior(
+        self,
+        draws: int = 1000,
+        *,
+        seed: int = 0,
+        var_names: Collection[str] | None = None,
+        expand: int = EXPAND,
+        correct: Literal["auto"] | None = "auto",
+        log_likelihood: bool = False,
+    ) -> InferenceData:
         """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
 
         Raises:
-            ValueError: the program has no global site.
+            ValueError: the program has no global site; or draws are to be corrected, or weighed by
+                rows.
+            KeyError: a site in `var_names` does not exist, or is a client's own.
         """
-        sites = sorted(global_sites(self.federation.program))
+        sites = self._global(var_names)
+        if correct not in (None, "auto") or log_likelihood:
+            raise ValueError(
+                "correct and log_likelihood need the clients' rows, which are at the nodes: leave them "
+                "out; two_stage has weighted its draws"
+            )
+        return self.here.posterior(draws, seed=seed, var_names=sites, expand=expand, correct=None)
+
+    def prior(
+        self,
+        draws: int = 500,
+        *,
+        seed: int = 0,
+        var_names: Collection[str] | None = None,
+        expand: int = EXPAND,
+        predictive: bool = False,
+    ) -> InferenceData:
+        """Draw the global sites from the prior, as `hierfl.Fit.prior` does.
+
+        Errors are those of `posterior`; ValueError too with `predictive=True`, of rows.
+        """
+        if predictive:
+            raise ValueError("labels are of rows, which are at the nodes: leave predictive out")
+        return self.here.prior(draws, seed=seed, var_names=self._global(var_names), expand=expand)
+
+    def _global(self, var_names: Collection[str] | None) -> list[str]:
+        """Return the global sites, or some of them; refuse others."""
+        sites = global_sites(self.program)
         if not sites:
             raise ValueError(
                 "the program has no global site: what it has of clients is at the nodes"
             )
-        return self.here.posterior(draws, seed=seed, var_names=sites, correct=None)
+        for name in var_names or ():
+            if name not in sites:
+                raise KeyError(
+                    f"'{name}' is no global site ({', '.join(sorted(sites))}): clients' own are at their "
+                    "nodes, fit.local_summary()"
+                )
+        return sorted(sites if var_names is None else var_names)
 
     def summary(self, *, prob: float = 0.9, draws: int = 1000, seed: int = 0) -> Summary:
         """Summarize the global sites as a table, and say what the history tells of trust.
@@ -150,13 +167,46 @@ class FitOverNodes:
         return summary_over(self, prob, draws, seed)
 
     # What a fit of a formula says: as of `hierfl.Fit`.
-    effects = conditional_effects.effects
-    comparisons = comparisons.comparisons
-    contrasts = contrasts.contrasts
-    slopes = slopes.slopes
-    survival = survival_curves.survival
+    effects = over_nodes(conditional_effects.effects)
+    comparisons = over_nodes(comparisons.comparisons)
+    contrasts = over_nodes(contrasts.contrasts)
+    slopes = over_nodes(slopes.slopes)
+    survival = over_nodes(survival_curves.survival)
+    profile = over_nodes(profile.profile, every=True)
     hypotheses = hypotheses.hypotheses
     icc = icc.icc
+    predictions, marginal_means, r2 = map(refused, ("predictions", "marginal_means", "r2"))
+    posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
+    personalize, update = map(refused, ("personalize", "update"))
+
+    def report(
+        self,
+        path: str | Path = "report.html",
+        *,
+        title: str | None = None,
+        draws: int = 400,
+        seed: int = 0,
+    ) -> Report:
+        """Write one HTML page, as `hierfl.Fit.report` does, of the run and the global sites.
+
+        Arguments are those of `hierfl.Fit.report`; scores of rows are asked of nodes, `scores`.
+        """
+        return self.here.report(path, title=title, draws=draws, seed=seed)
+
+    def save(self, folder: str | Path) -> None:
+        """Write what the server has to a folder, for `hierfl.nodes.load(folder, nodes)`.
+
+        Only the owner can read its files. No row and no state of a client is in it.
+
+        Args:
+            folder: made if it does not exist.
+
+        Raises:
+            CheckpointError: the folder holds another run, or this one after more rounds.
+        """
+        from hierfl.nodes.saved_over import save  # it imports this module
+
+        save(self, folder)
 
     def without(self, client: str, *, folder: str | Path | None = None) -> FitOverNodes:
         """Return the fit without one of its clients, as `hierfl.Fit.without` does; no node is asked.
@@ -212,9 +262,11 @@ class FitOverNodes:
             draws: S, the same as in `hierfl.Fit.draws`.
             seed: of the draws.
         """
-        return self._asked("summaries", table_of_sites, draws=draws, seed=seed)
+        return ask_nodes(self, "summaries", table_of_sites, draws=draws, seed=seed)
 
-    def local_draws(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[dict[str, Tensor]]:
+    def local_draws(
+        self, draws: int = 1000, *, seed: int = 0, clients: Collection[str] | None = None
+    ) -> FromNodes[dict[str, Tensor]]:
         """Let each node draw its client's own sites: site -> (S, *shape), as `hierfl.Fit.draws` does.
 
         A node writes them into its folder, and sends them where its policy has "draws" in
@@ -223,8 +275,9 @@ class FitOverNodes:
         Args:
             draws: S.
             seed: of the draws.
+            clients: whose nodes are asked. Default None: all.
         """
-        return self._asked("draws", dict, draws=draws, seed=seed)
+        return ask_nodes(self, "draws", dict, clients=clients, draws=draws, seed=seed)
 
     def predict(
         self,
@@ -253,7 +306,7 @@ class FitOverNodes:
         def read(found: Tree) -> pd.DataFrame:
             return table_of_rows({name: found.get(name) for name in ("mean", "sd")})
 
-        return self._asked("predictions", read, rows, site=site, draws=draws, seed=seed)
+        return ask_nodes(self, "predictions", read, rows, site=site, draws=draws, seed=seed)
 
     def scores(
         self,
@@ -280,67 +333,9 @@ class FitOverNodes:
         def read(found: Tree) -> pd.DataFrame:
             return pd.DataFrame({name: [float(value)] for name, value in found.items()})
 
-        return self._asked("scores", read, rows, site=site, draws=draws, seed=seed)
+        return ask_nodes(self, "scores", read, rows, site=site, draws=draws, seed=seed)
 
     @property
     def here(self) -> Fit:
         """The fit as the server has it, without the rows and the states of clients."""
         return Fit(self.method, self.federation, self.progress, self.rounds)
-
-    # -------------------------------------------------------------------------------------------- asking
-    def _asked(
-        self,
-        kind: Kind,
-        read: Callable[[Tree], Found],
-        rows: ClientData | None = None,
-        **options: Any,
-    ) -> FromNodes[Found]:
-        """Ask the nodes of all clients, or of those that some rows belong to."""
-        clients = self.clients if rows is None else rows.names
-        self.federation.data.index(clients)  # refuses unknown clients
-        contents = {name: self._question(kind, name, rows, options) for name in clients}
-        given: dict[str, Found] = {}
-        withheld: dict[str, str] = {}
-        for one in self.ask(contents):
-            if one.client not in contents or one.client in given:
-                continue
-            try:
-                given[one.client] = read(self._read(one, kind))
-                withheld.pop(one.client, None)
-            except Exception as error:  # whatever crafted bytes raise
-                withheld.setdefault(one.client, str(error)[:500])
-        for name in contents:
-            if name not in given:
-                withheld.setdefault(name, "it did not answer")
-        ordered = {name: given[name] for name in clients if name in given}
-        return FromNodes(ordered, dict(sorted(withheld.items())))
-
-    def _question(
-        self, kind: Kind, name: str, rows: ClientData | None, options: Mapping[str, Any]
-    ) -> bytes:
-        place = int(self.federation.data.index([name])[0])
-        own = taken(self.progress.table, torch.tensor([place]))
-        given = {} if rows is None else dict(rows.select([name]).fields)
-        counted = last_counted(self.federation, self.progress.history).get(name, -1)
-        run = self.joined.get(name, self.run)
-        about = {"run": run, "kind": kind, "rounds": self.progress.round, "counted": counted}
-        return to_bytes(
-            {"message": self.message, "mail": mail_of(own, 0), "rows": given},
-            {**about, "site": None, **options},
-        )
-
-    def _read(self, found: Answer, kind: Kind) -> Tree:
-        """Return what a node released in answer to this question; refuse any other."""
-        if found.content is None:
-            raise Refused(found.reason or "it did not answer")
-        answered = from_bytes(found.content, most=MOST)
-        said = tuple(answered.about.get(name) for name in ("run", "client", "kind"))
-        if said != (self.joined.get(found.client, self.run), found.client, kind):
-            run, client, kind_ = (str(each)[:40] for each in said)
-            raise Refused(f"its answer is of run {run}, client {client}: {kind_}")
-        if "stays" in answered.about:
-            raise Refused(str(answered.about["stays"])[:500])
-        check_numbers(answered.tree)
-        if not nbytes(answered.tree):
-            raise Refused("its answer is empty")
-        return answered.tree

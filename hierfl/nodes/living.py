@@ -33,11 +33,15 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
     # nodes are asked to go on from the state of the round in which they were last counted
     stay = [{"client": name, "round": counted[name]} for name in new.data.names if name in counted]
     where = replace(where, history=(*where.history[:-1], {**where.history[-1], COUNTED: stay}))
+    made = replace(fit, federation=new, progress=where)
     if root is not None and who is not None:
+        from hierfl.nodes.saved_over import beside_again  # it imports this module
+
+        files = beside_again(root, made)
         with held(root):
-            rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds))
+            rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds), files)
         forget(fit.ask, client)
-    return replace(fit, federation=new, progress=where)
+    return made
 
 
 def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fitted:
@@ -49,11 +53,14 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
     model: Any = fit.method.model if of_frames else fit.method
     found = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
     if root is not None:
+        from hierfl.nodes.saved_over import beside_again  # it imports this module
+
+        files = beside_again(root, found)
         with held(root):
             old, new = (
                 about(one.method, few_of(one.federation), one.rounds) for one in (fit, found)
             )
-            rewritten(root, old, found.progress, new)
+            rewritten(root, old, found.progress, new, files)
     return found
 
 

@@ -79,6 +79,14 @@ class Reached:
         check_enough(found, refused | odd, self.fewest, "tell of their rows")
         return found, {str(node): why for node, why in (refused | odd).items()}
 
+    def asking(self, call: FitCall, clients: Iterable[str]) -> Ask:
+        """Return how the nodes of some clients are asked after a run; `hierfl.nodes.load` calls it."""
+        found = self._introductions(list(self.nodes), b"")
+        known = set(clients)
+        ids = {one.client: node for node, one in found.items() if one.client in known}
+        check_enough(ids, {}, 1, "have a client of the fit")
+        return _Asks(self, ids)
+
     def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, list[Any]]:
         """Return the call with the schema of its formula, and the nodes that have agreed on it."""
         # here: pandas and formulae, which most models do not need
@@ -144,7 +152,7 @@ class Reached:
     def ask(self, contents: Mapping[str, bytes], ids: Mapping[str, Any]) -> Iterator[Answer]:
         """Ask clients for a round."""
         names = {node: name for name, node in ids.items()}
-        asked = {ids[name]: content for name, content in contents.items()}
+        asked = {ids[name]: content for name, content in contents.items() if name in ids}
         for node, found in self.send("round", asked):
             if node in names and isinstance(found, Refused):
                 yield Answer(names[node], None, str(found))

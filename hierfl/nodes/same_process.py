@@ -40,6 +40,10 @@ class InProcess:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
         return self._reached(FitCall(formula)).told_over(formula, *asked)
 
+    def asking(self, call: FitCall, clients: Any) -> Any:
+        """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""
+        return self._reached(call).asking(call, clients)
+
     def _reached(self, call: FitCall) -> Reached:
         """Return the nodes of a call, as any transport reaches them."""
         frames = not isinstance(next(iter(self.parts.values())), ClientData)

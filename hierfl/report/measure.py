@@ -28,7 +28,14 @@ from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate, sampled
 from hierfl.posterior.prediction import Prediction, predict, predict_at
 from hierfl.posterior.site_table import entries_of
-from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params, restricted
+from hierfl.posterior.snapshot import (
+    Snapshot,
+    expect_fit,
+    global_sites,
+    lacks_rows,
+    learned_params,
+    restricted,
+)
 
 
 def measure(
@@ -45,10 +52,13 @@ def measure(
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
     few = min(draws, NUMBERS // max(size, 1))
-    drawn = posterior_draws(fit, draws=few, seed=seed) if few >= LEAST_DRAWS else None
+    drawn = _drawn(fit, few, seed) if few >= LEAST_DRAWS else None
     asked = _Asked(fit, drawn if size else None, site, draws, seed)
     rows = fit.federation.data if held_out is None else held_out
-    prediction = asked.predicted(rows) if fit.program.sites_of_rows else None
+    has_rows = bool(fit.program.sites_of_rows) and not (
+        rows is fit.federation.data and lacks_rows(fit)
+    )
+    prediction = asked.predicted(rows) if has_rows else None
     if prediction is not None and prediction.label is None and held_out is not None:
         raise ValueError(
             f"the held-out rows have no labels for site '{prediction.site}': pass labeled "
@@ -79,6 +89,12 @@ def measure(
         expected=expected,
         local_only={} if local_only is None else _local_means(fit, local_only, seed),
     )
+
+
+def _drawn(fit: Snapshot, draws: int, seed: int) -> Draws:
+    """Draw all sites, or without rows the global ones."""
+    keep = global_sites(fit.program) if lacks_rows(fit) else None
+    return posterior_draws(fit, draws=draws, seed=seed, keep=keep)
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,6 +46,30 @@ def personalize(
     return cast(F, replace(of, federation=federation, progress=progress))
 
 
+def update(fit: F, formula: str, data: Frames, *, rounds: int | None = None, **options: Any) -> F:
+    """Refit with other terms, `fit.update("~ . + age", frames)`, as `update` of R does.
+
+    The schema is kept where terms allow: levels, units and the least number of rows. So are the
+    method (chosen again where it was chosen), the seed, the cohort and the settings.
+
+    Args:
+        fit: of a `hierfl.formula`.
+        formula: the new terms; a dot stands for all that is on its side of the old ones.
+        data: the frames that it was fitted to, with the columns of new terms. A fit keeps the columns
+            of its own terms alone.
+        rounds: as in `hierfl.fit`. Default None: as many as the fit has planned, if its method was
+            named and does not stop itself.
+        **options: `family`, `priors` and `missing`, as in `Formula.update`.
+
+    Raises:
+        TypeError: the fit is of another model, or an option is another.
+        ValueError: the frames have other rows than the fit's; or as `Formula.update` and `hierfl.fit`.
+    """
+    from hierfl.runs.updating import refitted  # few fits need it, and it imports `fit`
+
+    return cast(F, refitted(fit, formula, data, rounds, options))
+
+
 @one_at_a_time
 def personalized(
     fit: Snapshot, data: ClientData, rounds: int, *, from_scratch: bool = True

@@ -269,7 +269,7 @@ class Fit:
 
         return updated(self, self._rows(rows, asked=False), rounds)
 
-    personalize = personalize.personalize
+    personalize, update = personalize.personalize, personalize.update
 
     def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarize every site as a table, local ones by client, and say whether to trust the fit.

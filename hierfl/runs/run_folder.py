@@ -135,7 +135,8 @@ REPLACED = re.compile(
 )  # complete, and about to be replaced by another of its round
 RECORD, GLOBAL, LOCAL = "state.json", "global.safetensors", "local.safetensors"
 SCHEMA, ROWS = "fit.json", "local-rows.safetensors"  # of a saved fit
-FILES = {RECORD, GLOBAL, LOCAL, SCHEMA, ROWS}
+NODES = "nodes.json"  # of a saved fit over nodes
+FILES = {RECORD, GLOBAL, LOCAL, SCHEMA, ROWS, NODES}
 KEPT = 2  # checkpoints of a run, so that a damaged one has one before it
 
 IsOfThisRun = Callable[[Path], bool]

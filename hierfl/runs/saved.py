@@ -65,7 +65,7 @@ def write(
         )
     files = beside(federation, with_data=with_data)
     with held(folder):
-        _check_may_write(folder, who, progress.round)
+        check_may_write(folder, who, progress.round)
         state.save(folder, progress, who, beside=files)
 
 
@@ -82,7 +82,7 @@ def beside(federation: Federation, *, with_data: bool) -> dict[str, bytes | dict
     return found
 
 
-def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
+def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
     """Refuse a folder in which a fit of `round` rounds would hide or remove what is there."""
     for path in state.checkpoints(folder):
         try:

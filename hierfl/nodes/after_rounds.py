@@ -1,0 +1,81 @@
+"""How a fit over nodes asks about clients after the rounds, and reads what nodes answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from hierfl.core.trees import Tree, nbytes
+from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import taken
+from hierfl.nodes.answers import FromNodes
+from hierfl.nodes.asking import Answer, last_counted, mail_of
+from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
+from hierfl.nodes.policy import Kind
+
+MOST = 1 << 31  # bytes of an answer
+Found = TypeVar("Found")
+
+
+def ask_nodes(
+    fit: Any,
+    kind: Kind,
+    read: Callable[[Tree], Found],
+    rows: ClientData | None = None,
+    clients: Collection[str] | None = None,
+    **options: Any,
+) -> FromNodes[Found]:
+    """Ask the nodes of all clients, of some, or of those that some rows belong to."""
+    if clients is None:
+        clients = fit.clients if rows is None else rows.names
+    fit.federation.data.index(clients)  # refuses unknown clients
+    contents = {name: _question(fit, kind, name, rows, options) for name in clients}
+    given: dict[str, Found] = {}
+    withheld: dict[str, str] = {}
+    for one in fit.ask(contents):
+        if one.client not in contents or one.client in given:
+            continue
+        try:
+            given[one.client] = read(_read(fit, one, kind))
+            withheld.pop(one.client, None)
+        except Exception as error:  # whatever crafted bytes raise
+            withheld.setdefault(one.client, str(error)[:500])
+    for name in contents:
+        if name not in given:
+            withheld.setdefault(name, "it did not answer")
+    ordered = {name: given[name] for name in clients if name in given}
+    return FromNodes(ordered, dict(sorted(withheld.items())))
+
+
+def _question(
+    fit: Any, kind: Kind, name: str, rows: ClientData | None, options: Mapping[str, Any]
+) -> bytes:
+    place = int(fit.federation.data.index([name])[0])
+    own = taken(fit.progress.table, torch.tensor([place]))
+    given = {} if rows is None else dict(rows.select([name]).fields)
+    counted = last_counted(fit.federation, fit.progress.history).get(name, -1)
+    run = fit.joined.get(name, fit.run)
+    about = {"run": run, "kind": kind, "rounds": fit.progress.round, "counted": counted}
+    return to_bytes(
+        {"message": fit.message, "mail": mail_of(own, 0), "rows": given},
+        {**about, "site": None, **options},
+    )
+
+
+def _read(fit: Any, found: Answer, kind: Kind) -> Tree:
+    """Return what a node released in answer to this question; refuse any other."""
+    if found.content is None:
+        raise Refused(found.reason or "it did not answer")
+    answered = from_bytes(found.content, most=MOST)
+    said = tuple(answered.about.get(name) for name in ("run", "client", "kind"))
+    if said != (fit.joined.get(found.client, fit.run), found.client, kind):
+        run, client, kind_ = (str(each)[:40] for each in said)
+        raise Refused(f"its answer is of run {run}, client {client}: {kind_}")
+    if "stays" in answered.about:
+        raise Refused(str(answered.about["stays"])[:500])
+    check_numbers(answered.tree)
+    if not nbytes(answered.tree):
+        raise Refused("its answer is empty")
+    return answered.tree

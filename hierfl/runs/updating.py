@@ -1,0 +1,108 @@
+"""A fit of a formula again, with other terms: the same rows, method, seed and settings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hierfl.data.absent import is_absent
+from hierfl.data.clients import ClientData
+from hierfl.formulas.formula import Formula, Frames
+from hierfl.method import Method
+from hierfl.posterior.snapshot import expect_fit
+from hierfl.program.recipes import Recipe, recipe_of
+from hierfl.runs.fit import fit as fit_again
+from hierfl.runs.result import Fit
+
+
+def refitted(
+    fit: Any, text: str, frames: Frames, rounds: int | None, options: Mapping[str, Any]
+) -> Fit:
+    """Return the fit of the same rows with other terms; `Fit.update` describes it."""
+    expect_fit(fit)
+    old, federation = fit.method.model, fit.federation
+    if not isinstance(old, Formula):
+        raise TypeError("fit.update is for fits of a hierfl.formula: fit the other model")
+    new = old.update(text, **options)
+    _check_same_rows(old, federation.data, frames)
+    made = _with_schema(new, old, frames)
+    data = made.data(frames)
+    if is_fewer := federation.data.num_rows - data.num_rows:
+        warnings.warn(
+            f"{is_fewer} rows miss a value of the new terms and are left out: fits of other rows are "
+            "not compared by their scores",
+            stacklevel=4,
+        )
+    how: dict[str, Any] = {"seed": federation.seed, "settings": federation.settings}
+    if federation.cohort < federation.data.num_clients:
+        how["cohort"] = federation.cohort
+    if fit.chosen is not None:
+        return fit_again(made, data, rounds=rounds, **how)
+    method = with_model(fit.method, made)
+    if rounds is None and method.most_rounds is None:
+        rounds = fit.rounds
+    return fit_again(method, data, rounds=rounds, **how)
+
+
+def _with_schema(made: Formula, old: Formula, frames: Frames) -> Formula:
+    """Return a formula with a schema, in which levels and units are those agreed on before."""
+    columns = {n: c for n, c in old.agreed.columns.items() if n in made.declared.columns}
+    levels = {n: c.levels for n, c in columns.items() if c.kind == "category"}
+    groups = {n: g.levels for n, g in old.agreed.groups.items() if g.levels and n in _groups(made)}
+    merged = any(column.rare for column in columns.values())
+    return made.on(
+        frames,
+        levels={**groups, **levels},
+        units={n: c.unit for n, c in columns.items() if c.unit},
+        min_count=old.agreed.min_count,
+        rare="merge" if merged else "refuse",
+    )
+
+
+def _groups(made: Formula) -> set[str]:
+    """Return the names of the groups that a formula shares between clients."""
+    return {g.name for g in made.declared.parts.groups if made.clients not in g.by}
+
+
+def _check_same_rows(old: Formula, fitted: ClientData, frames: Frames) -> None:
+    """Refuse frames whose columns of the old terms are not those of the fit."""
+    if is_absent(fitted):
+        return
+    given = old.data(frames)
+    same = set(fitted.names) <= set(given.names)
+    given = given.select(list(fitted.names)) if same else given
+    for name, values in fitted.fields.items() if same else ():
+        other = given.fields.get(name)
+        if other is None or other.shape != values.shape:
+            same = False
+            break
+        same &= torch.allclose(values.double(), other.double(), equal_nan=True)
+    if not same:
+        raise ValueError(
+            "the frames have other rows than the fit's: give those that it was fitted to, or fit the "
+            "formula to others, hierfl.fit(fit.method.model.update(text), frames)"
+        )
+
+
+def with_model(method: Method, model: Formula) -> Method:
+    """Return a method of the same settings for another model; refuse one that no builder made."""
+    recipe = recipe_of(method)
+    if recipe is None:
+        raise ValueError(
+            f"method '{method.name}' was not made by a function of hierfl.methods, and cannot be made "
+            "for another formula: fit it, hierfl.fit(method, frames)"
+        )
+    options = {
+        name: model
+        if value is method.model
+        else with_model(value, model)
+        if isinstance(value, Method)
+        else value
+        for name, value in recipe.options.items()
+    }
+    made = Recipe(recipe.factory, options).again()
+    assert isinstance(made, Method)
+    return made
