@@ -17,11 +17,11 @@ from hierfl.formulas.formula import Formula
 from hierfl.formulas.table_answers import (
     FEW,
     MISSING,
-    OfLevels,
-    OfNumbers,
-    OfTable,
-    OfVariable,
-    of_table,
+    LevelsAnswer,
+    NumbersAnswer,
+    TableAnswer,
+    VariableAnswer,
+    table_answer,
 )
 
 LEAST_COUNT = 5  # over nodes
@@ -72,9 +72,9 @@ def describe(
     """Describe the rows of clients as the Table 1 of a paper does.
 
     Each client returns counts, means, sds and cumulative counts of its own rows. With
-    `least_count` above 1, as always over nodes, it tells nothing that rests on fewer rows: counts
-    are rounded to multiples of it, levels and groups with fewer rows are not named, means and sds
-    have two digits after the first of the sd, and quantiles are bounded by ranges of so many rows.
+    `least_count` above 1, as always over nodes, no number rests on fewer rows: counts are rounded
+    to multiples of it, levels and groups with fewer rows are not named, means and sds have two
+    digits after the first of the sd, and quantiles are bounded by ranges of at least so many rows.
     A node answers if its policy has "descriptions" in `may_leave`, of columns that its formula
     reads, and once for the same rows (docs/privacy.md).
 
@@ -96,12 +96,12 @@ def describe(
     if over:
         if not isinstance(formula, Formula):
             raise TypeError(
-                "nodes tell of columns that their formula reads: give it, describe(nodes, formula)"
+                "nodes describe the columns that a formula reads: give it, describe(nodes, formula)"
             )
         wanted = [*formula.declared.rows_of] if columns is None else list(columns)
         wanted = [name for name in wanted if name != by]
         each = None if by == formula.clients else by
-        answers, left_out = rows.told_over(formula, "table", wanted, each, least)
+        answers, left_out = rows.ask_about_rows(formula, "table", wanted, each, least)
         is_client = by == formula.clients
     else:
         answers, wanted, is_client = _here(rows, formula, by, columns, least)
@@ -112,7 +112,7 @@ def describe(
 
 def least_of(rows: Any, given: int | None) -> tuple[bool, int]:
     """Return whether rows are at nodes, and the rows that each number must rest on."""
-    over = callable(getattr(rows, "told_over", None))
+    over = callable(getattr(rows, "ask_about_rows", None))
     least = (LEAST_COUNT if over else 1) if given is None else given
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
         raise ValueError(f"least_count is {least!r}: it must be an integer, 1 or more")
@@ -121,8 +121,8 @@ def least_of(rows: Any, given: int | None) -> tuple[bool, int]:
 
 def _here(
     rows: Any, formula: Formula | None, by: str | None, columns: Sequence[str] | None, least: int
-) -> tuple[dict[str, OfTable], list[str], bool]:
-    """Return what the clients of frames tell, of which columns, and whether groups are clients."""
+) -> tuple[dict[str, TableAnswer], list[str], bool]:
+    """Return the answers of frames' clients, their columns, and whether groups are the clients."""
     if formula is None and isinstance(rows, pd.DataFrame):
         parts = {"": rows}
     else:
@@ -139,34 +139,34 @@ def _here(
         whole = None
         if formula is not None and least > 1:
             whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
-        found[client] = of_table(frame, wanted, each, client, least, whole)
+        found[client] = table_answer(frame, wanted, each, client, least, whole)
     return found, wanted, is_client
 
 
-def _renamed(table: OfTable, client: str) -> OfTable:
-    """Return what a client tells of its rows, as the group of its name."""
+def _renamed(table: TableAnswer, client: str) -> TableAnswer:
+    """Return a client's answer with all its rows as the group of its name."""
     if not table.rows:  # all of them are too few
         return table
-    return OfTable({client: table.rows[""]}, {client: table.groups[""]}, table.left)
+    return TableAnswer({client: table.rows[""]}, {client: table.groups[""]}, table.left)
 
 
 # ------------------------------------------------------------ the table
-Parts = list[OfVariable]
+Parts = list[VariableAnswer]
 
 
 def _made(
-    answers: Mapping[str, OfTable],
+    answers: Mapping[str, TableAnswer],
     columns: Sequence[str],
     by: str | None,
     least: int,
     left_out: Mapping[str, str],
 ) -> Description:
-    """Return the table of what clients tell, of each group and of all."""
+    """Return the table of clients' answers, of each group and of all."""
     seen = dict.fromkeys(name for table in answers.values() for name in table.rows)
     groups = tuple(seen) if by is None or not seen.keys().isdisjoint(answers) else ordered(seen)
     groups = tuple(sorted(groups, key=lambda name: name == MISSING))
     if not groups:
-        raise ValueError(f"no client has a group of {least} rows or more: nothing may be told")
+        raise ValueError(f"no client has a group of {least} rows or more: nothing may leave")
     every = f"({ALL})" if ALL in groups else ALL
     shown = [(every, groups)]
     if by is not None:
@@ -216,9 +216,9 @@ def _lines(column: str, parts: Parts, least: int) -> list[dict[str, Any]]:
         )
     n, partly = sum(one.rows for one in given), len(given) < len(parts)
     about = {"level": "", "n": n, "missing": missing, "partly": partly}
-    if kinds == {OfLevels}:
-        return pooled_levels(column, [one for one in given if isinstance(one, OfLevels)], about)
-    return [about | pooled_numbers([one for one in given if isinstance(one, OfNumbers)], least)]
+    if kinds == {LevelsAnswer}:
+        return pooled_levels(column, [one for one in given if isinstance(one, LevelsAnswer)], about)
+    return [about | pooled_numbers([one for one in given if isinstance(one, NumbersAnswer)], least)]
 
 
 # ------------------------------------------------------------ in words
@@ -259,14 +259,14 @@ def _labels(columns: Sequence[str], words: Mapping[str, Mapping[str, str]]) -> l
     return found
 
 
-def _note(answers: Mapping[str, OfTable], least: int, left_out: Mapping[str, str]) -> str:
+def _note(answers: Mapping[str, TableAnswer], least: int, left_out: Mapping[str, str]) -> str:
     """Return how the numbers are to be read, and what is not in them."""
     lines = []
     if least > 1:
         lines.append(
             f"Counts are to the nearest {least}; medians and quartiles are interpolated, and .frame has "
             "their bounds. Levels and groups with fewer rows are not named. 'Of N' stands where some "
-            "clients tell nothing: too few of their rows differ."
+            "clients are left out, since too few of their rows differ."
         )
     some = [client for client, table in answers.items() if table.left]
     if some:

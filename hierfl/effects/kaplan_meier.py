@@ -18,11 +18,11 @@ from hierfl.effects.describe import least_of
 from hierfl.formulas.columns import by_client, complete, ordered
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.time_answers import (
-    OfLogrank,
-    OfSurvival,
-    OfTimes,
-    of_survival,
-    sums_of_logrank,
+    LogrankSums,
+    SurvivalAnswer,
+    TimesAnswer,
+    logrank_sums,
+    survival_answer,
 )
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def kaplan_meier(
 ) -> KaplanMeier:
     """Estimate Kaplan-Meier curves of clients' times, and test whether those of groups differ.
 
-    Each client returns how many of its rows had left, by an event or censored, by each of its
-    times. With `least_count` above 1, as always over nodes, by the ends of ranges in which so many
-    leave, and events are rounded to multiples of it: curves are then those of an actuarial life
-    table, in which a client's last rows are censored at its last end. The log-rank test by client
+    Each client returns how many of its rows had an event or were censored by each of its times.
+    With `least_count` above 1, as always over nodes, it returns them by the ends of ranges in which
+    at least so many leave, with events rounded to multiples of it. Curves are then those of an
+    actuarial life table, in which a client's last rows are censored at its last end. The log-rank test by client
     adds up O - E and its covariance, as each client computes them from its own times (Mantel 1966);
     it compares rows of the same client alone.
 
@@ -109,7 +109,7 @@ def kaplan_meier(
         TypeError: there is no formula.
         KeyError: a client lacks a column.
         ValueError: times are not above 0, or entered late, or censored otherwise; or `least_count` is
-            below 1, or no client may tell of its times.
+            below 1, or no client has enough rows and events.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
     if not isinstance(formula, Formula):
@@ -123,32 +123,32 @@ def kaplan_meier(
     each = None if is_client else by
     left_out: Mapping[str, str] = {}
     if over:
-        answers, left_out = rows.told_over(formula, "times", (), each, least)
+        answers, left_out = rows.ask_about_rows(formula, "times", (), each, least)
     else:
         answers = {}
         kinds: dict[str, Any] = dict.fromkeys([declared.parts.response])
         kinds |= dict.fromkeys([*declared.parts.additions.values(), *([each] if each else [])])
         for client, frame in by_client(rows, formula.clients).items():
             whole = complete(frame, kinds, client, declared.missing)
-            answers[client] = of_survival(whole, declared, each, client, least)
+            answers[client] = survival_answer(whole, declared, each, client, least)
     return _made(answers, formula, by, least, prob, left_out)
 
 
 def _made(
-    answers: Mapping[str, OfSurvival],
+    answers: Mapping[str, SurvivalAnswer],
     formula: Formula,
     by: str | None,
     least: int,
     prob: float,
     left_out: Mapping[str, str],
 ) -> KaplanMeier:
-    """Return the curves of what clients tell."""
-    parts: dict[str, list[OfTimes]] = {}
+    """Return the curves of clients' answers."""
+    parts: dict[str, list[TimesAnswer]] = {}
     for client, one in answers.items():
         for group, times in one.groups.items():
             parts.setdefault(client if by == formula.clients else group, []).append(times)
     if not parts:
-        raise ValueError(f"no client has {least} rows with {least} events: nothing may be told")
+        raise ValueError(f"no client has {least} rows with {least} events: nothing may leave")
     names = tuple(parts) if by == formula.clients else ordered(parts) if by else tuple(parts)
     frames, lines = [], []
     for group in names:
@@ -175,7 +175,7 @@ def _made(
 CURVE = ["time", "at_risk", "events", "survival"]
 
 
-def _exact(parts: Sequence[OfTimes]) -> pd.DataFrame:
+def _exact(parts: Sequence[TimesAnswer]) -> pd.DataFrame:
     """Return the curve of times that are all known."""
     when, happened, risk = at_each_time(parts)
     return pd.DataFrame(
@@ -183,8 +183,8 @@ def _exact(parts: Sequence[OfTimes]) -> pd.DataFrame:
     )
 
 
-def at_each_time(parts: Sequence[OfTimes]) -> tuple[Floats, Floats, Floats]:
-    """Return the different times of clients that tell all, events at each, and rows at risk, (T,) each."""
+def at_each_time(parts: Sequence[TimesAnswer]) -> tuple[Floats, Floats, Floats]:
+    """Return distinct times, the events at each, and the rows at risk, (T,) each; answers have a `least` of 1."""
     when = np.array(sorted({end for one in parts for end in one.ends}))
     happened, gone = np.zeros(len(when)), np.zeros(len(when))
     for one in parts:
@@ -195,7 +195,7 @@ def at_each_time(parts: Sequence[OfTimes]) -> tuple[Floats, Floats, Floats]:
     return when, happened, rows - np.concatenate([[0.0], gone.cumsum()[:-1]])
 
 
-def _life_table(parts: Sequence[OfTimes]) -> pd.DataFrame:
+def _life_table(parts: Sequence[TimesAnswer]) -> pd.DataFrame:
     """Return the actuarial curve: those who are censored in a range count half of it."""
     when = np.array(sorted({0.0, *(end for one in parts for end in one.ends)}))
     risk, happened, lost = (np.zeros(len(when) - 1) for _ in range(3))
@@ -229,19 +229,19 @@ def _median(curve: pd.DataFrame) -> dict[str, float]:
     """Return the first time at which the curve is at a half or below, and those of its ends."""
     found = {}
     for name, of in (("median", "survival"), ("median_low", "low"), ("median_high", "high")):
-        at = curve.loc[curve[of] <= 0.5 + 1e-12, "time"]
+        at = curve.loc[curve[of] <= 0.5 + 1e-12, "time"]  # a half, up to rounding
         found[name] = float(at.iloc[0]) if len(at) else np.nan
     return found
 
 
 # ------------------------------------------------------------ log-rank
 def _tests(
-    answers: Mapping[str, OfSurvival],
-    parts: Mapping[str, Sequence[OfTimes]],
+    answers: Mapping[str, SurvivalAnswer],
+    parts: Mapping[str, Sequence[TimesAnswer]],
     names: Sequence[str],
     least: int,
 ) -> pd.DataFrame:
-    """Return the log-rank tests that what clients tell allows."""
+    """Return the log-rank tests that clients' answers allow."""
     lines = {}
     if len(names) > 1 and least == 1:
         lines["pooled"] = _test(*_pooled(parts, names))
@@ -251,7 +251,9 @@ def _tests(
     return pd.DataFrame(lines, index=["chi2", "df", "p"]).T
 
 
-def _pooled(parts: Mapping[str, Sequence[OfTimes]], names: Sequence[str]) -> tuple[Floats, Floats]:
+def _pooled(
+    parts: Mapping[str, Sequence[TimesAnswer]], names: Sequence[str]
+) -> tuple[Floats, Floats]:
     """Return O - E and its covariance of all rows together."""
     tables = [at_each_time(parts[name]) for name in names]
     when = np.array(sorted({t for at, happened, _ in tables for t in at[happened > 0.0]}))
@@ -262,16 +264,19 @@ def _pooled(parts: Mapping[str, Sequence[OfTimes]], names: Sequence[str]) -> tup
         same = place < len(at)
         same[same] = at[place[same]] == when[same]
         happened[same, k] = events[place[same]]
-    return sums_of_logrank(risk, happened)
+    return logrank_sums(risk, happened)
 
 
-def _summed(own: Sequence[OfLogrank], names: Sequence[str]) -> tuple[Floats, Floats]:
+def _summed(own: Sequence[LogrankSums], names: Sequence[str]) -> tuple[Floats, Floats]:
     """Return the sums over clients of O - E and its covariance."""
     excess, covariance = np.zeros(len(names)), np.zeros((len(names), len(names)))
     for one in own:
         at = [names.index(group) for group in one.groups]
         excess[at] += one.excess
-        covariance[np.ix_(at, at)] += np.array(one.covariance)
+        own_covariance = np.array(one.covariance)
+        np.fill_diagonal(own_covariance, 0.0)
+        # rows add up to 0 again, which rounding has changed: else there is one df too many
+        covariance[np.ix_(at, at)] += own_covariance - np.diag(own_covariance.sum(1))
     return excess, covariance
 
 
@@ -284,7 +289,7 @@ def _test(excess: Floats, covariance: Floats) -> list[float]:
 
 
 def _note(
-    answers: Mapping[str, OfSurvival], least: int, prob: float, left_out: Mapping[str, str]
+    answers: Mapping[str, SurvivalAnswer], least: int, prob: float, left_out: Mapping[str, str]
 ) -> str:
     lines = [f"median_low and median_high are the ends of the {percent(prob)} interval."]
     if least > 1:

@@ -1,4 +1,4 @@
-"""What clients tell of their rows, added up: means, sds, quantiles and their bounds, shares of levels."""
+"""Clients' answers about their rows, added up: means, sds, quantiles and their bounds, shares of levels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.table_answers import OfLevels, OfNumbers
+from hierfl.formulas.table_answers import LevelsAnswer, NumbersAnswer
 
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 OTHERS = "(others)"  # levels of too few rows to be named
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def pooled_levels(
-    column: str, parts: Sequence[OfLevels], about: Mapping[str, Any]
+    column: str, parts: Sequence[LevelsAnswer], about: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return a row per level: how many rows have it, and their share."""
     orders = {one.declared for one in parts if one.declared}
@@ -38,7 +38,7 @@ def pooled_levels(
     return lines
 
 
-def pooled_numbers(parts: Sequence[OfNumbers], least: int) -> dict[str, float]:
+def pooled_numbers(parts: Sequence[NumbersAnswer], least: int) -> dict[str, float]:
     """Return mean, sd and quartiles of all clients' values, with bounds of the quartiles."""
     rows = np.array([one.rows for one in parts], dtype=np.float64)
     total = rows.sum()
@@ -55,14 +55,16 @@ def pooled_numbers(parts: Sequence[OfNumbers], least: int) -> dict[str, float]:
 
 
 # ------------------------------------------------------------ quantiles
-def _exact(parts: Sequence[OfNumbers], share: float) -> tuple[float, float, float]:
+def _exact(parts: Sequence[NumbersAnswer], share: float) -> tuple[float, float, float]:
     """Return a quantile of values that are all known, as pandas has it."""
     every = np.concatenate([np.repeat(one.ends, np.diff([0, *one.below])) for one in parts])
     at = float(np.quantile(every, share))
     return at, at, at
 
 
-def _bounded(parts: Sequence[OfNumbers], share: float, least: int) -> tuple[float, float, float]:
+def _bounded(
+    parts: Sequence[NumbersAnswer], share: float, least: int
+) -> tuple[float, float, float]:
     """Return a quantile by interpolation, and the ends between which it lies whatever the values are."""
     points = np.array(sorted({end for one in parts for end in one.ends}))
     if not len(points):

@@ -28,9 +28,9 @@ class SuperLink:
         """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
         return self.server.fit(call, send_recipe=True)
 
-    def told_over(self, formula: Any, *asked: Any) -> Any:
+    def ask_about_rows(self, formula: Any, *asked: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        return self.server.reached().told_over(formula, *asked)
+        return self.server.reached().ask_about_rows(formula, *asked)
 
     def asking(self, call: FitCall, clients: Any) -> Any:
         """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""

@@ -24,7 +24,7 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.design import Design
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.formulas.table_answers import told
+from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import ENVIRONMENT, options_of
 from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
@@ -75,7 +75,7 @@ def of_columns(
             found[name] = OfColumn("number", unit, sums(numbers(frame[name])))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
-        seen = {level: told(n, least) for level, n in counts.items() if n >= least}
+        seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
         declared: tuple[str, ...] = ()  # the only order that leaves the client
         if hasattr(frame[name], "cat") and frame[name].cat.ordered:
             declared = tuple(map(level_name, frame[name].cat.categories))
@@ -100,7 +100,7 @@ def of_groups(
     if clients in by:
         return OfGroups(len(counts), {})
     return OfGroups(
-        len(counts), {n: told(rows, least) for n, rows in counts.items() if rows >= least}
+        len(counts), {n: rounded_count(rows, least) for n, rows in counts.items() if rows >= least}
     )
 
 

@@ -1,7 +1,7 @@
 """What one client answers for a Table 1: counts, means, sds and cumulative counts of its rows.
 
 With `least` above 1, no number rests on fewer rows: counts are multiples of it, 0, or FEW; means and
-sds have two digits after the first of the sd; and values are told in ranges of `least` rows or more.
+sds have two digits after the first of the sd; and values are given by ranges of `least` rows or more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import check_column, kind_of, missing_in, named, numbers
 
-FEW = -1  # rows, but fewer than may be told
+FEW = -1  # some rows, but fewer than `least`
 STEPS = (1.0, 2.0, 5.0)  # times powers of ten: the widths that ranges of values are multiples of
 FINE = 10.0  # of such widths in an sd, at most
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class OfNumbers:
+class NumbersAnswer:
     """A column of numbers: its rows, mean, sd (n - 1), and how many values are at or below each of `ends`."""
 
     rows: int
@@ -36,7 +36,7 @@ class OfNumbers:
 
 
 @dataclass(frozen=True)
-class OfLevels:
+class LevelsAnswer:
     """A category: its rows, the rows of each level that may be named, and those of the others."""
 
     rows: int
@@ -46,26 +46,26 @@ class OfLevels:
 
 
 @dataclass(frozen=True)
-class OfVariable:
-    """A column of one group of rows: how many miss a value; None: too few rows have one, or differ."""
+class VariableAnswer:
+    """A column of one group of rows: how many miss a value, and the others; None: too few have one, or differ."""
 
     missing: int
-    found: OfNumbers | OfLevels | None
+    found: NumbersAnswer | LevelsAnswer | None
 
 
 @dataclass(frozen=True)
-class OfTable:
-    """Group -> its rows, and column -> what is told of it; rows of groups that are too small are `left`."""
+class TableAnswer:
+    """Group -> its rows, and the answer for each column; `left` counts the rows of groups that are too small."""
 
     rows: Mapping[str, int]
-    groups: Mapping[str, Mapping[str, OfVariable]]
+    groups: Mapping[str, Mapping[str, VariableAnswer]]
     left: int = 0
 
 
-def told(count: int, least: int) -> int:
-    """Return a count as it may be told: the nearest multiple of `least`, or FEW.
+def rounded_count(count: int, least: int) -> int:
+    """Return a count as it may leave: the nearest multiple of `least`, or FEW.
 
-    >>> [told(count, 5) for count in (0, 3, 5, 98)], told(3, 1)
+    >>> [rounded_count(count, 5) for count in (0, 3, 5, 98)], rounded_count(3, 1)
     ([0, -1, 5, 100], 3)
     """
     if 0 < count < least:
@@ -73,27 +73,27 @@ def told(count: int, least: int) -> int:
     return least * round(count / least)
 
 
-def of_table(
+def table_answer(
     frame: pd.DataFrame,
     columns: Sequence[str],
     by: str | None,
     client: str,
     least: int,
     complete: Mask | None = None,
-) -> OfTable:
-    """Return what a client tells of its columns, by the values of one; sums over `complete` rows were told before."""
+) -> TableAnswer:
+    """Return a client's answer by the values of a column; the schema revealed sums over `complete` rows."""
     there = np.ones(len(frame), dtype=bool) if complete is None else complete
     large: dict[str, Mask] = {}
     left = np.zeros(len(frame), dtype=bool)
-    for name, own in of_groups(frame, by, client):
+    for name, own in rows_by_group(frame, by, client):
         if own.sum() < least:
             left |= own
         else:
             large[name] = own
     of = {column: _by_group(frame, column, large, left, client, least, there) for column in columns}
     groups = {name: {column: of[column][name] for column in columns} for name in large}
-    rows = {name: told(int(own.sum()), least) for name, own in large.items()}
-    return OfTable(rows, groups, told(int(left.sum()), least))
+    rows = {name: rounded_count(int(own.sum()), least) for name, own in large.items()}
+    return TableAnswer(rows, groups, rounded_count(int(left.sum()), least))
 
 
 def _by_group(
@@ -104,33 +104,34 @@ def _by_group(
     client: str,
     least: int,
     complete: Mask,
-) -> dict[str, OfVariable]:
-    """Return what is told of a column by group: not of all groups but some of few rows.
+) -> dict[str, VariableAnswer]:
+    """Return the answer for a column by group, without groups whose sums would reveal a few rows.
 
-    The sums over all rows were told before: less those of all other groups they would tell of the few.
+    The schema revealed the sums over all complete rows. Less those of the groups that are described,
+    they leave the sums of the others, which must have enough rows too.
     """
     found = {
-        name: of_variable(frame[own], column, client, least, complete[own])
+        name: variable_answer(frame[own], column, client, least, complete[own])
         for name, own in groups.items()
     }
-    untold = left.copy()
+    hidden = left.copy()
     for name, own in groups.items():
-        untold |= own & (found[name].found is None)
+        hidden |= own & (found[name].found is None)
     for name, own in sorted(groups.items(), key=lambda one: int(one[1].sum())):
-        few, there = frame[untold & complete], complete[untold & complete]
+        few, there = frame[hidden & complete], complete[hidden & complete]
         if missing_in(few[column]).all():
             break
-        if of_variable(few, column, client, least, there).found is not None:
+        if variable_answer(few, column, client, least, there).found is not None:
             break
-        found[name] = OfVariable(found[name].missing, None)
-        untold |= own
+        found[name] = VariableAnswer(found[name].missing, None)
+        hidden |= own
     return found
 
 
 MISSING = "(missing)"  # the group of rows that miss the value by which they are grouped
 
 
-def of_groups(frame: pd.DataFrame, by: str | None, client: str) -> Iterator[tuple[str, Mask]]:
+def rows_by_group(frame: pd.DataFrame, by: str | None, client: str) -> Iterator[tuple[str, Mask]]:
     """Yield the value of each group of rows, "" of all, and which rows they are, (n,)."""
     names = np.full(len(frame), "", dtype=object)
     if by is not None:
@@ -141,36 +142,38 @@ def of_groups(frame: pd.DataFrame, by: str | None, client: str) -> Iterator[tupl
         yield name, names == name
 
 
-def of_variable(
+def variable_answer(
     frame: pd.DataFrame, name: str, client: str, least: int, complete: Mask
-) -> OfVariable:
-    """Return what a client tells of one column of some rows."""
+) -> VariableAnswer:
+    """Return a client's answer for one column of some rows."""
     check_column(frame, name, client)
     series, lost = frame[name], missing_in(frame[name])
-    missing, there = told(int(lost.sum()), least), ~lost
+    missing, there = rounded_count(int(lost.sum()), least), ~lost
     if 0 < (there & ~complete).sum() < least:
-        there = there & complete  # sums over both would tell of the few rows between them
+        there = there & complete  # the two sums would differ by a few rows alone
     if there.sum() < max(least, 1) or 0 < (there & complete).sum() < least:
-        return OfVariable(missing, None)
+        return VariableAnswer(missing, None)
     is_yes_no = pd.api.types.infer_dtype(series[there]) == "boolean"
     if kind_of(series, name, client) == "number" and not is_yes_no:
-        return OfVariable(missing, of_numbers(numbers(series)[there], name, client, least))
-    return OfVariable(missing, of_levels(series[there], name, client, least))
+        return VariableAnswer(missing, numbers_answer(numbers(series)[there], name, client, least))
+    return VariableAnswer(missing, levels_answer(series[there], name, client, least))
 
 
-def of_levels(series: Any, name: str, client: str, least: int) -> OfLevels:
+def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnswer:
     """Return the rows of each level that may be named."""
     levels, counts = np.unique(named(series, name, client), return_counts=True)
     seen = dict(zip(levels.tolist(), map(int, counts), strict=True))
-    shown = {level: told(count, least) for level, count in seen.items() if count >= least}
+    shown = {level: rounded_count(count, least) for level, count in seen.items() if count >= least}
     others = sum(count for count in seen.values() if count < least)
     declared: tuple[str, ...] = ()
     if hasattr(series, "cat"):
         declared = tuple(str(v) for v in series.cat.categories if str(v) in shown)
-    return OfLevels(told(len(series), least), shown, told(others, least), declared)
+    return LevelsAnswer(
+        rounded_count(len(series), least), shown, rounded_count(others, least), declared
+    )
 
 
-def of_numbers(values: Floats, name: str, client: str, least: int) -> OfNumbers | None:
+def numbers_answer(values: Floats, name: str, client: str, least: int) -> NumbersAnswer | None:
     """Return mean, sd and cumulative counts of values; None where few differ from all others."""
     if not np.isfinite(values).all():
         raise ValueError(f"column '{name}' of client '{client}' is infinite: fix the value")
@@ -181,7 +184,7 @@ def of_numbers(values: Floats, name: str, client: str, least: int) -> OfNumbers 
         digits = 2 - math.floor(math.log10(sd)) if sd > 0.0 else 15
         mean, sd = round(mean, digits), round(sd, digits)
     ends, below = cumulative(values, least)
-    return OfNumbers(told(len(values), least), mean, sd, ends, below)
+    return NumbersAnswer(rounded_count(len(values), least), mean, sd, ends, below)
 
 
 def cumulative(values: Floats, least: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
@@ -198,7 +201,7 @@ def cumulative(values: Floats, least: int) -> tuple[tuple[float, ...], tuple[int
     for end, upto in zip(at.tolist(), sums.tolist(), strict=True):
         if upto - before >= least and sums[-1] - upto >= least:
             ends.append(end)
-            below.append(told(upto, least))
+            below.append(rounded_count(upto, least))
             before = upto
     return tuple(ends), tuple(below)
 
@@ -219,8 +222,8 @@ def on_grid(values: Floats) -> Floats:
 MOST_LEVELS, MOST_ENDS = 1000, 10_000
 
 
-def table_of_json(found: Any, columns: Collection[str]) -> OfTable:
-    """Return the answer of some JSON that `of_table` was written as, or raise ValueError."""
+def table_from_json(found: Any, columns: Collection[str]) -> TableAnswer:
+    """Return the answer of some JSON that `table_answer` was written as, or raise ValueError."""
     try:
         groups = {
             group_name(group): {name: _variable(parts[name]) for name in columns}
@@ -229,22 +232,23 @@ def table_of_json(found: Any, columns: Collection[str]) -> OfTable:
         rows = {group_name(group): whole(count) for group, count in _few(found["rows"]).items()}
         if rows.keys() != groups.keys():
             raise ValueError("its groups are not those of its rows")
-        return OfTable(rows, groups, whole(found["left"], few=True))
+        return TableAnswer(rows, groups, whole(found["left"], few=True))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"it is no table ({type(error).__name__}: {error})"[:300]) from error
 
 
-def _variable(found: Any) -> OfVariable:
+def _variable(found: Any) -> VariableAnswer:
     missing, of = whole(found["missing"], few=True), found["found"]
     if of is None:
-        return OfVariable(missing, None)
+        return VariableAnswer(missing, None)
     if "counts" in of:
         counts = {group_name(level): whole(n) for level, n in _few(of["counts"]).items()}
         declared = tuple(map(group_name, of["declared"]))
         if declared and {*declared} != {*counts}:
             raise ValueError("the order of its levels is of other levels")
-        return OfVariable(
-            missing, OfLevels(whole(of["rows"]), counts, whole(of["others"], few=True), declared)
+        return VariableAnswer(
+            missing,
+            LevelsAnswer(whole(of["rows"]), counts, whole(of["others"], few=True), declared),
         )
     ends, below = tuple(map(finite, of["ends"])), tuple(map(whole, of["below"]))
     rows, sd = whole(of["rows"]), finite(of["sd"])
@@ -252,7 +256,7 @@ def _variable(found: Any) -> OfVariable:
     right &= list(ends) == sorted(set(ends)) and [*below, rows] == sorted([*below, rows])
     if not right or sd < 0.0:
         raise ValueError("its counts do not rise with its values, or its sd is below 0")
-    return OfVariable(missing, OfNumbers(rows, finite(of["mean"]), sd, ends, below))
+    return VariableAnswer(missing, NumbersAnswer(rows, finite(of["mean"]), sd, ends, below))
 
 
 def whole(found: Any, *, few: bool = False) -> int:

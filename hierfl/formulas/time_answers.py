@@ -12,18 +12,26 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import CENSORED, level_name, named, numbers
 from hierfl.formulas.parse import Declaration
-from hierfl.formulas.table_answers import finite, group_name, of_groups, on_grid, told, whole
+from hierfl.formulas.table_answers import (
+    MOST_ENDS,
+    finite,
+    group_name,
+    on_grid,
+    rounded_count,
+    rows_by_group,
+    whole,
+)
 
 Floats = NDArray[np.float64]
-MOST_ENDS, MOST_GROUPS = 10_000, 50
+MOST_GROUPS = 50
 
 
 @dataclass(frozen=True)
-class OfTimes:
+class TimesAnswer:
     """Rows of a group; how many had left, by an event or censored, and had an event, by each of `ends`.
 
-    Of a client that tells all (`least` of 1) these are its distinct times. Else so many leave between
-    two of them, and events are rounded to multiples of it.
+    With `least` 1 these are the client's distinct times. Above 1, so many leave between two of them, and
+    events are rounded to multiples of it.
     """
 
     rows: int
@@ -33,7 +41,7 @@ class OfTimes:
 
 
 @dataclass(frozen=True)
-class OfLogrank:
+class LogrankSums:
     """Events less those expected if all groups had one hazard, (G,), and their covariance, (G, G)."""
 
     groups: tuple[str, ...]
@@ -42,11 +50,11 @@ class OfLogrank:
 
 
 @dataclass(frozen=True)
-class OfSurvival:
-    """Group -> times; the log-rank sums of this client alone; rows of groups that are too small are `left`."""
+class SurvivalAnswer:
+    """Group -> times; the client's own log-rank sums; `left` counts the rows of groups that are too small."""
 
-    groups: Mapping[str, OfTimes]
-    logrank: OfLogrank | None
+    groups: Mapping[str, TimesAnswer]
+    logrank: LogrankSums | None
     left: int = 0
 
 
@@ -79,26 +87,26 @@ def times_and_events(
     return times, events
 
 
-def of_survival(
+def survival_answer(
     frame: pd.DataFrame, declared: Declaration, by: str | None, client: str, least: int
-) -> OfSurvival:
-    """Return what a client tells of its times, by the values of a column."""
+) -> SurvivalAnswer:
+    """Return a client's answer about its times, by the values of a column."""
     times, events = times_and_events(frame, declared, client)
-    parts = sorted(of_groups(frame, by, client), key=lambda one: (int(one[1].sum()), one[0]))
+    parts = sorted(rows_by_group(frame, by, client), key=lambda one: (int(one[1].sum()), one[0]))
     groups, left = {}, 0
     for name, own in parts:
-        # of all rows but a few, whose number is known, these would be told too
+        # a difference from all rows, whose number is known, would reveal a small group
         few = own.sum() < least or 0 < events[own].sum() < least or 0 < left < least
         left += int(own.sum()) if few else 0
         if not few:
-            groups[name] = of_times(times[own], events[own], least)
+            groups[name] = times_answer(times[own], events[own], least)
     names = np.full(len(frame), "", dtype=np.str_) if by is None else named(frame[by], by, client)
     there = np.isin(names, list(groups))
-    logrank = of_logrank(times[there], events[there], names[there], least)
-    return OfSurvival(groups, logrank, told(left, least))
+    logrank = client_logrank(times[there], events[there], names[there], least)
+    return SurvivalAnswer(groups, logrank, rounded_count(left, least))
 
 
-def of_times(times: Floats, events: NDArray[np.bool_], least: int) -> OfTimes:
+def times_answer(times: Floats, events: NDArray[np.bool_], least: int) -> TimesAnswer:
     """Return cumulative exits and events at the ends of ranges in which `least` rows or more leave."""
     at = times if least == 1 else on_grid(times)
     ends, place, leave = np.unique(at, return_inverse=True, return_counts=True)
@@ -110,15 +118,15 @@ def of_times(times: Floats, events: NDArray[np.bool_], least: int) -> OfTimes:
             kept.append(k)
             before = upto
     cells = [(int(exits[k]), least * round(int(happened[k]) / least)) for k in kept]
-    return OfTimes(
+    return TimesAnswer(
         len(times),
         tuple(float(ends[k]) for k in kept),
-        tuple(exit for exit, _ in cells),
-        tuple(min(event, exit) for exit, event in cells),
+        tuple(gone for gone, _ in cells),
+        tuple(min(event, gone) for gone, event in cells),
     )
 
 
-def of_logrank(times: Floats, events: Any, names: Any, least: int) -> OfLogrank | None:
+def client_logrank(times: Floats, events: Any, names: Any, least: int) -> LogrankSums | None:
     """Return a client's log-rank sums; None where it has fewer than two groups, or too few events.
 
     O - E of each group, and its hypergeometric covariance (Mantel 1966), summed over the times.
@@ -126,13 +134,13 @@ def of_logrank(times: Floats, events: Any, names: Any, least: int) -> OfLogrank 
     groups = sorted(set(names.tolist()))
     if len(groups) < 2 or events.sum() < least:
         return None
-    excess, covariance = sums_of_logrank(*at_risk(times, events, names, groups))
-    if least > 1:  # four digits, of which none tells a time
+    excess, covariance = logrank_sums(*at_risk(times, events, names, groups))
+    if least > 1:  # four digits, so that no time can be solved for
         excess, covariance = (
             np.vectorize(lambda v: float(f"{v:.4g}"))(x) for x in (excess, covariance)
         )
     rows = tuple(tuple(map(float, row)) for row in covariance)
-    return OfLogrank(tuple(groups), tuple(map(float, excess)), rows)
+    return LogrankSums(tuple(groups), tuple(map(float, excess)), rows)
 
 
 def at_risk(times: Floats, events: Any, names: Any, groups: Sequence[str]) -> tuple[Floats, Floats]:
@@ -147,7 +155,7 @@ def at_risk(times: Floats, events: Any, names: Any, groups: Sequence[str]) -> tu
     return risk, happened
 
 
-def sums_of_logrank(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
+def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
     """Return the sums over times of observed less expected events, (G,), and of their covariances, (G, G)."""
     n, d = risk.sum(1), happened.sum(1)
     share = risk / n[:, None]
@@ -159,33 +167,35 @@ def sums_of_logrank(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
 
 
 # ------------------------------------------------------------ as JSON, of a node that may lie
-def survival_of_json(found: Any) -> OfSurvival:
-    """Return the answer of some JSON that `of_survival` was written as, or raise ValueError."""
+def survival_from_json(found: Any) -> SurvivalAnswer:
+    """Return the answer of some JSON that `survival_answer` was written as, or raise ValueError."""
     try:
         groups = {group_name(name): _times(of) for name, of in found["groups"].items()}
         if len(groups) > MOST_GROUPS:
             raise ValueError(f"it names more than {MOST_GROUPS} groups")
-        return OfSurvival(
+        return SurvivalAnswer(
             groups, _logrank(found["logrank"], set(groups)), whole(found["left"], few=True)
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"it tells of no times ({type(error).__name__}: {error})"[:300]) from error
+        raise ValueError(
+            f"it is no answer about times ({type(error).__name__}: {error})"[:300]
+        ) from error
 
 
-def _times(found: Any) -> OfTimes:
+def _times(found: Any) -> TimesAnswer:
     ends = tuple(map(finite, found["ends"]))
     exits, events = (tuple(map(whole, found[name])) for name in ("exits", "events"))
     rows = whole(found["rows"])
     right = len(ends) == len(exits) == len(events) <= MOST_ENDS
     right &= list(ends) == sorted(set(ends)) and all(end > 0.0 for end in ends)
     right &= [*exits, rows] == sorted([*exits, rows]) and list(events) == sorted(events)
-    right &= all(event <= exit for exit, event in zip(exits, events, strict=False))
+    right &= all(event <= gone for gone, event in zip(exits, events, strict=False))
     if not right:
         raise ValueError("its counts do not rise with its times, or it has more events than exits")
-    return OfTimes(rows, ends, exits, events)
+    return TimesAnswer(rows, ends, exits, events)
 
 
-def _logrank(found: Any, known: set[str]) -> OfLogrank | None:
+def _logrank(found: Any, known: set[str]) -> LogrankSums | None:
     if found is None:
         return None
     groups, excess = tuple(map(group_name, found["groups"])), tuple(map(finite, found["excess"]))
@@ -195,5 +205,5 @@ def _logrank(found: Any, known: set[str]) -> OfLogrank | None:
         raise ValueError("its log-rank sums are of other groups")
     least = np.linalg.eigvalsh(np.array(covariance)).min()
     if not least > -1e-3 * max(map(abs, np.ravel(covariance)), default=0.0):
-        raise ValueError("its log-rank covariance is none")
-    return OfLogrank(groups, excess, covariance)
+        raise ValueError("its log-rank covariance has a negative eigenvalue")
+    return LogrankSums(groups, excess, covariance)

@@ -1,8 +1,8 @@
-"""Table 1 and times over nodes: what a node tells of its rows once, and how a server asks.
+"""Table 1 and times over nodes: how a node describes its rows once, and how a server asks.
 
-A node tells under its policy, "descriptions" in `may_leave`, of columns that its formula reads. It
+A node describes columns that its formula reads, if its policy has "descriptions" in `may_leave`. It
 answers one question about a table and one about times, until its owner lets it answer another: the
-difference of two answers would tell of the rows in which they differ.
+difference of two answers would reveal the rows in which they differ.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pandas as pd
 from hierfl.core.process import one_at_a_time
 from hierfl.formulas.columns import by_client, complete, incomplete
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.table_answers import OfNumbers, of_table, table_of_json
-from hierfl.formulas.time_answers import of_survival, survival_of_json
+from hierfl.formulas.table_answers import NumbersAnswer, table_answer, table_from_json
+from hierfl.formulas.time_answers import survival_answer, survival_from_json
 from hierfl.nodes import log
 from hierfl.nodes.account import digest
 from hierfl.nodes.agreed_schema import TWICE, check_may_tell
@@ -33,7 +33,7 @@ from hierfl.nodes.policy import Forbidden, Policy, policy_at
 
 DESCRIBED, LEAVES = "descriptions.jsonl", "descriptions"
 MOST = 1 << 26  # bytes of an answer
-LEAST_TOLD = 2  # of the rows that a number rests on, whatever a policy says
+LEAST_ROWS = 2  # that a number rests on, whatever a policy says
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Question:
         columns, least = found["columns"], found["least"]
         if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
             raise Refused("it is no question about rows: its columns are no list of names")
-        if type(least) is not int or not LEAST_TOLD <= least < 1 << 26:
+        if type(least) is not int or not LEAST_ROWS <= least < 1 << 26:
             raise Refused(f"it asks for numbers that rest on {str(least)[:20]} rows")
         return Question(found["ask"], least, found["by"], tuple(columns))
 
@@ -100,8 +100,8 @@ def _check_question(
     check_may_tell(formula, allowed, frame)
     if asked.least < allowed.min_count:
         raise Forbidden(
-            f"the node's policy tells of no fewer than {allowed.min_count} rows, and the server asks "
-            f"for numbers of {asked.least}: ask by least_count={allowed.min_count}"
+            f"the node's policy needs {allowed.min_count} rows for each number, and the server asks for "
+            f"numbers of {asked.least}: ask by least_count={allowed.min_count}"
         )
     if others := sorted(
         {*asked.columns, *([asked.by] if asked.by else [])} - {*formula.declared.rows_of}
@@ -130,19 +130,19 @@ def _answered_once(
             return str(one["answer"]), "again: description"
         if one.get("ask") == asked.ask:
             raise Refused(
-                f"it has told of its {'rows' if asked.ask == 'table' else 'times'} before, by another "
+                f"it has described its {'rows' if asked.ask == 'table' else 'times'} before, for another "
                 f"question: a node answers once; its owner may remove {DESCRIBED} from its folder"
             )
     declared, by = formula.declared, asked.by or None
     told: Any
     if asked.ask == "table":
         whole = ~incomplete(frame, declared.rows_of, client, "drop")
-        told = of_table(frame, asked.columns, by, client, asked.least, whole)
+        told = table_answer(frame, asked.columns, by, client, asked.least, whole)
     else:
         needs: Any = dict.fromkeys([declared.parts.response, *declared.parts.additions.values()])
         needs |= {by: None} if by else {}
         whole = complete(frame, needs, client, declared.missing)
-        told = of_survival(whole, declared, by, client, asked.least)
+        told = survival_answer(whole, declared, by, client, asked.least)
     answer = json.dumps({"client": client, "answer": asdict(told)}, allow_nan=False)
     line = {"ask": asked.ask, "request": digest(content), "answer": answer}
     log.append(root / DESCRIBED, line)
@@ -150,10 +150,10 @@ def _answered_once(
 
 
 # ------------------------------------------------------------ the server
-def told_by(
+def answers_by_client(
     answers: Mapping[Any, bytes], question: Question
 ) -> tuple[dict[str, Any], dict[Any, str]]:
-    """Return what each client tells, sorted by name, and the nodes whose answer is none, with reasons."""
+    """Return each client's answer, sorted by name, and why other nodes' answers are refused."""
     found: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     left_out: dict[Any, str] = {}
@@ -168,9 +168,9 @@ def told_by(
                 raise Refused(TWICE)
             keys[client] = key
             if question.ask == "table":
-                found[client] = table_of_json(said["answer"], question.columns)
+                found[client] = table_from_json(said["answer"], question.columns)
             else:
-                found[client] = survival_of_json(said["answer"])
+                found[client] = survival_from_json(said["answer"])
             if not question.by and not {*found[client].groups} <= {""}:
                 raise Refused("it answers by groups that were not asked for")
         except ValueError as error:
@@ -190,7 +190,9 @@ def _odd(found: Mapping[str, Any], question: Question) -> dict[str, str]:
             words = f"column '{name}' is of another kind there than at most others"
             out |= {client: words for client, kind in kinds.items() if kind != most}
         sizes = {
-            client: max((abs(n.mean) + n.sd for n in each if isinstance(n, OfNumbers)), default=0.0)
+            client: max(
+                (abs(n.mean) + n.sd for n in each if isinstance(n, NumbersAnswer)), default=0.0
+            )
             for client, each in of.items()
         }
         usual = median(sizes.values())

@@ -67,16 +67,16 @@ class Reached:
             return join_introduced(call.joins, found, agree, ask)
         return fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum)
 
-    def told_over(
+    def ask_about_rows(
         self, formula: Any, ask: Any, columns: Iterable[str], by: str | None, least: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        from hierfl.nodes.describing import Question, told_by  # few runs need it
+        from hierfl.nodes.describing import Question, answers_by_client  # few runs need it
 
         question = Question(ask, least, by or "", tuple(columns))
         answers, refused = self._answers("describe", list(self.nodes), question.content())
-        found, odd = told_by(answers, question)
-        check_enough(found, refused | odd, self.fewest, "tell of their rows")
+        found, odd = answers_by_client(answers, question)
+        check_enough(found, refused | odd, self.fewest, "describe their rows")
         return found, {str(node): why for node, why in (refused | odd).items()}
 
     def asking(self, call: FitCall, clients: Iterable[str]) -> Ask:

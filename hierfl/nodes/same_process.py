@@ -36,9 +36,9 @@ class InProcess:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
         return self._reached(call).fit_over(call)
 
-    def told_over(self, formula: Any, *asked: Any) -> Any:
+    def ask_about_rows(self, formula: Any, *asked: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        return self._reached(FitCall(formula)).told_over(formula, *asked)
+        return self._reached(FitCall(formula)).ask_about_rows(formula, *asked)
 
     def asking(self, call: FitCall, clients: Any) -> Any:
         """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""

@@ -11,7 +11,14 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.formulas.table_answers import FEW, OfLevels, OfNumbers, cumulative, of_table, told
+from hierfl.formulas.table_answers import (
+    FEW,
+    LevelsAnswer,
+    NumbersAnswer,
+    cumulative,
+    rounded_count,
+    table_answer,
+)
 
 
 def patients(rows: int = 600, seed: int = 0) -> pd.DataFrame:
@@ -74,30 +81,32 @@ def test_no_number_rests_on_few_rows() -> None:
             "age": np.arange(100.0),
         }
     )
-    found = of_table(frame, ["sex", "ill", "dose", "age"], None, "north", 5)
+    found = table_answer(frame, ["sex", "ill", "dose", "age"], None, "north", 5)
     parts = found.groups[""]
     sex, dose = parts["sex"].found, parts["dose"]
-    assert isinstance(sex, OfLevels) and sex.counts == {"m": 95} and sex.others == FEW
+    assert isinstance(sex, LevelsAnswer) and sex.counts == {"m": 95} and sex.others == FEW
     assert parts["ill"].found is None and dose.missing == FEW
-    assert isinstance(dose.found, OfNumbers) and dose.found.rows == 100 and dose.found.mean == 48.5
-    small = of_table(frame, ["age"], "sex", "north", 5)
+    assert (
+        isinstance(dose.found, NumbersAnswer) and dose.found.rows == 100 and dose.found.mean == 48.5
+    )
+    small = table_answer(frame, ["age"], "sex", "north", 5)
     assert set(small.groups) == {"m"} and small.left == FEW
     for one in (parts["age"].found, dose.found):
-        assert isinstance(one, OfNumbers)
+        assert isinstance(one, NumbersAnswer)
         assert not {*one.ends} & {0.0, 97.0, 99.0} and all(n % 5 == 0 for n in one.below)
 
 
-def test_sums_of_few_more_rows_than_were_told_before_are_not_told() -> None:
-    """A schema tells sums of complete rows; those of three more would tell of the three."""
+def test_sums_do_not_differ_from_the_schemas_by_few_rows() -> None:
+    """A schema reveals sums of complete rows; those of three more rows would reveal the three."""
     age = np.arange(50.0)
     frame = pd.DataFrame({"age": age, "dose": np.where(age < 3, np.nan, 1.0 + age)})
     whole = frame.notna().all(axis=1).to_numpy()
-    found = of_table(frame, ["age"], None, "north", 5, whole).groups[""]["age"].found
-    assert isinstance(found, OfNumbers) and found.mean == age[3:].mean()
+    found = table_answer(frame, ["age"], None, "north", 5, whole).groups[""]["age"].found
+    assert isinstance(found, NumbersAnswer) and found.mean == age[3:].mean()
     frame.loc[:20, "dose"] = np.nan
     whole = frame.notna().all(axis=1).to_numpy()
-    found = of_table(frame, ["age"], None, "north", 5, whole).groups[""]["age"].found
-    assert isinstance(found, OfNumbers) and found.mean == age.mean()
+    found = table_answer(frame, ["age"], None, "north", 5, whole).groups[""]["age"].found
+    assert isinstance(found, NumbersAnswer) and found.mean == age.mean()
 
 
 def test_a_group_named_all_is_not_taken_for_all_rows() -> None:
@@ -112,16 +121,16 @@ def test_rows_that_are_all_but_a_few_are_not_told_by_group() -> None:
     age = np.arange(40.0)
     sex = pd.Series(["f"] * 20 + ["m"] * 18 + ["x"] * 2)
     frame = pd.DataFrame({"age": age, "sex": sex})
-    told = of_table(frame, ["age"], "sex", "north", 5)
+    told = table_answer(frame, ["age"], "sex", "north", 5)
     assert [told.groups[sex]["age"].found is None for sex in "fm"] == [False, True]
     assert told.left == FEW and set(told.rows) == {"f", "m"}
     some = frame.assign(age=np.where((sex == "x") | (age < 17), np.nan, age), dose=1.0)
-    told = of_table(some, ["age", "dose"], "sex", "north", 5)
+    told = table_answer(some, ["age", "dose"], "sex", "north", 5)
     assert told.groups["m"]["age"].found is None  # of three rows of "f" there are ages
     few = frame.assign(ill=(age < 2) * 1.0)[:38]  # two of "f" are ill, which nobody is told of "f"
-    told = of_table(few, ["ill"], "sex", "north", 5)
+    told = table_answer(few, ["ill"], "sex", "north", 5)
     assert [told.groups[sex]["ill"].found for sex in "fm"] == [None, None]
-    enough = of_table(frame.replace({"x": "m"}), ["age"], "sex", "north", 5)
+    enough = table_answer(frame.replace({"x": "m"}), ["age"], "sex", "north", 5)
     assert all(enough.groups[sex]["age"].found is not None for sex in "fm")
 
 
@@ -155,8 +164,8 @@ def test_bounds_hold_the_quantiles_and_means_are_near(least: int) -> None:
                 assert wide < 0.2 + 0.04 * least, (name, low, high)
 
 
-def test_counts_are_rounded_but_never_tell_of_few() -> None:
-    assert [told(n, 5) for n in (0, 1, 4, 5, 7, 8, 1003)] == [0, FEW, FEW, 5, 5, 10, 1005]
+def test_counts_are_rounded_and_few_are_hidden() -> None:
+    assert [rounded_count(n, 5) for n in (0, 1, 4, 5, 7, 8, 1003)] == [0, FEW, FEW, 5, 5, 10, 1005]
     found = hierfl.describe(patients(400), by="arm", columns=["stage"], least_count=20)
     assert "Counts are to the nearest 20" in found.note
     assert (found.frame["count"] % 20 == 0).all()
@@ -181,7 +190,7 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
             {"a": pd.DataFrame({"x": [1.0, 2.0]}), "b": pd.DataFrame({"x": ["u", "v"]})}
         ),
     ),
-    "nothing may be told": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),
+    "nothing may leave": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),
     "frames is a list": (TypeError, lambda: hierfl.describe([1])),
 }
 

@@ -130,7 +130,7 @@ def test_what_cannot_be_checked_is_refused_by_name(words: str) -> None:
         hierfl.proportional_hazards(REFUSED[words]())
 
 
-def test_g_runs_from_nought_to_one_and_ties_count_once() -> None:
+def test_g_runs_from_zero_to_one_and_ties_count_once() -> None:
     time = np.array([1.0, 1.0, 2.0, 3.0, 4.0])
     ones = np.ones(5)
     course = course_of(time, ones == 1.0, 0.0 * ones, ones, time[:, None] ** 2, ones)

@@ -42,7 +42,7 @@ def letting(folder: Path, text: str = LETS) -> Path:
     return folder
 
 
-def test_nodes_tell_what_frames_tell(tmp_path: Path) -> None:
+def test_nodes_describe_their_rows_as_frames_do(tmp_path: Path) -> None:
     nodes = in_process(frames(), letting(tmp_path))
     found = hierfl.describe(nodes, formula(), by="arm")
     here = hierfl.describe(frames(), formula(), by="arm", least_count=5)
@@ -55,7 +55,7 @@ def test_nodes_tell_what_frames_tell(tmp_path: Path) -> None:
     assert hierfl.describe(nodes, formula(), by="arm").note == found.note  # the same question
 
 
-def test_nothing_is_told_unless_the_policy_lets_descriptions_leave(tmp_path: Path) -> None:
+def test_nothing_leaves_unless_the_policy_allows_descriptions(tmp_path: Path) -> None:
     with pytest.raises(Forbidden, match="lets no descriptions leave"):
         hierfl.describe(in_process(frames(), tmp_path), formula())
     assert not (tmp_path / "a" / DESCRIBED).exists()
@@ -74,7 +74,7 @@ def ask(folder: Path, question: Question, rows: Any = None) -> Any:
 TABLE = Question("table", 5, "", ("age", "arm"))
 
 
-def test_a_table_is_told_once(tmp_path: Path) -> None:
+def test_a_node_answers_once(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(LETS)
     first = ask(tmp_path, TABLE)
     fewer = {"a": frames()["a"].iloc[1:]}
@@ -83,7 +83,7 @@ def test_a_table_is_told_once(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="a node answers once"):
             ask(tmp_path, other)
     assert ask(tmp_path, Question("times", 5, "arm"))
-    with pytest.raises(Refused, match="told of its times before"):
+    with pytest.raises(Refused, match="described its times before"):
         ask(tmp_path, Question("times", 5, ""))
     (tmp_path / DESCRIBED).unlink()  # by the owner
     assert ask(tmp_path, TABLE, fewer) != first
@@ -93,7 +93,7 @@ QUESTIONS: dict[str, tuple[Question, str, str]] = {
     "another column": (Question("table", 5, "", ("name",)), LETS, "reads name, which the formula"),
     "another group": (Question("table", 5, "name", ("age",)), LETS, "reads name, which the"),
     "groups of times": (Question("times", 5, "name"), LETS, "reads name, which the formula"),
-    "few rows": (Question("table", 4, "", ("age",)), LETS, "of no fewer than 5 rows"),
+    "few rows": (Question("table", 4, "", ("age",)), LETS, "needs 5 rows for each number"),
     "one row": (Question("table", 1, "", ("age",)), LETS + "min_count = 1\n", "rest on 1 rows"),
     "twice": (Question("table", 5, "", ("age", "age")), LETS, "a column twice"),
     "a budget": (TABLE, LETS + "epsilon = 1.0\ndelta = 1e-5\n", "has a budget for each row"),
@@ -226,13 +226,13 @@ def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
     parts = frames()
     for name in ("a", "b"):
         letting_one(tmp_path / name)
-    with pytest.raises(TooFewNodes, match="2 nodes tell of their rows, and 3 are needed"):
+    with pytest.raises(TooFewNodes, match="2 nodes describe their rows, and 3 are needed"):
         hierfl.describe(in_process(parts, tmp_path, fewest=3), formula())
     with pytest.raises(TypeError, match=r"give it, describe\(nodes, formula\)"):
         hierfl.describe(in_process(parts, tmp_path))
 
 
-def test_nodes_without_frames_tell_nothing(tmp_path: Path) -> None:
+def test_nodes_without_frames_are_refused(tmp_path: Path) -> None:
     rows = hierfl.ClientData.from_clients({"a": {"x": [1.0], "y": [1.0]}})
     one = station(hierfl.models.regression("gaussian"), rows, letting_one(tmp_path))
     with pytest.raises(Refused, match="no formula and frames"):
