@@ -15,7 +15,7 @@ from hierfl.formulas.transforms import EDGES, Constants, Values, warn_far
 S_SIZE, GP_SIZE, GP_BOUNDARY = 10, 20, 2.5  # k of s(x), as in mgcv; k and c of gp(x)
 LEAST_SIZE = {"s": 3, "gp": 4}
 # Scales between SHORT c S / k and LONG (c - 1) S, of a half range S, at which sines give a Gaussian
-# process with its covariance within 1 % of the variance, beside an intercept.
+# process with its covariance within 1.5 % of the variance, beside an intercept.
 SHORT, LONG = 1.75, 0.66
 
 

@@ -111,10 +111,10 @@ def too_large(given: _Given) -> ProgramError:
     largest = max(sites, key=lambda site: site.size)
     where = "a client's own" if largest.is_local else "for all clients"
     return ProgramError(
-        f"the formula has {given.shared:,} global numbers and {given.own:,} of each client, of which "
-        f"'{largest.name}' has {largest.size:,} {where}: hierfl.fit takes {MANY:,} in all, and the "
-        f"posterior is exact up to {MOST_OF_GAUSSIAN} that a client's rows read for a normal response, "
-        f"and fast up to {MOST_READ} for others. Make the groups with most levels the clients, or "
+        f"the formula has {given.shared:,} global parameters and {given.own:,} of each client, of which "
+        f"'{largest.name}' has {largest.size:,} {where}: hierfl.fit takes {MANY:,} in all. The posterior "
+        f"is exact if a client's rows read up to {MOST_OF_GAUSSIAN} of them and the response is normal, "
+        f"and fast up to {MOST_READ} otherwise. Make the groups with most levels the clients, or "
         "leave out a term; for means without covariances name a method: formula = formula.on(frame), "
         "hierfl.fit(hierfl.methods.fedsvi(formula, hierfl.guides.mean_field), frame, rounds=2000)"
     )
