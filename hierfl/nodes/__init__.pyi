@@ -1,6 +1,7 @@
 from .asking import Answer as Answer
 from .fit_over_nodes import FitOverNodes as FitOverNodes
 from .fitting import fit as fit
+from .loading import load as load
 from .messages import Refused as Refused
 from .policy import Policy as Policy
 from .reached import Reached as Reached
@@ -9,7 +10,6 @@ from .request_files import by_files as by_files
 from .run import TooFewNodes as TooFewNodes
 from .same_process import InProcess as InProcess
 from .same_process import in_process as in_process
-from .saved_over import load as load
 from .stations import Station as Station
 from .stations import station as station
 

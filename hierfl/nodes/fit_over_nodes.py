@@ -204,7 +204,7 @@ class FitOverNodes:
         Raises:
             CheckpointError: the folder holds another run, or this one after more rounds.
         """
-        from hierfl.nodes.saved_over import save  # it imports this module
+        from hierfl.nodes.saved_over import save  # few runs need it
 
         save(self, folder)
 

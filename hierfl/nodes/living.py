@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hierfl.data.absent import form_of, rows_absent, stand_in
 from hierfl.engine.client_store import CheckpointError
-from hierfl.engine.federation import Federation
 from hierfl.formulas.formula import Formula
-from hierfl.nodes.agreement import FEW
 from hierfl.nodes.asking import COUNTED, Ask, last_counted
 from hierfl.nodes.call import FitCall
+from hierfl.nodes.saved_over import beside_again, few_of
 from hierfl.runs import checkpoint as state
 from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
 from hierfl.runs.records import about
@@ -35,8 +33,6 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
     where = replace(where, history=(*where.history[:-1], {**where.history[-1], COUNTED: stay}))
     made = replace(fit, federation=new, progress=where)
     if root is not None and who is not None:
-        from hierfl.nodes.saved_over import beside_again  # it imports this module
-
         files = beside_again(root, made)
         with held(root):
             rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds), files)
@@ -53,8 +49,6 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
     model: Any = fit.method.model if of_frames else fit.method
     found = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
     if root is not None:
-        from hierfl.nodes.saved_over import beside_again  # it imports this module
-
         files = beside_again(root, found)
         with held(root):
             old, new = (
@@ -76,13 +70,3 @@ def holds(folder: Path, fit: Fitted) -> dict[str, Any]:
     if not any(state.is_of_run(path, who) for path in checkpoints(folder)):
         raise CheckpointError(f"'{folder}' does not hold this run: name its checkpoint folder")
     return who
-
-
-def few_of(federation: Federation) -> Federation:
-    """Return a federation of a few made-up rows a client, by which a run over nodes is known."""
-    data = federation.data
-    fills = next(iter(data.fields.values())).fills  # type: ignore[attr-defined]
-    counts = [min(FEW, count) for count in data.counts.tolist()]
-    return replace(
-        federation, data=stand_in(rows_absent(data.names, counts, form_of(data), fills), 0)
-    )

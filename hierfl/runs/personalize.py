@@ -65,7 +65,7 @@ def update(fit: F, formula: str, data: Frames, *, rounds: int | None = None, **o
         TypeError: the fit is of another model, or an option is another.
         ValueError: the frames have other rows than the fit's; or as `Formula.update` and `hierfl.fit`.
     """
-    from hierfl.runs.updating import refitted  # few fits need it, and it imports `fit`
+    from hierfl.runs.updating import refitted  # few fits need it
 
     return cast(F, refitted(fit, formula, data, rounds, options))
 

@@ -8,19 +8,18 @@ from typing import Any
 
 import torch
 
+import hierfl
 from hierfl.data.absent import is_absent
 from hierfl.data.clients import ClientData
 from hierfl.formulas.formula import Formula, Frames
 from hierfl.method import Method
 from hierfl.posterior.snapshot import expect_fit
 from hierfl.program.recipes import Recipe, recipe_of
-from hierfl.runs.fit import fit as fit_again
-from hierfl.runs.result import Fit
 
 
 def refitted(
     fit: Any, text: str, frames: Frames, rounds: int | None, options: Mapping[str, Any]
-) -> Fit:
+) -> Any:  # a Fit, whose module imports this one
     """Return the fit of the same rows with other terms; `Fit.update` describes it."""
     expect_fit(fit)
     old, federation = fit.method.model, fit.federation
@@ -40,11 +39,11 @@ def refitted(
     if federation.cohort < federation.data.num_clients:
         how["cohort"] = federation.cohort
     if fit.chosen is not None:
-        return fit_again(made, data, rounds=rounds, **how)
+        return hierfl.fit(made, data, rounds=rounds, **how)
     method = with_model(fit.method, made)
     if rounds is None and method.most_rounds is None:
         rounds = fit.rounds
-    return fit_again(method, data, rounds=rounds, **how)
+    return hierfl.fit(method, data, rounds=rounds, **how)
 
 
 def _with_schema(made: Formula, old: Formula, frames: Frames) -> Formula:
