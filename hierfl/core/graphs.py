@@ -17,6 +17,8 @@ LOOKS |= {"nonzero", "unique", "equal", "allclose", "is_nonzero"}
 IDLE_AT_1 = frozenset("mul __mul__ __rmul__ div __truediv__".split())
 IDLE_AT_0 = frozenset("add __add__ __radd__ sub __sub__".split())
 SHAPES = frozenset("expand view reshape contiguous clone".split())
+# what changes its first argument, as do functions named by a last "_"
+CHANGES = frozenset("__setitem__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split())
 
 
 class Value(NamedTuple):
@@ -58,12 +60,15 @@ class _Recorder(TorchFunctionMode):
         leaves, spec = tree_flatten((args, kwargs))
         self.kept += leaves
         leaves = [Value(self.numbers[id(v)]) if id(v) in self.numbers else v for v in leaves]
-        if not any(isinstance(v, Value) for v in leaves):
-            return result
         name = getattr(func, "__name__", "")
+        changes = name in CHANGES or (name.endswith("_") and not name.endswith("__"))
+        if not any(isinstance(v, Value) for v in leaves):
+            if changes and args and isinstance(args[0], Tensor):
+                self._check_unread(args[0])
+            return result
         if name in LOOKS or name == "__set__" or kwargs.get("out") is not None:
             raise NoGraph(name)
-        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        if changes:
             func, result = self._copying(func, args[0]), args[0]
         found = (result,) if isinstance(result, Tensor) else result
         if not isinstance(found, tuple | list) or not any(isinstance(v, Tensor) for v in found):
@@ -83,7 +88,12 @@ class _Recorder(TorchFunctionMode):
 
     def _copying(self, func: Callable[..., Any], changed: Tensor) -> Callable[..., Tensor]:
         """Return an operation that changes a tensor as one on a copy, where nobody else sees the tensor."""
-        others = [v for v in self.kept if isinstance(v, Tensor) and v._base is changed]
+        at = changed.untyped_storage().data_ptr()  # of views too, and of what `detach` returns
+        others = [
+            v
+            for v in self.kept
+            if isinstance(v, Tensor) and v is not changed and v.untyped_storage().data_ptr() == at
+        ]
         # what has its name from now on is another value
         own = self.numbers.pop(id(changed), None) is not None
         if not own or others or changed._is_view() or any(changed is v for v in self.inputs):
@@ -95,6 +105,14 @@ class _Recorder(TorchFunctionMode):
             return copy
 
         return on_copy
+
+    def _check_unread(self, changed: Tensor) -> None:
+        """Refuse a change of a tensor that does not depend on the inputs, and was read beside them."""
+        at = changed.untyped_storage().data_ptr()
+        for operation in self.operations:
+            for v in operation.leaves:
+                if isinstance(v, Tensor) and v.untyped_storage().data_ptr() == at:
+                    raise NoGraph("changes what an operation has read")
 
     def _new(self, tensor: Tensor) -> int:
         if id(tensor) not in self.numbers:  # else an operation returned its argument itself

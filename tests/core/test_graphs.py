@@ -78,6 +78,29 @@ def is_seen_in_a_view(x: Tensor) -> Tensor:
     return part.sum()
 
 
+def is_seen_detached(x: Tensor) -> Tensor:
+    """Change a tensor, and read what shares its memory without being a view."""
+    whole = x * 2.0
+    same = whole.detach()
+    whole.add_(x)
+    return same.sum()
+
+
+def changes_detached(x: Tensor) -> Tensor:
+    """Change the argument by what shares its memory."""
+    x.detach().add_(1.0)
+    return x.sum()
+
+
+def counts(x: Tensor) -> Tensor:
+    """Change a constant between two readings of it."""
+    step = torch.zeros(())
+    step += 1.0
+    once = x.sum() * step
+    step += 1.0
+    return once + x.sum() * step
+
+
 def forgets(x: Tensor) -> Tensor:
     """Depend on nothing."""
     return torch.ones(())
@@ -110,6 +133,7 @@ def test_changes_of_a_function_s_own_tensors_are_recorded() -> None:
 
 
 OTHERS = [changes, collects, changes_a_view, is_seen_in_a_view]
+OTHERS += [is_seen_detached, changes_detached, counts]
 
 
 @pytest.mark.parametrize("function", [branches, forgets, converts, *OTHERS])
