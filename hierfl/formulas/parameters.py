@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -34,10 +35,14 @@ def parts_of(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
+# what is quoted; or the space before the parenthesis of a call
+QUOTED_OR_SPACE = re.compile(r"""(`[^`]*`|"[^"]*"|'[^']*')|(?<=\w)\s+(?=\()""")
+
+
 def joined(texts: str | Sequence[str]) -> str:
-    """Return the text of a formula, or of a list of them: that of the response and those of parameters."""
+    """Return the text of a formula, or of a list of them: of the response and of parameters; calls as `f(x)`."""
     if isinstance(texts, str):
-        return texts
+        return QUOTED_OR_SPACE.sub(lambda found: found[1] or "", texts)
     if isinstance(texts, Mapping):
         each = [f"{name} {terms}" for name, terms in texts.items()]
         raise TypeError(
@@ -50,7 +55,7 @@ def joined(texts: str | Sequence[str]) -> str:
             f"the formula is {texts!r}: it must be a string, 'y ~ x', or a list of strings, "
             "['y ~ x', 'sigma ~ x']"
         )
-    return "; ".join(text.strip() for text in texts)
+    return joined("; ".join(text.strip() for text in texts))
 
 
 def declarations_of(of: Declared) -> dict[str, Declared]:

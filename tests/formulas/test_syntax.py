@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
+import pytest
 
 import hierfl
 from tests.formulas.small import BASE, fields, on, refused
@@ -121,3 +123,16 @@ def test_terms_that_are_one_are_refused() -> None:
     refused(lambda: on("y ~ (x | h) + (1 + x || h)").layout, "one term")
     refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)").layout, "one term")
     assert len(on("y ~ ((1 | h)) + (x | (h))").layout.groups) == 2
+
+
+def test_a_space_before_a_parenthesis_changes_nothing() -> None:
+    """A `cs (x)` is no common effect, and the columns of `gr (g)` are read."""
+    made = hierfl.formula(
+        ["`blood (mg)` ~ center (dose) + T(arm, ref='new (b)')", "sigma ~ scale (x)"], clients="h"
+    )
+    assert made.text == "`blood (mg)` ~ center(dose) + T(arm, ref='new (b)'); sigma ~ scale(x)"
+    with pytest.raises(ValueError, match="a coefficient for each threshold"):
+        hierfl.formula("y ~ cs (x)", clients="h")
+    near = pd.DataFrame(np.eye(2), index=["a", "b"], columns=["a", "b"])
+    made = hierfl.formula("y ~ (1 | gr (g, cov=A))", clients="h", data2={"A": near})
+    assert "g" in made.declared.rows_of
