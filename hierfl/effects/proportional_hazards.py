@@ -127,7 +127,7 @@ def proportional_hazards(
         f"Proportional hazards of {response}, {len(course.time)} events, by {transform} of time",
         frame,
         table,
-        _verdict(frame),
+        verdict(frame),
     )
 
 
@@ -256,9 +256,12 @@ def _transformed(course: Course, transform: Transform) -> Floats:
     return found
 
 
-def _verdict(frame: pd.DataFrame) -> str:
+def verdict(frame: pd.DataFrame) -> str:
+    """Return what the tests say."""
     p = float(frame.loc[ALL, "p"])
     small = [str(name) for name in frame.index[:-1] if frame.loc[name, "p"] < SMALL]
+    if np.isnan(p):
+        return "Nothing can be seen to change with time: at each event all rows at risk are alike."
     if p >= SMALL and not small:
         return f"No effect is seen to change with time (p = {p:.2g})."
     which = ", ".join(small) or "some column"

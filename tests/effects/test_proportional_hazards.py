@@ -13,7 +13,7 @@ from scipy import optimize
 import hierfl
 from hierfl.datasets.files import columns as columns_of
 from hierfl.datasets.tables import _LUNG
-from hierfl.effects.proportional_hazards import course_of, score_tests
+from hierfl.effects.proportional_hazards import course_of, score_tests, verdict
 
 
 def made(rows: int, turn: float, seed: int = 0) -> pd.DataFrame:
@@ -136,3 +136,10 @@ def test_g_runs_from_zero_to_one_and_ties_count_once() -> None:
     course = course_of(time, ones == 1.0, 0.0 * ones, ones, time[:, None] ** 2, ones)
     assert course.beyond.tolist() == pytest.approx([1.0, 1.0, 0.6, 0.4, 0.2])
     assert course.away[0, 0] == pytest.approx(1.0 - np.mean(time**2))
+
+
+def test_nothing_is_said_to_change_where_rows_at_risk_are_alike() -> None:
+    time, one = np.array([1.0, 2.0, 3.0]), np.ones(3)
+    course = course_of(time, one == 1.0, np.zeros(3), one, one[:, None], one)
+    lines, _ = score_tests(course, "log", np.zeros(1))
+    assert "Nothing can be seen" in verdict(pd.DataFrame(lines, index=["x", "all"]))
