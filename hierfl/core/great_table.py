@@ -30,6 +30,7 @@ def great_table(result: Any) -> Any:
     Raises:
         ModuleNotFoundError: great_tables is not installed: `pip install 'hierfl[tables]'`.
         TypeError: the result is none that is printed as a table.
+        ValueError: two columns of a frame have one name.
     """
     try:
         from great_tables import GT
@@ -69,6 +70,9 @@ def _shown(result: Any) -> Shown:
 
 def _labeled(heading: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the printed cells of all rows, with their names and a heading as columns."""
+    names = [*map(str, frame.columns), LABEL, GROUP]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the frame has two columns '{twice[0]}': rename one of them")
     columns = {str(name): list(map(cell, frame.iloc[:, i])) for i, name in enumerate(frame.columns)}
-    names = list(map(cell, frame.index)) if has_names(frame) else [""] * len(frame)
-    return pd.DataFrame({GROUP: [heading] * len(frame), LABEL: names, **columns})
+    labels = list(map(cell, frame.index)) if has_names(frame) else [""] * len(frame)
+    return pd.DataFrame({GROUP: [heading] * len(frame), LABEL: labels, **columns})

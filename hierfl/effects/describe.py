@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from hierfl.formulas.table_answers import (
 
 LEAST_COUNT = 5  # over nodes
 ALL = "all"
+CLIENT = "client"  # names the clients of {client: frame}
 
 
 def _shown(found: Description) -> Shown:
@@ -81,12 +82,14 @@ def describe(
     Args:
         rows: one frame, or {client: frame}; or nodes, as for `hierfl.nodes.fit`.
         formula: whose columns are described; needed over nodes. Default None: all columns.
-        by: a column whose values are the groups; or that of the clients. Default None: no groups.
+        by: a column whose values are the groups; or that of the clients, "client" of {client: frame}
+            without a formula. Default None: no groups.
         columns: of the table. Default None: those of the formula, or all.
         least_count: an integer. Default None: 1 of frames, 5 over nodes.
 
     Raises:
-        TypeError: `rows` is neither frames nor nodes, or there is no formula over nodes.
+        TypeError: `rows` is neither frames nor nodes, or there is no formula over nodes, or columns are
+            named by others than strings.
         KeyError: a client lacks a column.
         ValueError: `least_count` is below 1, or no client can be described.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
@@ -98,8 +101,7 @@ def describe(
             raise TypeError(
                 "nodes describe the columns that a formula reads: give it, describe(nodes, formula)"
             )
-        wanted = [*formula.declared.rows_of] if columns is None else list(columns)
-        wanted = [name for name in wanted if name != by]
+        wanted = _wanted(columns, formula.declared.rows_of, by)
         each = None if by == formula.clients else by
         answers, left_out = rows.ask_about_rows(formula, "table", wanted, each, least)
         is_client = by == formula.clients
@@ -128,11 +130,10 @@ def _here(
     else:
         parts = by_client(rows, "" if formula is None else formula.clients)
     first = next(iter(parts.values()))
-    known = [str(name) for name in first.columns] if formula is None else formula.declared.rows_of
-    wanted = [n for n in (known if columns is None else columns) if n != by]
-    is_client = by is not None and (
-        by == formula.clients if formula else "" not in parts and not is_column(first, by)
-    )
+    wanted = _wanted(columns, formula.declared.rows_of if formula else first.columns, by)
+    is_client = by is not None and by == (formula.clients if formula else CLIENT)
+    if formula is None:  # a column comes first
+        is_client &= "" not in parts and not any(is_column(of, by) for of in parts.values())
     each = None if is_client else by
     found = {}
     for client, frame in parts.items():
@@ -141,6 +142,16 @@ def _here(
             whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
         found[client] = table_answer(frame, wanted, each, client, least, whole)
     return found, wanted, is_client
+
+
+def _wanted(columns: Sequence[str] | None, known: Iterable[Any], by: str | None) -> list[str]:
+    """Return the different columns of the table."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns is '{columns}': give a list of columns, ['{columns}']")
+    found = [name for name in dict.fromkeys(known if columns is None else columns) if name != by]
+    if other := [name for name in found if not isinstance(name, str)]:
+        raise TypeError(f"column {other[0]!r} is named by no string: frame.rename(columns=str)")
+    return found
 
 
 def _renamed(table: TableAnswer, client: str) -> TableAnswer:

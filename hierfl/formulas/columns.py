@@ -223,8 +223,8 @@ def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
     """Refuse a client's frame without a column, or with two of its name."""
     if not is_column(frame, name):
         raise KeyError(
-            f"client '{client}' has no column '{name}': its columns are "
-            f"{list(map(str, frame.columns))}"
+            (f"client '{client}'" if client else "the frame")
+            + f" has no column '{name}': its columns are {list(map(str, frame.columns))}"
         )
 
 

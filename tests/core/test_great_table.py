@@ -57,6 +57,8 @@ def test_table_1_and_a_summary_are_tables() -> None:
 def test_what_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="a int is not printed as a table"):
         hierfl.great_table(3)
+    with pytest.raises(ValueError, match="two columns 'x'"):
+        hierfl.great_table(pd.DataFrame([[1, 2]], columns=["x", "x"]))
     without: Any = None
     monkeypatch.setitem(sys.modules, "great_tables", without)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'hierfl\[tables\]'"):

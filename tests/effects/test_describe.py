@@ -116,6 +116,12 @@ def test_a_group_named_all_is_not_taken_for_all_rows() -> None:
     assert [line(found, "age", name).mean for name in found.table] == [2.0, 7.0, 5.0]
 
 
+def test_clients_of_frames_by_name_are_groups() -> None:
+    rows = {"a": pd.DataFrame({"x": [1.0, 2.0]}), "b": pd.DataFrame({"x": [4.0]})}
+    found = hierfl.describe(rows, by="client", columns=["x", "x"])
+    assert [line(found, "x", name).mean for name in ("a", "b")] == [1.5, 4.0]
+
+
 def test_rows_that_are_all_but_a_few_are_not_told_by_group() -> None:
     """The sums over all rows were told before: less those of one group they are those of the other."""
     age = np.arange(40.0)
@@ -184,6 +190,16 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         lambda: hierfl.describe(patients(), least_count=0),
     ),
     "has no column 'weight'": (KeyError, lambda: hierfl.describe(patients(), columns=["weight"])),
+    "the frame has no column 'x'": (KeyError, lambda: hierfl.describe(patients(), by="x")),
+    "client 'a' has no column 'x'": (KeyError, lambda: hierfl.describe({"a": patients()}, by="x")),
+    "columns is 'age': give a list": (
+        TypeError,
+        lambda: hierfl.describe(patients(), columns="age"),
+    ),
+    "column 0 is named by no string": (
+        TypeError,
+        lambda: hierfl.describe(pd.DataFrame([[1.0], [2.0]])),
+    ),
     "holds numbers at one client and names at another": (
         ValueError,
         lambda: hierfl.describe(
