@@ -48,8 +48,8 @@ def check_declared(declared: Declaration) -> None:
         )
     if "trials" in family.required and "trials" not in additions:
         raise ValueError(
-            f"family '{family.name}' counts successes of trials: write "
-            f"'{response} | trials(n) ~ ...', or family='bernoulli' for a response of 0 and 1"
+            f"family '{family.name}' counts successes of trials: write '{response} | trials(n) ~ ...', "
+            + ("n the sum of a row" if len(labels) > 1 else "or family='bernoulli' for 0 and 1")
         )
     if "by" in declared.text:
         for call in chain(*map(calls, declared.described)):

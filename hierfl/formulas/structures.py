@@ -79,6 +79,8 @@ def matrix_of(name: str, given: Any) -> Known:
             f"the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
         )
     refuse_similar({*rows}, f"the groups of '{name}'")
+    if not all(dtype.kind in "iufb" for dtype in given.dtypes):
+        raise TypeError(f"'{name}' in data2 holds other values than numbers: correct it")
     values = given.to_numpy(dtype=np.float64)
     if not np.isfinite(values).all() or not np.allclose(values, values.T, rtol=1e-8, atol=0.0):
         raise ValueError(f"'{name}' in data2 is not symmetric, or not finite: correct it")

@@ -125,7 +125,7 @@ WRONG = {
     ("c(wins, lost) | trials(n) ~ age", "multinomial"): r"write cbind\(a, b, c\)",
     ("cbind(wins, lost) | trials(n) ~ age", "binomial"): r"wins \| trials\(n\) ~",
     ("wins | trials(n) ~ age", "multinomial"): r"write cbind\(a, b, c\)",
-    ("cbind(wins, lost, visits) ~ age", "multinomial"): "needs the row field 'trials'|trials",
+    ("cbind(wins, lost, visits) ~ age", "multinomial"): "the sum of a row",
     ("cbind(wins, lost, visits) | trials(n) ~ age", "multinomial"): "the sum of the row's counts",
     ("cbind(most, part, part2) ~ age", "dirichlet"): "divide the row's shares by their sum",
     ("cbind(wins, lost, visits) ~ age", "dirichlet"): "use family='multinomial' for counts",
