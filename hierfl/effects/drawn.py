@@ -14,12 +14,12 @@ from hierfl.core.arguments import expect_count
 from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import is_corrected
-from hierfl.formulas.design import Term
+from hierfl.formulas.design_terms import Term
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import response_of
-from hierfl.formulas.smooths import drawn_spread
+from hierfl.formulas.smooth_sources import drawn_spread
 from hierfl.formulas.structures import drawn_values
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected

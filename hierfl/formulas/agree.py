@@ -23,6 +23,7 @@ from hierfl.formulas.transforms import (
     Sums,
     moments,
     polynomials_of,
+    smooth_of,
     spline_of,
 )
 
@@ -325,8 +326,6 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
         raise ValueError(f"the degree of '{text}' is {degree!r}: it must be an integer from 1 to 6")
     second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
     if call.callee in SMOOTHS:
-        from hierfl.formulas.curves import smooth_of
-
         counts = [[int(n) for n in more] for more in second]
         return smooth_of(str(call.callee), text, (mean, sd), counts, options)
     if needs == "counts":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,31 +15,13 @@ from formulae.terms.terms import create_extra_term
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
+from hierfl.formulas.design_terms import Term
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings, with_constants
 from hierfl.formulas.transforms import BeyondKnots
 
-if TYPE_CHECKING:
-    from hierfl.formulas.smooths import Smooth
-
 Matrix = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Term:
-    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
-
-    `parts` says what it is made of: a column called "x:z" is not the product of x and z.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    coords: tuple[str, ...]
-    parts: frozenset[tuple[type, str]]
-    monotone: bool = False  # mo(x): its coefficients are of one sign
-    smooth: Smooth | None = None  # of curves, whose coefficients share a scale
-    by_step: bool = False  # cs(x): it has a coefficient for each threshold
 
 
 @dataclass(frozen=True, eq=False)

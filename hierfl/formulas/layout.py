@@ -5,17 +5,20 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import pyro.distributions as dist
+import torch
 
 from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.syntax import Group
-from hierfl.models.families import Response
+from hierfl.models.families import Response, as_source
+from hierfl.models.priors import Prior
 
 INTERCEPT = "Intercept"
 # Names of plates, and of dimensions of the posterior, which no site may have.
@@ -115,8 +118,6 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
     read = tuple(name for name in common.columns if name not in own and name not in above)
     found = Layout(common, takes_intercept, common.has_intercept, groups, own, above, read)
     if "cs(" in declared.text:
-        from hierfl.formulas.by_step import with_steps
-
         found = with_steps(found)
     _check_names(found, declared, response_of(declared, schema))
     return found
@@ -160,7 +161,7 @@ def _group_terms(
         if terms.is_smooth:
             from hierfl.formulas.smooths import entries_of
 
-            of_scales = entries_of(group, terms, columns)
+            of_scales = entries_of(group, terms.terms, columns)
         found.append(
             GroupTerm(group, place, site, terms, columns, size, levels, *of_fields, *of_scales)
         )
@@ -301,3 +302,45 @@ class Writer:
             plain = f"b_{plain}" if plain[0].isdigit() or plain in self.taken else plain
             self.names[site] = unique(plain, self.names.values())
         return self.names[site]
+
+
+def with_steps(found: Layout) -> Layout:
+    """Return a layout whose columns of cs() move thresholds, and not the predictor."""
+    steps = {name for term in found.common.terms if term.by_step for name in term.columns}
+
+    def without(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in steps)
+
+    whole = tuple(name for name in found.common.columns if name in steps)
+    return replace(found, above=without(found.above), read=without(found.read), steps=whole)
+
+
+# ------------------------------------------------------------ priors
+def independent(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
+    """Return some independent priors as one event, whose first dimension runs over them."""
+    if not shape:
+        return as_source(priors[names[0]])
+    texts = [as_source(priors[name]) for name in names]
+    if len(set(texts)) == 1:
+        return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
+    each = [priors[name] for name in names]
+    return as_source(_of_kind(each, shape).to_event(len(shape)))
+
+
+def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
+    """Return priors of one kind as a batch of a shape whose first dimension runs over them."""
+    kind = type(priors[0])
+    if any(type(prior) is not kind for prior in priors):
+        texts = sorted({as_source(prior) for prior in priors})
+        raise ValueError(
+            f"the columns of one term have the priors {', '.join(texts)}: give them priors of one "
+            "kind"
+        )
+    if kind is dist.FoldedDistribution:
+        return kind(_of_kind([prior.base_dist for prior in priors], shape))
+    values = {
+        name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
+        for name in kind.arg_constraints
+    }
+    wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
+    return kind(**wide)

@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from hierfl.formulas.parse import NAMES, Declaration, text_of_tokens
+from hierfl.formulas.parse import Declaration
 from hierfl.models import families
 
-# What other packages call them -> what to write here.
-ELSEWHERE = {
-    "Surv": "time | event(status)",
-    "p": "successes | trials(n)",
-    "prop": "successes | trials(n)",
-    "proportion": "successes | trials(n)",
-    "c": "cbind(a, b, c)",
-    "censored": "time | cens(status)",
-    "truncated": "y | trunc(lb=0)",
-    "rate": "count ~ offset(log(exposure))",
-    "se": "a Pyro program with a known scale (docs/recipes.md)",
-    "mi": "a Pyro program with latent values (docs/recipes.md)",
-}
 OPTIONS = ("lb", "ub")
 IN_PARTS = ("counts", "shares")  # kinds of families whose responses have several columns
-
-
-def columns_of_response(tokens: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the name and the columns of a response such as cbind(a, b, c), or say what to write."""
-    called = tokens[0].lexeme if tokens else ""
-    inner, text = tokens[2:-1], text_of_tokens(tokens)
-    plain = [t.kind in NAMES for t in inner[::2]] + [t.lexeme == "," for t in inner[1::2]]
-    brackets = [t.lexeme for t in (*tokens[1:2], *tokens[-1:])]
-    if called != "cbind" or brackets != ["(", ")"] or len(inner) % 2 == 0 or not all(plain):
-        advice = ELSEWHERE.get(called)
-        raise ValueError(
-            f"the response '{text}' is no column: "
-            + (f"write {advice}" if advice else "make a column of it first")
-        )
-    columns = tuple(token.lexeme.strip("`") for token in inner[::2])
-    if len(columns) < 2 or len({*columns}) < len(columns):
-        raise ValueError(f"the response '{text}' must name two different columns or more")
-    return text, columns
 
 
 def check_columns(declared: Declaration) -> None:

@@ -13,7 +13,7 @@ from formulae.scanner import ScanError, Scanner
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.parameters import declarations_of, parts_of
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.syntax import Group, factor_smooth
+from hierfl.formulas.syntax import NAMES, Group, factor_smooth, text_of_tokens
 from hierfl.formulas.terms import bare_columns, calls, columns_of, described
 from hierfl.formulas.transforms import CODINGS
 from hierfl.models.families import Response, ResponseFamily
@@ -28,10 +28,6 @@ ADDITIONS = {
     "entry": "the time at which observation began",
     "trunc": "the bounds between which responses were recorded",
 }
-
-
-NAMES = ("IDENTIFIER", "BQNAME")  # kinds of tokens that name a column
-WORDS = {*NAMES, "NUMBER", "STRING", "PYTHON_LITERAL"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def parse(text: str) -> Parts:
                 curves.append(found)
                 continue
             if words.startswith("car(") and sign == "+":
-                from hierfl.formulas.structures import called_group
+                from hierfl.formulas.call_syntax import called_group
 
                 group = called_group(inside)
                 if groups.setdefault((group.name, group.terms), group) is not group:
@@ -134,17 +130,6 @@ def tokens_of(text: str) -> list[Any]:
     return tokens
 
 
-def text_of_tokens(tokens: Sequence[Any]) -> str:
-    """Return tokens as text, with spaces where they help to read it."""
-    out = ""
-    for before, token in zip([None, *tokens], tokens, strict=False):
-        out += " " if before and {before.kind, token.kind} <= WORDS else ""  # never one word of two
-        spaced = token.kind in ("PLUS", "MINUS", "STAR", "SLASH", "PIPE", "EQUAL_EQUAL")
-        out += f" {token.lexeme} " if spaced else token.lexeme
-        out += " " if token.kind == "COMMA" else ""
-    return out.replace("|  |", "||").strip()
-
-
 def summands_of(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the terms of a sum with their signs; parentheses make one term."""
     depth, sign = 0, "+"
@@ -184,7 +169,7 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     if not terms or not by:
         raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
     if text_of_tokens(by).startswith("gr("):
-        from hierfl.formulas.structures import called_group
+        from hierfl.formulas.call_syntax import called_group
 
         yield called_group(by, terms)
         return
@@ -209,7 +194,7 @@ def _response(tokens: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, st
     name = tokens[0].lexeme.strip("`")
     labels: tuple[str, ...] = (name,)
     if bar != 1 or kinds[0] not in NAMES:
-        from hierfl.formulas.left_side import columns_of_response
+        from hierfl.formulas.call_syntax import columns_of_response
 
         name, labels = columns_of_response(tokens[:bar])
     additions: dict[str, str] = {}
@@ -234,7 +219,7 @@ def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
     called = term[0].lexeme
     arguments = [t.lexeme.strip("`") for t in term[2:-1:2]]
     if called not in ADDITIONS:
-        from hierfl.formulas.left_side import ELSEWHERE
+        from hierfl.formulas.call_syntax import ELSEWHERE
 
         advice = ELSEWHERE.get(called)
         known = f"write {advice}" if advice else f"the additions are {', '.join(ADDITIONS)}"

@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
 
-from hierfl.formulas.design import Term
+from hierfl.formulas.design_terms import Term
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.prior_texts import of_text
@@ -131,7 +131,8 @@ def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> di
     if term.group.kind == "escar":
         found[f"rho_{term.site}"] = dist.Beta(1.0, 1.0)
     if term.places:
-        from hierfl.formulas.smooths import length_prior, lengths_of
+        from hierfl.formulas.smooth_sources import lengths_of
+        from hierfl.formulas.smooths import length_prior
 
         for site, one in lengths_of(term).items():
             found[site] = length_prior(one.smooth)  # type: ignore[arg-type]

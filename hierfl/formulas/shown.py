@@ -10,8 +10,9 @@ from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
 from hierfl.formulas.parameters import parts_of
-from hierfl.formulas.parse import summands_of, text_of_tokens, tokens_of
+from hierfl.formulas.parse import summands_of, tokens_of
 from hierfl.formulas.priors import keys_of
+from hierfl.formulas.syntax import text_of_tokens
 from hierfl.models.families import as_source
 
 DOT = re.compile(r"(?<![\w.])\.(?![\w.])")

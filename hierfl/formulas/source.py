@@ -6,11 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyro.distributions as dist
-import torch
-
-from hierfl.formulas.design import Term
-from hierfl.formulas.layout import INTERCEPT, TAKEN, GroupTerm, Layout, Writer, rows_of_above
+from hierfl.formulas.design_terms import Term
+from hierfl.formulas.layout import (
+    INTERCEPT,
+    TAKEN,
+    GroupTerm,
+    Layout,
+    Writer,
+    independent,
+    rows_of_above,
+)
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
@@ -129,7 +134,7 @@ def _global_sites(
 def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
     """Write a monotonic effect, the mean step of levels, the shares of each and their products; or a smooth."""
     if term.smooth:
-        from hierfl.formulas.smooths import write_smooth
+        from hierfl.formulas.smooth_sources import write_smooth
 
         return write_smooth(out, term, priors, outputs)
     if outputs > 1:
@@ -155,7 +160,7 @@ def _group_sites(
     out.sample(group.sd, independent(priors, each, shape), note=note)
     out.scales[group.site] = out.named(group.sd)
     if group.places:
-        from hierfl.formulas.smooths import write_spread
+        from hierfl.formulas.smooth_sources import write_spread
 
         out.scales[group.site] = write_spread(out, group, priors, outputs)
     if group.group.kind:
@@ -166,36 +171,6 @@ def _group_sites(
         out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
         lower = out.named(group.cholesky)
         out.add(f"pyro.deterministic({group.cor!r}, {lower} @ {lower}.mT)")
-
-
-def independent(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
-    """Return some independent priors as one event, whose first dimension runs over them."""
-    if not shape:
-        return as_source(priors[names[0]])
-    texts = [as_source(priors[name]) for name in names]
-    if len(set(texts)) == 1:
-        return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
-    each = [priors[name] for name in names]
-    return as_source(_of_kind(each, shape).to_event(len(shape)))
-
-
-def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
-    """Return priors of one kind as a batch of a shape whose first dimension runs over them."""
-    kind = type(priors[0])
-    if any(type(prior) is not kind for prior in priors):
-        texts = sorted({as_source(prior) for prior in priors})
-        raise ValueError(
-            f"the columns of one term have the priors {', '.join(texts)}: give them priors of one "
-            "kind"
-        )
-    if kind is dist.FoldedDistribution:
-        return kind(_of_kind([prior.base_dist for prior in priors], shape))
-    values = {
-        name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
-        for name in kind.arg_constraints
-    }
-    wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
-    return kind(**wide)
 
 
 def _deviations(out: Writer, group: GroupTerm, outputs: int) -> str:
@@ -230,7 +205,7 @@ def vector_of(out: Writer, found: Layout, names: Sequence[str]) -> str:
         if term.coords and tuple(names) == term.columns:
             return out.named(term.name)
     if found.common.is_smooth:
-        from hierfl.formulas.smooths import vector
+        from hierfl.formulas.smooth_sources import vector
 
         return vector(out, found.common.terms, names)
     return f"torch.stack([{', '.join([_column(out, found, name) for name in names])}])"
@@ -324,7 +299,7 @@ def _predictor(out: Writer, schema: Schema, found: Layout, outputs: int) -> None
     if found.steps:
         from hierfl.formulas.by_step import write_thresholds
 
-        write_thresholds(out, schema, found)
+        write_thresholds(out, schema, found, vector_of(out, found, found.steps))
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:

@@ -13,7 +13,7 @@ D^-1/2 M D^-1/2; of `esicar` T = U+ L+^-1/2, of the eigenvectors of D - M with e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.formulas.call_syntax import HOW
 from hierfl.formulas.columns import level_name, refuse_similar
 from hierfl.formulas.questions import Ask, Question
 from hierfl.formulas.schema import Grouping, Schema
@@ -34,37 +35,9 @@ if TYPE_CHECKING:
     from hierfl.formulas.parse import Declaration
 
 Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
-TYPES = ("escar", "esicar")
 NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
-HOW = "write car(M, gr=county), or (1 | gr(hospital, cov=A))"
 
 
-# ------------------------------------------------------------ syntax
-def called_group(tokens: Sequence[Any], terms: str = "1") -> Group:
-    """Return the group of `car(M, gr=county, type="escar")` or of `gr(hospital, cov=A)`."""
-    words = "".join(token.lexeme for token in tokens)
-    name, _, inside = words.partition("(")
-    given: dict[str, str] = {}
-    for place, part in enumerate(inside.removesuffix(")").split(",")):
-        key, _, value = part.rpartition("=")
-        given[key or str(place)] = value.strip("\"'`")
-    first, second = ("cov", "gr") if name == "car" else ("gr", "cov")
-    matrix = given.pop("M" if name == "car" and "M" in given else "0", "")
-    known = {first: matrix, second: given.pop(second, ""), "type": given.pop("type", TYPES[0])}
-    if given or not known["cov"].isidentifier() or not known["gr"]:
-        raise ValueError(f"'{words}' cannot be read: {HOW}")
-    if name == "gr" and (terms != "1" or "type" in words):
-        raise ValueError(f"the term '({terms} | {words})' must be (1 | {words}): {HOW}")
-    if known["type"] not in TYPES:
-        raise ValueError(
-            f"'{words}' has the type '{known['type']}': it must be 'escar' or 'esicar', the exact "
-            "ones; for brms's 'bym2' write car(M, gr=county, type='esicar') + (1 | county)"
-        )
-    kind = "gr" if name == "gr" else known["type"]
-    return Group("1", tuple(known["gr"].split(":")), correlated=False, kind=kind, cov=known["cov"])
-
-
-# ------------------------------------------------------------ the matrix
 def matrix_of(name: str, given: Any) -> Known:
     """Return a user's matrix with the names of its groups, checked to be symmetric."""
     if not isinstance(given, pd.DataFrame):

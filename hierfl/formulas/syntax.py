@@ -13,6 +13,9 @@ from formulae.resolver import Resolver
 from formulae.scanner import Scanner
 from formulae.terms.terms import Model
 
+NAMES = ("IDENTIFIER", "BQNAME")  # kinds of tokens that name a column
+WORDS = {*NAMES, "NUMBER", "STRING", "PYTHON_LITERAL"}
+
 IMPLICIT = "1 + "  # formulae's scanner adds it
 PRODUCTS = ("STAR", "SLASH", "COLON", "STAR_STAR")
 COMPARISONS = ("EQUAL_EQUAL", "BANG_EQUAL", "LESS_EQUAL", "LESS", "GREATER_EQUAL", "GREATER")
@@ -273,3 +276,14 @@ def _text(tree: Any) -> str:
     if isinstance(tree, QuotedName):
         return str(tree.expression.lexeme)
     return str(getattr(tree, "lexeme", None) or tree.value)
+
+
+def text_of_tokens(tokens: Sequence[Any]) -> str:
+    """Return tokens as text, with spaces where they help to read it."""
+    out = ""
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        out += " " if before and {before.kind, token.kind} <= WORDS else ""  # never one word of two
+        spaced = token.kind in ("PLUS", "MINUS", "STAR", "SLASH", "PIPE", "EQUAL_EQUAL")
+        out += f" {token.lexeme} " if spaced else token.lexeme
+        out += " " if token.kind == "COMMA" else ""
+    return out.replace("|  |", "||").strip()

@@ -17,8 +17,14 @@ from scipy.interpolate import make_smoothing_spline
 import hierfl
 from hierfl.effects.averages import averages
 from hierfl.effects.conditional_effects import effects
-from hierfl.formulas.curves import columns, natural_curves, smooth_of
-from hierfl.formulas.transforms import EDGES, BeyondKnots, Constants
+from hierfl.formulas.transforms import (
+    EDGES,
+    BeyondKnots,
+    Constants,
+    natural_curves,
+    smooth_columns,
+    smooth_of,
+)
 from tests.effects.made import drawn, of_program
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value
@@ -64,8 +70,9 @@ def test_sines_have_the_covariance_of_the_kernel(k: int, c: float) -> None:
     found = smooth_of("gp", "gp(x)", (3.0, 2.0), [counts], {"k": k, "c": c})
     half = (found.knots[1] - found.knots[0]) / 2.0
     x = np.linspace(found.knots[0], found.knots[1], 60)
-    sines = columns(found, "gp", "gp(x)", x)
-    from hierfl.formulas.smooths import Smooth, length_prior
+    sines = smooth_columns(found, "gp", "gp(x)", x)
+    from hierfl.formulas.design_terms import Smooth
+    from hierfl.formulas.smooths import length_prior
 
     smooth = Smooth("gp", k, (), found)
     prior: Any = length_prior(smooth)
@@ -96,7 +103,9 @@ def test_knots_lie_at_quantiles_and_no_two_at_one_value() -> None:
 
 # ------------------------------------------------------------ the program, written out
 def _columns_of(formula: hierfl.Formula, name: str, x: Any) -> Array:
-    return columns(formula.agreed.transforms[name], name.partition("(")[0], name, np.asarray(x))
+    return smooth_columns(
+        formula.agreed.transforms[name], name.partition("(")[0], name, np.asarray(x)
+    )
 
 
 def test_the_density_of_a_spline_with_levels_and_groups() -> None:

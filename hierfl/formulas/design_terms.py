@@ -1,0 +1,60 @@
+"""The terms of a design, and what the coefficients of a smooth one share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hierfl.formulas.transforms import Constants
+
+FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """What shares a scale: `size` coefficients for each of the `levels` of `by`, or of one curve, ()."""
+
+    kind: str
+    size: int
+    levels: tuple[str, ...]
+    constants: Constants
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What its scales are called: brms's names."""
+        return ("sds",) if self.kind == "s" else ("sdgp", "lscale")
+
+    @property
+    def step(self) -> float:
+        """The frequency of the first sine."""
+        return math.pi / (2.0 * self.constants.boundary)
+
+    def shape(self, length: Tensor) -> Tensor:
+        """Return the sds of sines (..., k) relative to that of the process, at length scales (...).
+
+        Of exp(-(x - x')^2 / (2 length^2)), Riutort-Mayol et al. 2023, Statistics and Computing
+        33:17, equations 9 and 13, with sines in place of sines / sqrt(L).
+        """
+        waves = self.step * torch.arange(1, self.size + 1, dtype=length.dtype)
+        unit = math.sqrt(2.0 * math.pi) / self.constants.boundary
+        part = unit * length[..., None] * torch.exp(-0.5 * (length[..., None] * waves) ** 2)
+        return (part + FLOOR).sqrt()
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
+
+    `parts` says what it is made of: a column called "x:z" is not the product of x and z.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    coords: tuple[str, ...]
+    parts: frozenset[tuple[type, str]]
+    monotone: bool = False  # mo(x): its coefficients are of one sign
+    smooth: Smooth | None = None  # of curves, whose coefficients share a scale
+    by_step: bool = False  # cs(x): it has a coefficient for each threshold
