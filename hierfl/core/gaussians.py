@@ -18,6 +18,7 @@ class Normal(NamedTuple):
     mean: Tensor  # (C, D)
     precision: Tensor  # (C, D, D)
     log_det: Tensor  # (C,), of the precision
+    is_diagonal: bool = False  # whether the precision is
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log densities at x (D,), (C,)."""
@@ -101,19 +102,27 @@ def times_factor(
 
 
 def without_own(
-    prior: Tensor, precision: Tensor, shift: Tensor, power: Tensor | float = 1.0, *, summed: bool
+    prior: Normal,
+    precision: Tensor,
+    shift: Tensor,
+    power: Tensor | float = 1.0,
+    *,
+    summed: bool,
 ) -> Quadratic:
     """Integrate Normal(w; mu, A^-1) times powers of factors of (w, u) over w, by client or `summed`.
 
     In w = R^-T e with A = R R': no large numbers cancel where the prior is narrow or nearly singular.
     """
-    size = prior.shape[-1]
+    size = prior.precision.shape[-1]
     root, back = roots(prior)
-    own = power * product(back.mT, product(precision[:, :size, :size], back))
-    cross = power * product(back.mT, precision[:, :size, size:])
-    low, pull = precision[:, size:, size:], power * times(back.mT, shift[:, :size])
-    covariance, log_det = inverse(own + torch.eye(size, dtype=prior.dtype))
-    kept, to_u, mean = product(covariance, own), product(covariance, cross), times(covariance, pull)
+    own = power * product(back, product(back, precision[:, :size, :size]).mT)
+    cross = power * product(back, precision[:, :size, size:])
+    low, pull = precision[:, size:, size:], power * product(back, shift[:, :size, None])[..., 0]
+    eye = torch.eye(size, dtype=prior.precision.dtype)
+    covariance, log_det = inverse(own + eye)
+    # the same, but that one loses digits of correlated sites, and the other takes longer
+    kept = eye - covariance if prior.is_diagonal else product(covariance, own)
+    to_u, mean = product(covariance, cross), times(covariance, pull)
     rest = power * shift[:, size:]
     if summed:  # what follows is linear in sums over clients
         flat = to_u.flatten(0, 1).mT
@@ -126,28 +135,30 @@ def without_own(
         lower = power * low - product(cross.mT, to_u)
         shift_u = rest - times(to_u.mT, pull)
         constant = 0.5 * (dot(mean, pull) - log_det)
-    corner, shift_w = product(root, to_u), times(root, mean)
-    top = product(product(root, kept), root.mT)
+    corner, shift_w = product(root, to_u), product(root, mean[..., None])[..., 0]
+    top = product(root, product(root, kept).mT)
     rows = [torch.cat([top, corner], -1), torch.cat([corner.mT, lower], -1)]
     return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
 
 
-def roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return R and R^-T (..., D, D) with R R' the matrix, R lower; NaN if not positive definite."""
-    if matrix.shape[-1] == 1:
-        return matrix.sqrt(), matrix.rsqrt()
+def roots(normal: Normal) -> tuple[Tensor, Tensor]:
+    """Return R and R^-1 (..., D, D) with R R' the precision, R lower; diagonals (..., D, 1) if it is one."""
+    matrix = normal.precision
+    if normal.is_diagonal or matrix.shape[-1] == 1:
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)[..., None]
+        return diagonal.sqrt(), diagonal.rsqrt()
     if matrix.shape[-1] == 2:  # LAPACK takes several times as long
         first = matrix[..., :1, :1].sqrt()
         below = matrix[..., 1:, :1] / first
         last = (matrix[..., 1:, 1:] - below.square()).sqrt()
         none, across = torch.zeros_like(first), -below / (first * last)
         lower = [torch.cat([first, none], -1), torch.cat([below, last], -1)]
-        upper = [torch.cat([1.0 / first, across], -1), torch.cat([none, 1.0 / last], -1)]
-        return torch.cat(lower, -2), torch.cat(upper, -2)
+        back = [torch.cat([1.0 / first, none], -1), torch.cat([across, 1.0 / last], -1)]
+        return torch.cat(lower, -2), torch.cat(back, -2)
     root, info = torch.linalg.cholesky_ex(matrix)
     root = torch.where((info == 0)[..., None, None], root, torch.nan)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-    return root, torch.linalg.solve_triangular(root, eye, upper=False).mT
+    return root, torch.linalg.solve_triangular(root, eye, upper=False)
 
 
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -308,7 +308,7 @@ def of_means(
     power, constant_of_rows = hierarchy.at_scale(factors, z)
     precision, shift = arranged(hierarchy, factors.precision, factors.shift)
     summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
-    each = without_own(own.precision, precision, shift, power, summed=summed)
+    each = without_own(own, precision, shift, power, summed=summed)
     clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
     parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
     slopes = hierarchy.slopes_at(z, batch, t) if slopes is None else slopes

@@ -38,15 +38,18 @@ def means_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> Tensor:
     return torch.cat([_flat(site, fn.loc / _unit(site)) for site, fn in normals], -1)
 
 
-def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple[Tensor, Tensor]:
-    """Return the precision (C, D, D) of sites, given what their means read, and its log det."""
+def precision_of(
+    sites: tuple[LatentSite, ...], found: dict[str, Site]
+) -> tuple[Tensor, Tensor, bool]:
+    """Return the precision (C, D, D) of sites, given what their means read, its log det, and whether it is diagonal."""
+    is_diagonal = True
     sizes = [site.size for site in sites]
     before = [sum(sizes[:i]) for i in range(len(sizes))]
     total, log_det = torch.zeros(()), torch.zeros(())
     for site, start in zip(sites, before, strict=True):
         fn = normal_of(found[site.name]["fn"])
         if isinstance(fn, torch.distributions.MultivariateNormal):
-            unit = _unit(site)
+            unit, is_diagonal = _unit(site), False
             across = unit[..., :, None] * unit[..., None, :] if unit.dim() else 1.0
             dense = _block_diagonal(_blocks(site, fn.precision_matrix * across))
             tril = _blocks(site, fn.scale_tril / (unit[..., None] if unit.dim() else 1.0))
@@ -57,7 +60,7 @@ def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple
             log_det = log_det - 2.0 * scale.log().sum(-1)
         after = sum(sizes) - start - site.size
         total = total + torch.nn.functional.pad(dense, (start, after, start, after))
-    return total, log_det
+    return total, log_det, is_diagonal
 
 
 def normal_of(fn: Any) -> Any:

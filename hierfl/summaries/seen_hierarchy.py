@@ -179,7 +179,8 @@ def _local(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, ...]
     """Return p(w | z, t), and the log density of t."""
     t = p.mixing(found)
     sites = found.given(p.z, batch, t)
-    return (*found.local(p.z, batch, t, sites), found.log_mixing(sites, t))
+    mean, precision, log_det, _ = found.local(p.z, batch, t, sites)
+    return mean, precision, log_det, found.log_mixing(sites, t)
 
 
 def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:

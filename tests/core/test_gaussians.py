@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import without_own
+from hierfl.core.gaussians import Normal, without_own
 
 CLIENTS, SHARED = 3, 2
 
@@ -53,6 +53,9 @@ def test_narrow_and_nearly_singular_priors_lose_no_digits(
         tril[i, i], tril[i, i - 1] = apart**0.5, -((1.0 - apart) ** 0.5)
     prior = torch.cholesky_inverse(sd * tril)
     diagonal, constant = exactly(prior, precision, shift)
-    found = without_own(prior[None], precision, shift, summed=True)
+    normal = Normal(
+        torch.zeros(1, size), prior[None], prior.logdet()[None], is_diagonal=apart == 1.0
+    )
+    found = without_own(normal, precision, shift, summed=True)
     assert found.precision[0].diagonal().tolist() == pytest.approx(diagonal, rel=1e-3)
     assert float(found.constant) == pytest.approx(constant, abs=1e-3)
