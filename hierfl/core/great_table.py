@@ -6,11 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from hierfl.core.arguments import spelled
 from hierfl.core.tables import Shown, cell, has_names
 
 LABEL, GROUP = " ", "  "  # columns of the names of rows, and of the headings of tables
 
 
+@spelled
 def great_table(result: Any) -> Any:
     """Return what a result prints as a table of great_tables, to style, and to write as HTML or LaTeX.
 

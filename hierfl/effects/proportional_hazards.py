@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.averages import in_turn
@@ -76,6 +77,7 @@ class ProportionalHazards:
 
 
 @one_at_a_time
+@spelled
 def proportional_hazards(
     fit: Snapshot | Drawn,
     *,

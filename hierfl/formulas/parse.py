@@ -49,7 +49,7 @@ def parse(text: str) -> Parts:
     """Take a formula such as "y ~ x + (1 + x | hospital)" apart, or say what to write instead.
 
     >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").groups[1]
-    Group(terms='1 + age', by=('site', 'ward'), correlated=False)
+    Group(terms='1 + age', by=('site', 'ward'), correlated=False, kind='', cov='')
     """
     if not isinstance(text, str):
         raise TypeError(f"the formula is a {type(text).__name__}: it must be a string, 'y ~ x'")

@@ -18,6 +18,7 @@ from tests.programs import names_in_recipes
 NOT_BUILDERS = {"ClientBatch", "Clock", "Fit", "LogShare", "Prediction", "Program", "Scaling"}
 NOT_BUILDERS |= {"Schema", "Share", "PacBayes", "Bernoulli"}
 NOT_BUILDERS |= {"Column", "Constants", "Grouping", "Margin", "Precision", "Simulated", "Compared"}
+NOT_BUILDERS |= {"Description", "KaplanMeier", "ProportionalHazards"}
 
 
 def public() -> Iterator[tuple[str, Any, tuple[str, ...]]]:

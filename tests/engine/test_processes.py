@@ -359,7 +359,7 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
         strict=True,
     ):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
-    assert len(graphs.made) == len(compiled.client.phases)
+    assert len(graphs.made) == 1, "the restart reads no rows, and is not compiled"
     for one, two in zip(here.history, there.history, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], abs=1e-10)
 

@@ -66,9 +66,6 @@ def test_it_prints_in_a_few_lines() -> None:
 
 
 WRONG: dict[str, Callable[[FitOverNodes], Any]] = {
-    "client is 'east', and clients' own coefficients are at their nodes": lambda f: f.effects(
-        "age", client="east"
-    ),
     "clients' rows are at their nodes: take a typical row": lambda f: f.comparisons("sex", "rows"),
     "draws is 30: a 95 % interval needs 40 or more": lambda f: f.summary(draws=30, prob=0.95),
 }
