@@ -35,6 +35,17 @@ TWICE = "two nodes have a client of that name: give each its own"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
+def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
+    """Return the name and the rows of a node's client; refuse rows of several."""
+    clients = by_client(frames, formula.clients)
+    if len(clients) != 1:
+        raise Refused(
+            f"a node has the rows of one client, and these are of {len(clients)}: start a "
+            "node for each"
+        )
+    return next(iter(clients.items()))
+
+
 @one_at_a_time
 def answer_schema(
     formula: Formula,
@@ -48,13 +59,7 @@ def answer_schema(
     root = Path(folder)
     allowed = policy_at(policy, root)
     with log.answering(root):
-        clients = by_client(frames, formula.clients)
-        if len(clients) != 1:
-            raise Refused(
-                f"a node has the rows of one client, and these are of {len(clients)}: start a "
-                "node for each"
-            )
-        ((client, frame),) = clients.items()
+        client, frame = only_client(formula, frames)
         _check_allowed(formula, allowed, frame, root)
         if len(content) > MOST:
             raise Refused(f"it has more than {MOST:,} bytes")

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import pandas as pd
 
 from hierfl.core.process import one_at_a_time
-from hierfl.formulas.columns import by_client, complete, incomplete
+from hierfl.formulas.columns import complete, incomplete
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.table_answers import NumbersAnswer, table_answer, table_from_json
 from hierfl.formulas.time_answers import survival_answer, survival_from_json
 from hierfl.nodes import log
 from hierfl.nodes.account import digest
-from hierfl.nodes.agreed_schema import TWICE, check_may_tell
+from hierfl.nodes.agreed_schema import TWICE, check_may_tell, only_client
 from hierfl.nodes.agreement import client_name
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.messages import Refused, read_json
@@ -79,10 +79,7 @@ def answer_description(
     allowed = policy_at(policy, root)
     with log.answering(root):
         asked = Question.of(content)
-        clients = by_client(frames, formula.clients)
-        if len(clients) != 1:
-            raise Refused("a node has the rows of one client: start a node for each")
-        ((client, frame),) = clients.items()
+        client, frame = only_client(formula, frames)
         _check_question(formula, asked, allowed, frame)
         if allowed.approve == "ask":
             asked_first(root, "description", _said(formula, asked))

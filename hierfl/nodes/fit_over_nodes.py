@@ -115,7 +115,7 @@ class FitOverNodes:
         """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
 
         Raises:
-            ValueError: the program has no global site; or draws are to be corrected, or weighed by
+            ValueError: the program has no global site; or draws are to be corrected, or weighted by
                 rows.
             KeyError: a site in `var_names` does not exist, or is a client's own.
         """

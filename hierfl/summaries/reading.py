@@ -168,7 +168,7 @@ def is_curved(reading: Reading) -> bool:
 
 @torch.enable_grad()
 def _flat_in(reading: Reading, v: Tensor, batch: ClientBatch) -> Tensor:
-    """Return in which numbers the log likelihood slopes alike at v and further on, (D + U,) bool."""
+    """Return in which numbers the log likelihood slopes the same at v and further on, (D + U,) bool."""
     # second derivatives would import dynamo, a second: by torch.func, and of abs() by autograd too
     points = torch.cat([v[None], v + AWAY * torch.eye(len(v))]).requires_grad_()
     if reading.program.in_vmap:
