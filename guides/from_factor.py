@@ -21,7 +21,9 @@ from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
 from hierfl.summaries.conditional import Proposal, own_shapes, point
+from hierfl.summaries.exact import SUMS, Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy
+from hierfl.summaries.own_scale import drawn as exactly
 
 AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
@@ -36,7 +38,8 @@ class FromFactor:
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
     Of several candidates from a wider q one is kept by importance weight. The mean weight gives an
-    unbiased estimate of p(y | z). `hierarchy` is set once the program is read.
+    unbiased estimate of p(y | z). `hierarchy` is set once the program is read; so is `spread`, if the
+    client keeps the sums of a Gaussian likelihood whose noise scale is its own: draws are then exact.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class FromFactor:
         self.model, self.latents, self.posterior = model, latents, posterior
         self.candidates = candidates
         self.hierarchy: Hierarchy | None = None
+        self.spread: Spread | None = None
 
     def __call__(self, batch: ClientBatch) -> None:
         """Draw all sites of the clients of a batch."""
@@ -61,7 +65,8 @@ class FromFactor:
         hierarchy, width, shapes = self.hierarchy, block.size, own_shapes(block.size, 0)
         if hierarchy is not None:
             width = hierarchy.mixing_size + hierarchy.normal_size
-            shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
+            sums = () if self.spread is None else SUMS
+            shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, sums)
         own = {}
         with batch.clients():
             for name, shape in shapes.items():  # one of each client in dimension 0
@@ -89,6 +94,11 @@ class FromFactor:
         batch: ClientBatch,
     ) -> tuple[Tensor, Tensor]:
         """Return the candidate (C, 1, D) chosen by weight, and its log density; `first` are its normals."""
+        if self.spread is not None:
+            z, row = drawn.vector, first_row(batch)
+            with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
+                w, log_q = exactly(hierarchy, self.spread, z, own, row, first)
+            return w[:, None], log_q[:, None]
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
         e = first[None] if count == 1 else spread_out(first, count)

@@ -17,8 +17,10 @@ the likelihood reads itself). The hierarchy above the factors is kept exact.
 The weighted draws have no approximation left, and k-hat says whether the weights can be trusted.
 Clients keep only their last factor between rounds, by which they draw their own sites.
 
-A Gaussian likelihood whose noise scale is global or fixed takes one round: its factor is known
-exactly at every scale from four sums of its rows (`hierfl.summaries.exact`).
+A Gaussian likelihood takes one round: four sums of a client's rows say all that they do at every
+noise scale (`hierfl.summaries.exact`). Where the scale is global or fixed, the server integrates
+exactly; where it is a client's own, or local sites are not Normal, it takes the rounds above by
+itself, with the sums in the place of rows (`hierfl.methods.two_stage_sums`).
 
 It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the
 likelihoods, with the hierarchical prior kept exact; near to expectation propagation over sites of
@@ -33,19 +35,20 @@ from typing import NamedTuple
 
 import torch
 
-from hierfl.guides.from_factor import OWN_PARAM, from_factor
+from hierfl.guides.from_factor import OWN_PARAM, FromFactor, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
 from hierfl.methods.two_stage_checks import finished, logged, refused_message, wrong_update
 from hierfl.methods.two_stage_client import Rows
 from hierfl.methods.two_stage_server import Rounds
+from hierfl.methods.two_stage_sums import RoundsOfSums
 from hierfl.methods.two_stage_weighting import Weighting
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program, ProgramError, once_a_program
 from hierfl.program.sites import Model
-from hierfl.summaries.exact import seen_spread
+from hierfl.summaries.exact import Spread, seen_spread
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.reading import read_likelihood, seen_line
 from hierfl.summaries.row_noise import RowNoise, check_line
@@ -55,13 +58,16 @@ from hierfl.summaries.units import UnitScore
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
 MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
+# candidates of a client's own sites where its factor is one round's, and knows the prior alone
+OF_FIRST_FACTOR = 16
 
 
 class Seen(NamedTuple):
-    """The prior of a program, and the score of its rows."""
+    """The prior of a program, the score of its rows, and the noise scale if they are Gaussian."""
 
     hierarchy: Hierarchy
     score: UnitScore
+    spread: Spread | None
 
 
 @once_a_program
@@ -72,8 +78,9 @@ def seen_in(program: Program) -> Seen:
     hierarchy = seen_hierarchy(reading)
     with double_precision(), torch.no_grad(), unchecked():
         score = UnitScore(seen_line(reading))
-        spread = seen_spread(score) if hierarchy.mixing is None else None
-        if spread is not None:
+        spread = seen_spread(score)
+        own = bool((score.line.rest < reading.own_size).any())
+        if spread is not None and not own and hierarchy.mixing is None:
             # factors are Gaussian given the noise scale alone, whatever its prior
             at, end, scales = reading.shared[score.line.rest - reading.own_size].tolist(), 0, set()
             for site in program.latents.global_block.sites:
@@ -82,7 +89,19 @@ def seen_in(program: Program) -> Seen:
             if scales.intersection(hierarchy.linear):
                 hierarchy = seen_hierarchy(reading, frozenset(scales))
             hierarchy = replace(hierarchy, spread=spread)
-    return Seen(hierarchy, score)
+    return Seen(hierarchy, score, spread)
+
+
+def server_rounds(program: Program, draws: int, row_noise: RowNoise | None) -> Rounds:
+    """Return the server's part of the rounds of a program."""
+    hierarchy, score, spread = seen_in(program)
+    if row_noise is not None:
+        work = Weighting(Surrogate(replace(hierarchy, spread=None)), program.seed)
+        return Rounds(work, draws, row_noise.rounds)
+    work = Weighting(Surrogate(hierarchy), program.seed)
+    if spread is None or hierarchy.spread is not None:
+        return Rounds(work, draws)
+    return RoundsOfSums(work, draws, client=Rows(hierarchy, score, spread, None))
 
 
 @About(
@@ -115,7 +134,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     """Return two-stage inference of a program, centered or non-centered.
 
     It stops automatically, after one round where the likelihood is Normal or LogNormal about a linear
-    predictor with a global or fixed noise scale: the posterior is then exact.
+    predictor with a noise scale that is global, a client's own, or fixed: sums of rows then suffice.
 
     The history has the next stage (0 gather, 1 weight, 2 done); how far means moved (in posterior
     sds, `moved`) and sds changed (as ratios, `changed`); split R-hat of the server's chains; the
@@ -149,20 +168,10 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     if draws < 100:
         raise ValueError(f"draws is {draws}: Pareto-smoothed weights need 100 or more")
 
-    def seen(program: Program) -> Seen:
-        found = seen_in(program)
-        if row_noise is not None:
-            check_line(found.score.line)
-            found = Seen(replace(found.hierarchy, spread=None), found.score)
-        return found
-
     def server(program: Program) -> Server:
-        gathers, budget = None, dict[str, float]()
+        rounds, budget = server_rounds(program, draws, row_noise), dict[str, float]()
         if row_noise is not None:
-            gathers = row_noise.rounds
             budget = {"epsilon": row_noise.epsilon, "delta": row_noise.delta}
-        work = Weighting(Surrogate(seen(program).hierarchy), program.seed)
-        rounds = Rounds(work, draws, gathers)
         return Server(
             state=rounds.begin(),
             update=rounds.update,
@@ -176,12 +185,20 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         )
 
     def client(program: Program) -> Client:
-        found = seen(program)
-        program.guide.hierarchy = found.hierarchy  # type: ignore[attr-defined]
-        work = Rows(found.hierarchy, found.score, row_noise)
+        hierarchy, score, spread = seen_in(program)
+        if row_noise is not None:
+            check_line(score.line)
+            hierarchy, spread = replace(hierarchy, spread=None), None
+        guide: FromFactor = program.guide  # type: ignore[assignment]
+        guide.hierarchy = hierarchy
+        work = Rows(hierarchy, score, spread, row_noise)
+        guide.spread = spread if work.by_grid else None
+        if spread is not None and hierarchy.spread is None:
+            guide.candidates = OF_FIRST_FACTOR
         phases = (Phase(work.step, together=True, nested=True, eager=True),)
-        shared = len(found.hierarchy.reading.origin)
-        weighted = draws if row_noise is None else 0  # a log ratio has no noise
+        shared = len(hierarchy.reading.origin)
+        # a log ratio has no noise, and of sums nothing is asked
+        weighted = draws if row_noise is None and spread is None else 0
         return Client(
             own={**work.nothing, "seen": torch.zeros(())},
             start=lambda message, own: dict(own),

@@ -14,28 +14,40 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, own_shapes, proposals_of
-from hierfl.summaries.exact import sums_of
+from hierfl.summaries.exact import SUMS, Spread, sums_of
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
 from hierfl.summaries.reading import nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor
+from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import is_sampled, ratios_of
 
-FACTOR, SUMS = ("precision", "shift"), ("num_rows", "square")
+FACTOR = ("precision", "shift")
 IMPOSSIBLE = -1e6  # nats, of rows whose probability underflows
 
 
 class Rows:
     """What clients do with their rows."""
 
-    def __init__(self, hierarchy: Hierarchy, score: UnitScore, row_noise: RowNoise | None) -> None:
-        self.hierarchy, self.score, self.row_noise = hierarchy, score, row_noise
-        self.distinct = row_noise is None and hierarchy.spread is None
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        score: UnitScore,
+        spread: Spread | None,
+        row_noise: RowNoise | None,
+    ) -> None:
+        self.hierarchy, self.score, self.spread = hierarchy, score, spread
+        self.row_noise = row_noise
+        self.distinct = row_noise is None and spread is None
         with double_precision(), torch.no_grad(), unchecked():
             self.nodes, self.tested = nodes_of(score.line), points_to_test(score.reading)
-        shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
+        alone = spread is not None and hierarchy.spread is None
+        self.by_grid = spread is not None and alone and is_one_number(hierarchy, spread)
+        kept = SUMS if self.by_grid else ()
+        shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, kept)
         self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
 
     def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -47,28 +59,32 @@ class Rows:
             fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
             if "draws" not in message:
                 found = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
-                return {**found, **self._proposals(message, fields, found)}
+                return {**found, **self.proposals(message, fields, found)}
             if self.row_noise is not None:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
-            where = self._proposals(message, fields, work)
-            ratios = ratios_of(
-                self.hierarchy,
-                rows,
-                (work["precision"], work["shift"]),
-                message["draws"],
-                fields=fields,
-                keys=batch.key,
-                proposals=Proposal(**where) if where else None,
-            )
-            # where rows are impossible a weight is nothing, which a server adds up
-            log = ratios.log.clamp(min=IMPOSSIBLE)
-            # an error that is the same at all draws does no harm
-            inner = torch.where(log > IMPOSSIBLE, ratios.error, 0.0).var(1)
-            return {**work, **where, "log_ratios": log, "inner": inner}
+            return {**work, **self.weighed(rows, batch.key, message, {**work, "fields": fields})}
+
+    def weighed(self, rows: PackedRows, keys: Tensor, message: Tree, work: Tree) -> Tree:
+        """Return clients' log ratios at a message's draws, the variance of their error, and proposals."""
+        where = self.proposals(message, work["fields"], work)
+        ratios = ratios_of(
+            self.hierarchy,
+            rows,
+            (work["precision"], work["shift"]),
+            message["draws"],
+            fields=work["fields"],
+            keys=keys,
+            proposals=Proposal(**where) if where else None,
+        )
+        # where rows are impossible a weight is nothing, which a server adds up
+        log = ratios.log.clamp(min=IMPOSSIBLE)
+        # an error that is the same at all draws does no harm
+        inner = torch.where(log > IMPOSSIBLE, ratios.error, 0.0).var(1)
+        return {**where, "log_ratios": log, "inner": inner}
 
     def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
         """Return clients' factors, and whether their rows were misread, which would disclose them."""
-        noise, spread, none = self.row_noise, self.hierarchy.spread, torch.zeros(rows.clients)
+        noise, spread, none = self.row_noise, self.spread, torch.zeros(rows.clients)
         before = Factor(work["precision"], work["shift"], none)
         if noise is not None:
             belief = message["loc"], message["covariance"]
@@ -84,12 +100,19 @@ class Rows:
             belief = message["loc"], message["covariance"]
             own = factor_of(rows, belief, self.nodes, before, work["seen"] > 0.0)
             return {**rounded(own)._asdict(), "misread": wrong}
-        sums = sums_of(rows, spread)
-        own = rounded(Factor(sums.precision, sums.shift, none))
-        sent = {"num_rows": sums.num_rows, "square": sums.square}
-        return {**own._asdict(), **sent, "misread": wrong.maximum(sums.wrong)}
+        found = sums_of(rows, spread)
+        sums = rounded(Factor(found.precision, found.shift, none))
+        sent = {"num_rows": found.num_rows, "square": found.square}
+        sent = {"precision": sums.precision, "shift": sums.shift, **sent}
+        kept = {**sent, "raised": none}
+        if self.hierarchy.spread is None and not self.by_grid:
+            belief = message["loc"], message["covariance"]
+            of_sums = SummedRows(self.score, spread, found)
+            own = factor_of(of_sums, belief, self.nodes, before, work["seen"] > 0.0)
+            kept = rounded(own)._asdict()
+        return {**kept, "sent": sent, "misread": wrong.maximum(found.wrong)}
 
-    def _proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
+    def proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
         """Return where clients' mixing variables lie, if they have any."""
         if self.hierarchy.mixing is None:
             return {}
@@ -100,9 +123,9 @@ class Rows:
         """Return what a client sends, and what it keeps."""
         own = {**{name: work[name] for name in self.nothing}, "seen": torch.ones(())}
         if "draws" not in message:
-            names = FACTOR if self.hierarchy.spread is None else (*FACTOR, *SUMS)
+            sent = work["sent"] if self.spread is not None else {n: work[n] for n in FACTOR}
             return {
-                "factor": Each({**{name: work[name] for name in names}, "fields": work["fields"]}),
+                "factor": Each({**sent, "fields": work["fields"]}),
                 "raised": Share(work["raised"]),
                 "misread": Share(work["misread"]),
             }, own

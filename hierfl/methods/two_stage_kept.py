@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,10 +22,11 @@ from hierfl.core.importance_sampling import K_HAT, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.method import Clock, Method
-from hierfl.methods.two_stage import seen_in
+from hierfl.methods.two_stage import server_rounds
 from hierfl.methods.two_stage_checks import DONE
 from hierfl.methods.two_stage_server import Rounds
-from hierfl.methods.two_stage_weighting import ENOUGH, PROPOSING, Weighting
+from hierfl.methods.two_stage_sums import RoundsOfSums
+from hierfl.methods.two_stage_weighting import ENOUGH, PROPOSING
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
@@ -35,7 +36,6 @@ from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import one_thread
-from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import k_hats_of, smoothed, unweighted
 
 BEFORE_ASKING = ("stage", "inner_error")  # what a server resets when it asks
@@ -54,11 +54,7 @@ def rounds_of(method: Method, program: Program, what: str) -> Rounds:
             f"{what} is computed from the clients' factors that two_stage keeps, and this fit is of "
             f"'{method.name}': fit by hierfl.methods.two_stage(model), or fit again without it"
         )
-    noise, hierarchy = recipe.options["row_noise"], seen_in(program).hierarchy
-    if noise is not None:
-        hierarchy = replace(hierarchy, spread=None)
-    work = Weighting(Surrogate(hierarchy), program.seed)
-    return Rounds(work, recipe.options["draws"], None if noise is None else noise.rounds)
+    return server_rounds(program, recipe.options["draws"], recipe.options["row_noise"])
 
 
 class Densities(NamedTuple):
@@ -189,6 +185,8 @@ class Kept:
         """Return the state without the clients of a mask (N,), for the server of the others."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             state = self._left(out, after)
+            if isinstance(after, RoundsOfSums):
+                return self._settled(after.played(state), after)
             if self.is_exact:
                 state = self._drawn(state, after)
                 count = state["share"] * len(state["final"]["draws"])

@@ -174,7 +174,7 @@ def _two_stage(given: _Given) -> Choice:
         reading = read_likelihood(program)
         size, clients = reading.size, given.read.data.num_clients
         small = size**3 + clients * given.own**3 <= MOST_OF_GAUSSIAN**3 or size <= MOST_READ
-        exact = small and seen_in(program).hierarchy.spread is not None
+        exact = small and seen_in(program).spread is not None
         most = MOST_OF_GAUSSIAN if exact else MOST_READ
         curved = exact or size > most or is_curved(reading)
     except _SlowDraws as error:

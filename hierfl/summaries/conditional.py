@@ -44,12 +44,12 @@ class Proposal(NamedTuple):
         return -(0.5 * e.square() + 0.5 * LOG_2_PI + slope).sum(-1)
 
 
-def own_shapes(size: int, mixing: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a client's factor, V = `size`, and of its proposals, M = `mixing`."""
+def own_shapes(size: int, mixing: int, sums: tuple[str, ...] = ()) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums."""
     shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
     if mixing:
         shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
-    return shapes
+    return shapes | dict.fromkeys(sums, ())
 
 
 def point(

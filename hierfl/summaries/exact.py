@@ -1,13 +1,14 @@
 """Gaussian likelihoods: what a client's rows say at every noise scale, in a few sums.
 
-Where rows are Normal about a linear predictor, with scales c_i g(s) that only a global number s
-changes, a client's rows matter through four sums alone:
+Where rows are Normal about a linear predictor, with scales c_i g(s) that only a few numbers s
+change, a client's rows matter through four sums alone:
 
     log p(y_k | l, s) = const - N log g - (R + (l - l^)' A (l - l^)) / (2 g^2)
 
 A, the information, and l^, the least squares solution, are those at the program's starting scale,
-where g is 1; R is the sum of squares left there, N the number of rows. They cross once, and the
-server integrates exactly. Known weights of rows and LogNormal responses are included.
+where g is 1; R is the sum of squares left there, N the number of rows. They cross once. Where s is global
+or fixed the server integrates exactly; of a client's own s it integrates by the sums what clients
+otherwise do by rows (`hierfl.summaries.summed_rows`). Known weights of rows and LogNormal responses are included.
 
 Source: sums of squares and products are sufficient for linear mixed models, as in DLMM, Luo et al.
 2022, Nature Communications 13:1678; the priors above them are the program's own.
@@ -29,6 +30,7 @@ from hierfl.summaries.packed_rows import NATS, RELATIVE, PackedRows, packed
 from hierfl.summaries.reading import Line, node_at_mean, start_of
 from hierfl.summaries.units import UnitScore
 
+SUMS = ("num_rows", "square")  # names of N and R
 AWAY = (0.0, 1.0, -1.0)  # of s from its start, where N and R are read off
 TESTED, FAR = 3, 0.5  # random points at which the sums are compared with the rows; their sd
 SMALL = 1e-9  # eigenvalues that are nothing beside the largest
@@ -46,7 +48,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The noise scale of a Gaussian likelihood."""
+    """The noise scale of a Gaussian likelihood: global, a client's own, or fixed."""
 
     line: Line  # its linear predictors; `Line.rest` is s
 
@@ -80,9 +82,9 @@ class Spread:
 
 
 def seen_spread(score: UnitScore) -> Spread | None:
-    """Find by trial whether a likelihood is Gaussian with a global or fixed noise scale."""
+    """Find by trial whether a likelihood is Gaussian with one noise scale a client."""
     line = score.line
-    if not len(line.inside) or bool((line.rest < line.reading.own_size).any()):
+    if not len(line.inside):
         return None
     with trial():
         batch = moved_rows(line.reading.program, torch.Generator().manual_seed(0))

@@ -40,6 +40,7 @@ class Factors(NamedTuple):
     fields: Values  # client fields that the prior of the local sites reads, (N, ...) each
     num_rows: Tensor | None = None  # (N,) of a Gaussian likelihood, how often the scale counts
     square: Tensor | None = None  # (N,) likewise, the sum of squares at l = 0
+    sums: Values | None = None  # by which the server finds the factors itself, (N, ...) each
 
 
 @dataclass(frozen=True, eq=False)

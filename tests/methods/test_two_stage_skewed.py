@@ -60,7 +60,7 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     found = hierfl.fit(hierfl.methods.two_stage(made), data, seed=47)
     assert len(found.history) < 10 and found.history["k_hat"].iloc[-1] < 0.7
     seen = seen_in(found.program)
-    work = Rows(seen.hierarchy, seen.score, None)
+    work = Rows(*seen, None)
     far = torch.tensor([[-0.4898, -3.6378, -2.8028, 1.5234, -40.6934]], dtype=torch.float64)
     batch = hierfl.full_batch(data)
     own = {name: v.expand(8, *v.shape) for name, v in work.nothing.items()}

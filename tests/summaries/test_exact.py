@@ -98,8 +98,9 @@ OTHERS = (
 
 @pytest.mark.parametrize("model", [*EXACT, *OTHERS], ids=lambda model: str(model.__name__))
 def test_it_is_recognized_where_the_likelihood_is_gaussian(model: Any) -> None:
-    found = seen_in(program_of(model)).hierarchy.spread
-    assert (found is not None) is (model in EXACT)
+    found = seen_in(program_of(model))
+    assert (found.hierarchy.spread is not None) is (model in EXACT)
+    assert (found.spread is not None) is (model in (*EXACT, own_noise))
 
 
 @pytest.mark.parametrize("model", EXACT, ids=lambda model: str(model.__name__))

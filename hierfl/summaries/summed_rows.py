@@ -1,0 +1,57 @@
+"""A Gaussian likelihood's rows as their sums say them: one unit a client, whose predictors are R l.
+
+With A = R' R a client's log likelihood, up to a constant, is
+
+    log p(y_k | l, s) = -N log g(s) - (R2 + |R l - R l^|^2) / (2 g(s)^2)
+
+a function of predictors R l and of s, like that of rows; so whoever has the sums can do with them
+what a client does with its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.summaries.exact import SMALL, Spread, Sums
+from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.units import UnitScore
+
+
+class SummedRows(PackedRows):
+    """The rows of C clients, of which the sums are known."""
+
+    def __init__(self, score: UnitScore, spread: Spread, sums: Sums) -> None:
+        self.score, self.line, self.spread, self.sums = score, score.line, spread, sums
+        self.clients = len(sums.shift)
+        self.client = torch.arange(self.clients)
+        inside = self.line.inside
+        values, vectors = torch.linalg.eigh(sums.precision[:, inside][:, :, inside])
+        above = values > SMALL * values.amax(-1, keepdim=True)
+        root = torch.where(above, values, 0.0).sqrt()
+        back = torch.where(above, 1.0 / torch.where(above, root, 1.0), 0.0)
+        self.design = root[..., None] * vectors.mT  # (C, L, L)
+        best = back * (vectors.mT @ sums.shift[:, inside, None])[..., 0]
+        self.tensors = (best, sums.num_rows, sums.square)
+
+    def some(self, who: Tensor) -> SummedRows:
+        """Return the rows of the clients at some positions (C',)."""
+        return SummedRows(self.score, self.spread, Sums(*(v[who] for v in self.sums)))
+
+    def of_unit(self, shift: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
+        """Return the log likelihood of a client, (), at predictors (L,) and s (S,)."""
+        best, num_rows, square = own
+        scale = self.spread.of(rest)
+        left = square + (shift - best).square().sum(-1)
+        return -num_rows * scale.log() - 0.5 * left / scale.square()
+
+    def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
+        """Map a function over clients."""
+        return torch.vmap(one, in_dims=in_dims)(*trees)
+
+    def by_client(self, of_units: Tensor) -> Tensor:
+        """Return (C, ...) as they are: each client is one unit."""
+        return of_units
