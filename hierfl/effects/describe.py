@@ -101,7 +101,7 @@ def describe(
             raise TypeError(
                 "nodes describe the columns that a formula reads: give it, describe(nodes, formula)"
             )
-        wanted = _wanted(columns, formula.declared.rows_of, by)
+        wanted = _wanted(columns, formula.declared.columns_read, by)
         each = None if by == formula.clients else by
         answers, left_out = rows.ask_about_rows(formula, "table", wanted, each, least)
         is_client = by == formula.clients
@@ -130,7 +130,7 @@ def _here(
     else:
         parts = by_client(rows, "" if formula is None else formula.clients)
     first = next(iter(parts.values()))
-    wanted = _wanted(columns, formula.declared.rows_of if formula else first.columns, by)
+    wanted = _wanted(columns, formula.declared.columns_read if formula else first.columns, by)
     is_client = by is not None and by == (formula.clients if formula else CLIENT)
     if formula is None:  # a column comes first
         is_client &= "" not in parts and not any(is_column(of, by) for of in parts.values())

@@ -73,7 +73,11 @@ class Drawn:
     def with_terms(self) -> dict[str, Drawn]:
         """The coefficients of each parameter that has terms."""
         found = self.formula.parameters if ";" in self.formula.text else {}
-        return {name: replace(self, parameter=parameter) for name, parameter in found.items()}
+        return {
+            name: replace(self, parameter=parameter)
+            for name, parameter in found.items()
+            if not parameter.is_covariate  # whose values rows have
+        }
 
     @cached_property
     def common(self) -> Tensor:

@@ -153,6 +153,13 @@ def _of_layout(found: Layout, data: ClientData, client: int) -> Rows:
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     count = place.stop - place.start
     fields = {name: value[place] for name, value in data.fields.items()}
+    for name in fields:
+        if name.startswith("has_") and not bool(fields[name].all()):
+            raise ValueError(
+                f"client '{data.names[client]}' has {int((fields[name] == 0).sum())} rows without "
+                f"'{name[4:]}', which mi() imputes, and this is asked of rows that have it: give such "
+                "rows, or take fit.predict, which averages over what is missing"
+            )
     above = {name: value[client] for name, value in data.client_fields.items()}
     ones = torch.ones(count, 1, dtype=torch.float64)
     groups = {

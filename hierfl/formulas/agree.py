@@ -248,6 +248,11 @@ def agree_on_formula(
     for name in answers[0].columns:
         mean, sd = moments([answer.columns[name] for answer in answers])
         above = all(name in answer.constant for answer in answers)
+        if above and "mi(" in name and len(answers) > 1:
+            raise ValueError(
+                f"the column '{name}' has one value at each client, and a missing one is missing in all "
+                "its rows: mi() is for values of rows; take a Pyro program with a site of each client"
+            )
         if sd == 0.0 and name != OFFSET:
             designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
             if mean == 0.0 and any(name in found.coded for found in designs):

@@ -72,7 +72,8 @@ def of_columns(
                 "formula reads it as a number: convert it"
             )
         if kind == "number":
-            found[name] = OfColumn("number", unit, sums(numbers(frame[name])))
+            values = numbers(frame[name])  # mi() allows missing ones
+            found[name] = OfColumn("number", unit, sums(values[np.isfinite(values)]))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
@@ -169,7 +170,12 @@ def of_design(
     client: str,
 ) -> OfDesign:
     """Return a client's sums of the columns of all terms, the common ones first, and of the response."""
-    rows = prepared(frame, schema.columns, client)
+    rows, known = prepared(frame, schema.columns, client), dict[str, Any]()
+    if "mi(" in declared.text:
+        from hierfl.formulas.imputed import filled, known_values
+
+        rows, gone = filled(declared.imputed, rows)
+        known = known_values(designs, rows, gone, client)
     columns: dict[str, NDArray[np.float64]] = {}
     for found in designs:
         matrix, offset = found.evaluate(rows, client)
@@ -179,7 +185,9 @@ def of_design(
             columns[OFFSET] = offset
     found_sums, constant = {}, set()
     for name, values in columns.items():
-        if np.ptp(values) == 0.0:
+        if name in known:
+            values = values[known[name]]
+        if not len(values) or np.ptp(values) == 0.0:
             constant.add(name)
         few = 0 < np.count_nonzero(values) < schema.min_count
         found_sums[name] = sums(0.0 * values if few else values)  # a level of few rows counts as 0

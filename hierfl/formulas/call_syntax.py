@@ -20,7 +20,7 @@ ELSEWHERE = {
     "truncated": "y | trunc(lb=0)",
     "rate": "count ~ offset(log(exposure))",
     "se": "a Pyro program with a known scale (docs/recipes.md)",
-    "mi": "a Pyro program with latent values (docs/recipes.md)",
+    "mi": "the formula of the response first, ['y ~ mi(x) + z', 'x | mi() ~ z']; rows without y are left out",
 }
 
 

@@ -58,4 +58,8 @@ def check_declared(declared: Declaration) -> None:
                     f"'{call}' is a curve of each client that learns nothing from the others: write "
                     f"s({call.args[0]}, {declared.clients}, bs='fs')"
                 )
+    if "mi(" in declared.text:
+        from hierfl.formulas.imputed import check_imputed
+
+        check_imputed(declared)
     family.expression(additions_of(declared))

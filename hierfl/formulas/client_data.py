@@ -66,8 +66,17 @@ def client_data(
     for client, frame in parts.items():
         own = complete(frame, kinds, client, declared.missing)
         kept.append(own.index.to_numpy())
-        ready = prepared(own, read, client)
+        if "mi(" in declared.text:
+            from hierfl.formulas.imputed import fields_of, filled, with_known
+
+            least = schema.min_count if labeled and not asked else 1
+            own = with_known(own, declared, client, least)
+            ready, gone = filled(declared.imputed, prepared(own, read, client))
+            rows_here = fields_of(found, declared.imputed, ready, gone, client)
+        else:
+            ready, rows_here = prepared(own, read, client), {}
         of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
+        of_rows |= rows_here
         for name, values in of_rows.items():
             rows.setdefault(name, []).append(values)
         for name, values in of_client.items():

@@ -285,6 +285,10 @@ def schema(
     kinds: Kinds = {str(name): None for name in first.columns if name != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
+    if declared is not None and "mi(" in declared.text:
+        from hierfl.formulas.imputed import with_known
+
+        rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
     read = kinds if declared is None else declared.columns
 
     def ask(question: Question) -> dict[str, Any]:

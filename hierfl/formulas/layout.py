@@ -247,7 +247,7 @@ def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
 # ------------------------------------------------------------ names in the program
 # Names that the program has already.
 TAKEN = {
-    *"pyro dist torch hierfl families batch eta loc base means read".split(),
+    *"pyro dist torch hierfl families batch eta loc base means read variance has".split(),
     *keyword.kwlist,
 }
 NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold

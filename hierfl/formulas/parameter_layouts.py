@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hierfl.formulas.layout import INTERCEPT, Layout, layout
-from hierfl.formulas.parameters import LINKS
+from hierfl.formulas.layout import INTERCEPT, NO_NAME, Layout, layout
+from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.priors import all_priors
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.models.priors import Prior
 
 
@@ -20,6 +20,11 @@ class Parameter:
     name: str
     declared: Declaration
     layout: Layout
+
+    @property
+    def is_covariate(self) -> bool:
+        """Whether it is no parameter but a covariate, "x | mi() ~ z"."""
+        return self.declared.family.kind == "real"
 
     @property
     def inverse(self) -> str:
@@ -33,6 +38,7 @@ class Parameter:
         sites = {term.name for term in self.layout.common.terms}
         kinds = ("b", "simplex", "sds", "sdgp", "lscale")
         sites |= {f"{kind}_{name}" for name in sites for kind in kinds}
+        sites |= {*self.declared.family.parameters(SOME)}
         for group in self.layout.groups:
             sites |= {group.sd, group.cor or group.sd, f"rho_{group.site}"}
             sites |= {f"lscale_{group.site}_{term.name}" for term in group.design.terms}
@@ -53,6 +59,10 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
     found = {}
     taken = _sites(main)
     for name, own in declared.of_parameters.items():
+        if own.family.kind == "real":
+            from hierfl.formulas.imputed import scaled
+
+            own = scaled(own, schema)
         plain = layout(own, schema)
         if plain.common.offsets:
             raise ValueError(f"'{name} ~ ...' has an offset: only the response's terms may")
@@ -89,13 +99,14 @@ def _check_columns(name: str, main: Layout, own: Layout) -> None:
 
 def _of_parameter(name: str, found: Layout) -> Layout:
     """Return a layout whose sites and fields have the names of a parameter."""
+    word = NO_NAME.sub("_", name)
     terms = tuple(replace(term, name=f"{name}_{term.name}") for term in found.common.terms)
     groups = tuple(
         replace(
             term,
             site=f"{name}_{term.site}",
-            index=f"{term.index}_{name}",
-            field=f"{term.field}_{name}",
+            index=f"{term.index}_{word}",
+            field=f"{term.field}_{word}",
         )
         for term in found.groups
     )
@@ -105,7 +116,7 @@ def _of_parameter(name: str, found: Layout) -> Layout:
         common=replace(found.common, terms=terms),
         groups=groups,
         own={column: again[term] for column, term in found.own.items()},
-        suffix=f"_{name}",
+        suffix=f"_{word}",
         intercept=f"{name}_{INTERCEPT}",
     )
 
@@ -120,6 +131,8 @@ def priors_with_parameters(
     """Return the priors of all sites; those of a parameter's begin with its name."""
     left = dict(own)
     found: dict[str, Prior] = {}
+    design = {name: of for name, of in schema.design.items() if name != OFFSET}  # the response's
+    plain = replace(schema, design=design)
     for name, parameter in parameters.items():
         given = {key: own[key] for key in own if parameter.own({key: own[key]})}
         left = {key: prior for key, prior in left.items() if key not in given}
@@ -128,7 +141,7 @@ def priors_with_parameters(
                 f"priors has '{name}', which has terms of its own: give priors of its sites, "
                 f"such as '{name}_{INTERCEPT}'"
             )
-        args = parameter.declared, schema, parameter.layout
+        args = parameter.declared, plain, parameter.layout
         found |= parameter.named(all_priors(*args, parameter.own(given)))
     known = all_priors(declared, schema, main, left)
     return {name: prior for name, prior in known.items() if name not in parameters} | found

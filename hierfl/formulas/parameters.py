@@ -66,6 +66,15 @@ def declarations_of(of: Declared) -> dict[str, Declared]:
     parts = declared.parts
     response = f"`{parts.response}`" if len(parts.labels) == 1 else parts.response
     for text in parts_of(declared.text)[1:]:
+        if "mi(" in declared.text:
+            from hierfl.formulas.imputed import of_covariate
+
+            own: Any = of_covariate(declared, text)
+            if own is not None:
+                if own.parts.response in found:
+                    raise ValueError(f"'{own.parts.response}' has two formulas: write one")
+                found[own.parts.response] = own
+                continue
         name, _, terms = (part.strip() for part in text.partition("~"))
         if name not in known or name not in LINKS:
             usable = [one for one in known if one in LINKS]

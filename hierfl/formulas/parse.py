@@ -282,6 +282,20 @@ class Declaration:
                 found |= dict.fromkeys(group.by for group in own.parts.groups if not group.kind)
         return tuple(by for by in found if by != (self.clients,))
 
+    @cached_property
+    def imputed(self) -> tuple[str, ...]:
+        """The covariates that a formula of their own imputes, "x | mi() ~ z"."""
+        if "mi(" not in self.text:
+            return ()
+        from hierfl.formulas.imputed import covariates_of
+
+        return covariates_of(self.text)
+
+    @property
+    def columns_read(self) -> tuple[str, ...]:
+        """The columns of `rows_of`, and the covariates that rows may lack."""
+        return (*self.rows_of, *self.imputed)
+
     @property
     def structured(self) -> list[Group]:
         """The groups with a known covariance, or with neighbors."""
@@ -302,6 +316,8 @@ class Declaration:
                 name = call.args[0].name
                 read_elsewhere = any(name in bare_columns(found) for found in every)
                 kinds[name] = None if read_elsewhere else "category"
+        if "mi(" in self.text:
+            kinds |= dict.fromkeys(self.imputed, "number")
         labels = self.family.kind in ("category", "ordered")
         # yes and no are taken as 1 and 0
         number: Kind | None = None if self.family.kind == "binary" else "number"
@@ -313,11 +329,13 @@ class Declaration:
 
     @property
     def rows_of(self) -> dict[str, Kind | None]:
-        """All columns that the formula reads, those of groups too, except the clients'."""
+        """All columns without which a row is not read, those of groups too, except the clients'."""
         found = {**dict.fromkeys(chain.from_iterable(self.groupings)), **self.columns}
         if "gr(" in self.text or "car(" in self.text:
             found |= dict.fromkeys(name for group in self.structured for name in group.by)
         found.pop(self.clients, None)
+        if "mi(" in self.text:
+            found = {name: kind for name, kind in found.items() if name not in self.imputed}
         return found
 
 

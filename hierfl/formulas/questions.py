@@ -131,6 +131,11 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
 def json_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
     """Return a client's answer to a question as JSON; `declared` is its own copy of the formula."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
+    if "mi(" in declared.text:
+        from hierfl.formulas.imputed import with_known
+
+        least = question.least if question.schema is None else question.schema.min_count
+        whole = with_known(whole, declared, client, least)
     answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
     if isinstance(answer, int):
         return answer

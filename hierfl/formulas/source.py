@@ -49,7 +49,8 @@ def source(
     out, layouts = Writer(), [found]
     for own in parameters:
         layouts.append(own.layout)
-        out.taken = {*out.taken, *(f"{word}{own.layout.suffix}" for word in TAKEN)}
+        suffixes = (own.layout.suffix, f"_by{own.layout.suffix}")
+        out.taken = {*out.taken, *(f"{word}{end}" for word in TAKEN for end in suffixes)}
     _global_sites(out, declared, schema, found, priors, outputs)
     _base(out, schema, found, outputs)
     for own in parameters:
@@ -68,11 +69,22 @@ def source(
     _predictor(out, schema, found, outputs)
     for own in parameters:
         _predictor(out, schema, own.layout, 1)
+        if own.is_covariate:
+            continue
         out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
     likelihood = declared.family.expression(additions_of(declared))
+    if "mi(" in declared.text:
+        from hierfl.formulas.imputed import stepped, write_imputed
+
+        for covariate in declared.imputed:
+            step = stepped(found, covariate)
+            if step.read:
+                out.add(f"read{step.suffix} = read")
+            _predictor(out, schema, step, 1)
+        likelihood = write_imputed(out, declared, likelihood)
     for site in declared.family.parameters(response_of(declared, schema)):
         if (name_here := out.named(site)) != site:
             likelihood = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name_here, likelihood)

@@ -40,7 +40,7 @@ ALONE = ("mo", "cs", *SMOOTHS)  # which no product may hold
 # Functions in reach of a formula: formulae's own, then numbers' functions.
 ENVIRONMENT = Environment(
     [
-        {**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"], "cs": lambda x: x},
+        {**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"], "cs": lambda x: x, "mi": lambda x: x},
         dict.fromkeys(("s", "gp"), TRANSFORMS["bs"]),  # replaced by what clients agree on
     ]
 ).with_outer_namespace(FUNCTIONS)
@@ -144,9 +144,10 @@ def _check_call(call: LazyCall) -> None:
         )
     if not call.args:
         raise ValueError(f"'{call}' has no argument: write {name}(column)")
-    if name == "cs" and not isinstance(call.args[0], LazyVariable):
+    if name in ("cs", "mi") and not isinstance(call.args[0], LazyVariable):
         raise ValueError(
-            f"'{call}' has no single column: write a cs() of each, cs(a) + cs(b), or make a column"
+            f"'{call}' has no single column: write {name}() of each, {name}(a) + {name}(b), or make a "
+            "column"
         )
     if name in CODINGS and not isinstance(call.args[0], LazyVariable):
         raise ValueError(f"'{call}' codes no column: make a column of '{call.args[0]}' first")

@@ -25,7 +25,7 @@ NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", 
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
 CODINGS = ("C", "S", "T", "mo")
-OTHERS = ("I", "cs", "offset")
+OTHERS = ("I", "cs", "mi", "offset")
 # Call -> the options beside its column; the first may stand without its name.
 OPTIONS = {
     "bs": ("df", "degree", "lower_bound", "upper_bound"),
@@ -52,7 +52,6 @@ NEAREST = {
     "log2p": "log2(x + 1)",
     "B": "a column of 0 and 1",
     "binary": "a column of 0 and 1",
-    "mi": "a Pyro program with latent values (docs/recipes.md)",
 }
 FAR = 0.1  # of the range of its knots, beyond which a spline is warned of
 # Edges of the bins of values, in sds from the mean: quantiles are found to a fraction of a bin.
@@ -138,6 +137,10 @@ def moments(parts: Sequence[Sums]) -> tuple[float, float]:
     count, total, squares = 0, 0.0, 0.0
     for part in parts:
         count, total, squares = count + part.count, total + part.total, squares + part.squares
+    if not count:
+        raise ValueError(
+            "no client has enough values of a column of mi(): take it out of the formula"
+        )
     mean = total / count
     variance = squares / count - mean**2
     # The rounding error of a difference of two large sums may exceed a small variance.

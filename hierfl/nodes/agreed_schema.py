@@ -86,7 +86,7 @@ def check_may_tell(formula: Formula, allowed: Policy, frame: pd.DataFrame) -> No
             f"the node's policy tells of no fewer than {allowed.min_count} rows, and the client "
             "has fewer: agree on a schema beforehand"
         )
-    for name in formula.declared.rows_of:
+    for name in formula.declared.columns_read:
         if name not in frame.columns:
             raise Refused(f"the client's rows have no column '{name}', which the formula reads")
 
@@ -95,7 +95,7 @@ def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root:
     """Refuse questions that the policy does not allow, or that its owner has not approved."""
     check_may_tell(formula, allowed, frame)
     if allowed.approve == "ask":
-        columns = ", ".join(map(str, formula.declared.rows_of))
+        columns = ", ".join(map(str, formula.declared.columns_read))
         text = f"""Questions about the rows, so that clients agree on a schema.
 Formula {formula.text}
 Counts and sums leave the node, of columns {columns}.

@@ -101,7 +101,7 @@ def _check_question(
             f"numbers of {asked.least}: ask by least_count={allowed.min_count}"
         )
     if others := sorted(
-        {*asked.columns, *([asked.by] if asked.by else [])} - {*formula.declared.rows_of}
+        {*asked.columns, *([asked.by] if asked.by else [])} - {*formula.declared.columns_read}
     ):
         raise Refused(f"it reads {', '.join(others)[:200]}, which the formula does not")
     if len(set(asked.columns)) < len(asked.columns):

@@ -29,7 +29,7 @@ def check_answer(question: Question, answer: Any, columns: Mapping[str, Any]) ->
         raise Refused("it answers 'design' with constants that are no columns")
     for one in _sums_in(answer).values():
         most = one.count * one.squares * (1.0 + 1e-6)
-        if not 0 < one.count < MOST_ROWS or one.total**2 > most + 1e-300:
+        if not 0 <= one.count < MOST_ROWS or one.total**2 > most + 1e-300:
             raise Refused(f"it answers '{question.kind}' by sums that no rows have")
     if any(not abs(one) < float("inf") for one in getattr(answer, "more", ())):
         raise Refused(f"it answers '{question.kind}' by numbers that are not finite")
@@ -74,7 +74,7 @@ def _apart(found: Mapping[str, Any]) -> dict[str, str]:
     sizes: dict[tuple[str, float, float], dict[str, float]] = {}
     for client, answer in found.items() if len(found) > 2 else ():
         for name, one in _sums_in(answer).items():
-            size = (one.squares / one.count) ** 0.5
+            size = (one.squares / max(one.count, 1)) ** 0.5  # 0: mi() of no known value
             sizes.setdefault((f"the values of '{name}' are", FAR, 0.0), {})[client] = size
         for where, names in _names_in(answer).items():
             sizes.setdefault((f"the names in {where} are", MANY, MORE), {})[client] = len(names)

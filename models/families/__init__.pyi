@@ -28,6 +28,8 @@ from .links import shape_prior as shape_prior
 from .names import named as named
 from .ordered_beta import OrderedBeta as OrderedBeta
 from .ordered_beta import ordered_beta as ordered_beta
+from .over_normal import OverNormal as OverNormal
+from .over_normal import over_normal as over_normal
 from .parts import Dirichlet as Dirichlet
 from .parts import Multinomial as Multinomial
 from .parts import dirichlet as dirichlet
