@@ -34,7 +34,7 @@ def formula(
     intercept and slope, which may be correlated; with `||` they are independent. Other groups are
     read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
     is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
-    `mo(x)`, `cs(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)`
+    `mo(x)`, `cs(x)`, `mi(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)`
     are terms. `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital,
     bs="fs")` one of each group, and `gp(x, k=20)` a Gaussian process. `(1 | gr(hospital, cov=A))` are
     groups of a known covariance, and `car(M, gr=county)` neighbors. Additions to the response are
@@ -45,7 +45,7 @@ def formula(
         text: the formula. A list, such as ["y ~ x + (1 | h)", "sigma ~ x + (1 | h)"], or formulas
             with semicolons between them, also have the terms of parameters of the family: of
             `sigma`, `shape` and `phi` on the scale of the logarithm, of `zi` and `hu` on that of
-            the log odds.
+            the log odds. "x | mi() ~ z" imputes x, the covariate of `mi(x)`, where rows lack it.
         family: of the response, or its name, as listed in docs/formulas.md. Default "gaussian".
         clients: the column that names the clients.
         priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of

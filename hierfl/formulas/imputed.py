@@ -8,7 +8,6 @@ over it. In the other rows x has its density.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,37 +21,16 @@ from numpy.typing import NDArray
 from hierfl.formulas.columns import check_column, missing_in, numbers
 from hierfl.formulas.design import Design
 from hierfl.formulas.layout import INTERCEPT, NO_NAME, Layout, Writer, rows_of_above
-from hierfl.formulas.parameters import LINKS, parts_of
+from hierfl.formulas.parameters import LINKS, covariate_family
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, columns_of
-from hierfl.models.families import ResponseFamily, gaussian
 
-SIDE = re.compile(r"(`[^`]+`|[\w.]+)\s*\|\s*mi\(\s*\)")
 NOT_AVERAGED = (
     "student",
     "von_mises",
 )  # a mean or variance of theirs need not exist, or is no integral
 Gone = Mapping[str, NDArray[np.bool_]]  # covariate -> which rows of a client lack it
-
-
-def covariates_of(text: str) -> tuple[str, ...]:
-    """Return the covariates that have a formula of their own, "x | mi() ~ z"."""
-    sides = (SIDE.fullmatch(part.partition("~")[0].strip()) for part in parts_of(text)[1:])
-    return tuple(side[1].strip("`") for side in sides if side)
-
-
-def of_covariate(declared: Declaration, text: str) -> Declaration | None:
-    """Return the declaration of "x | mi() ~ z"; None of another formula."""
-    left, _, terms = (part.strip() for part in text.partition("~"))
-    side = SIDE.fullmatch(left)
-    if side is None:
-        if f"mi({left})" in declared.text:
-            raise ValueError(f"'{text}' imputes '{left}': write '{left} | mi() ~ {terms}'")
-        return None
-    return replace(
-        declared, text=f"{side[1]} ~ {terms}", family=_family(side[1].strip("`"), 0.0, 1.0)
-    )
 
 
 def scaled(own: Declaration, schema: Schema) -> Declaration:
@@ -61,21 +39,7 @@ def scaled(own: Declaration, schema: Schema) -> Declaration:
     column = schema.columns[name]
     if column.sd == 0.0:
         raise ValueError(f"'{name}' has one value in all rows that have it: take mi({name}) out")
-    return replace(own, family=_family(name, column.mean, column.sd))
-
-
-def _family(name: str, mean: float, sd: float) -> ResponseFamily:
-    """Return the family of a covariate, of which the response knows nothing."""
-    plain = gaussian()
-    center, spread = float(f"{mean:.6g}"), float(f"{sd:.6g}")
-    return replace(
-        plain,
-        name="gaussian",
-        parameters=lambda response: {
-            f"sigma_{name}": plain.parameters(replace(response, mean=center, sd=spread))["sigma"]
-        },
-        scale=lambda response: (center, spread),
-    )
+    return replace(own, family=covariate_family(name, column.mean, column.sd))
 
 
 # ------------------------------------------------------------ what is supported

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from hierfl.models.families import Response, ResponseFamily
+from hierfl.models.families import Response, ResponseFamily, gaussian
 
 Scale = Callable[[Response], tuple[float, float]]
 Declared = TypeVar("Declared")
@@ -67,8 +67,6 @@ def declarations_of(of: Declared) -> dict[str, Declared]:
     response = f"`{parts.response}`" if len(parts.labels) == 1 else parts.response
     for text in parts_of(declared.text)[1:]:
         if "mi(" in declared.text:
-            from hierfl.formulas.imputed import of_covariate
-
             own: Any = of_covariate(declared, text)
             if own is not None:
                 if own.parts.response in found:
@@ -99,3 +97,40 @@ def _scale(name: str, family: ResponseFamily) -> Scale:
         return (float(f"{math.log(spread):.6g}") if spread > 0.0 else 0.0), 0.0
 
     return of
+
+
+# ------------------------------------------------------------ covariates that rows may lack
+SIDE = re.compile(r"(`[^`]+`|[\w.]+)\s*\|\s*mi\(\s*\)")
+
+
+def covariates_of(text: str) -> tuple[str, ...]:
+    """Return the covariates that have a formula of their own, "x | mi() ~ z"."""
+    sides = (SIDE.fullmatch(part.partition("~")[0].strip()) for part in parts_of(text)[1:])
+    return tuple(side[1].strip("`") for side in sides if side)
+
+
+def of_covariate(declared: Any, text: str) -> Any:
+    """Return the declaration of "x | mi() ~ z"; None of another formula."""
+    left, _, terms = (part.strip() for part in text.partition("~"))
+    side = SIDE.fullmatch(left)
+    if side is None:
+        if f"mi({left})" in declared.text:
+            raise ValueError(f"'{text}' imputes '{left}': write '{left} | mi() ~ {terms}'")
+        return None
+    return replace(
+        declared, text=f"{side[1]} ~ {terms}", family=covariate_family(side[1].strip("`"), 0.0, 1.0)
+    )
+
+
+def covariate_family(name: str, mean: float, sd: float) -> ResponseFamily:
+    """Return the family of a covariate, of which the response knows nothing."""
+    plain = gaussian()
+    center, spread = float(f"{mean:.6g}"), float(f"{sd:.6g}")
+    return replace(
+        plain,
+        name="gaussian",
+        parameters=lambda response: {
+            f"sigma_{name}": plain.parameters(replace(response, mean=center, sd=spread))["sigma"]
+        },
+        scale=lambda response: (center, spread),
+    )

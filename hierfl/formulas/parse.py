@@ -11,7 +11,7 @@ from typing import Any, Literal
 from formulae.scanner import ScanError, Scanner
 
 from hierfl.formulas.columns import Kind
-from hierfl.formulas.parameters import declarations_of, parts_of
+from hierfl.formulas.parameters import covariates_of, declarations_of, parts_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.syntax import NAMES, Group, factor_smooth, text_of_tokens
 from hierfl.formulas.terms import bare_columns, calls, columns_of, described
@@ -285,11 +285,7 @@ class Declaration:
     @cached_property
     def imputed(self) -> tuple[str, ...]:
         """The covariates that a formula of their own imputes, "x | mi() ~ z"."""
-        if "mi(" not in self.text:
-            return ()
-        from hierfl.formulas.imputed import covariates_of
-
-        return covariates_of(self.text)
+        return covariates_of(self.text) if "mi(" in self.text else ()
 
     @property
     def columns_read(self) -> tuple[str, ...]:
