@@ -162,13 +162,12 @@ class Client:
         finish: (work, message, own, number of rows) -> (up, own): the update, all that leaves the
             client, and the new client state. A share that is a single number is logged.
         params: (message, own) -> the program's params, for the posterior and predictions.
-        adapt: phases of a new client, with the global params fixed; None: the same as `phases`.
+        adapt: phases of a new client, with the global params fixed; None: `phases`.
         most_adapting: rounds of `adapt` after which another one changes nothing; None: each counts.
         like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at
             the price of more chunks: for steps that go through the rows so often that padded rows
             cost more than another chunk.
-        seen: own -> (), above 0 once the client has been through a round; None: the client state
-            does not say.
+        seen: own -> (), above 0 once the client has been through a round; None: it is not known.
         new: message -> client state of a client that joins after the last round; None: `own`.
         settle: (last message, own, batch of all its rows) -> client state with what predictions
             need of the client's rows, and no later round does. Run for every client when the run
@@ -234,13 +233,13 @@ class Server:
             order of the data. It replaces the entry `mail` of the client states, before the first
             round and after each. None: clients get the message alone. A method with mail declares
             `discloses="summaries"`.
-        cohort_seed: clock -> the seed that the cohort of a round is drawn from, where nodes must
-            not know who is in it; None: the run's seed.
+        cohort_seed: clock -> the seed of a round's cohort, which nodes must not know; None: the run's.
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early, or unjudged. The history and a warning name those in conflict.
         wrong: (message, update of a client, its number of rows) -> what no honest client sends, or
             None; a client at a node is then left out of the round, by that reason.
         grows: names in the state of tensors whose first dimension may change during a run.
+        usual_rounds: that a method which stops itself mostly takes, to be told before the first.
     """
 
     state: Tree
@@ -255,6 +254,7 @@ class Server:
     surprise: Callable[[Tree], Surprise | None] = _unjudged
     wrong: Callable[[Tree, Mapping[str, Any], int], str | None] | None = None
     grows: frozenset[str] = frozenset()
+    usual_rounds: int | None = None
 
     def __repr__(self) -> str:
         return f"Server(state {sizes(self.state)})"

@@ -57,7 +57,7 @@ from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.units import UnitScore
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
-MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
+MOST_ROUNDS, USUAL = 60, 5  # it stops earlier; partial cohorts take longest
 # candidates of a client's own sites where its factor is one round's, and knows the prior alone
 OF_FIRST_FACTOR = 16
 
@@ -182,6 +182,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             surprise=rounds.surprise,
             wrong=wrong_update,
             grows=frozenset({"asked", "each"}),
+            usual_rounds=1 if seen_in(program).spread is not None else USUAL,
         )
 
     def client(program: Program) -> Client:

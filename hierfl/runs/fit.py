@@ -70,7 +70,8 @@ def fit(
         callback: called with the fit after each round, once its checkpoint is written, such as to
             measure what clients are served then. What it returns is not used; an error that it
             raises ends the run.
-        progress: show a progress bar; None: where standard error is a terminal.
+        progress: say what is done, about how long it takes, and show a bar of rounds. None: where
+            standard error is a terminal.
         settings: how the fit is computed, who takes part, and what the server may see.
 
     Returns:
@@ -86,6 +87,9 @@ def fit(
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all
             clients of a round.
     """
+    shown = sys.stderr.isatty() if progress is None else progress
+    if shown:
+        print("hierfl.fit reads the rows and the model", file=sys.stderr)
     if not (isinstance(data, ClientData) and isinstance(validation, ClientData | None)):
         from hierfl.formulas.formula import of_frames  # with pandas and scipy, 0.8 s
 
@@ -102,7 +106,7 @@ def fit(
         eval_every=eval_every,
         patience=patience,
         callback=callback,
-        progress=sys.stderr.isatty() if progress is None else progress,
+        progress=shown,
         settings=settings,
     )
     data, call = with_rows(data, call)

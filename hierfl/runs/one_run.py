@@ -31,6 +31,7 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
 from hierfl.runs.choice import Choice
+from hierfl.runs.expected import expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear, discard, held
@@ -61,6 +62,8 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         where = where or begin(eager, folder, compiled=_compiles(method, eager, planned))
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
         fitted = Fit(method, federation, where, planned)
+        if call.progress and where.round < planned:
+            _say(eager, where, call.rounds, planned)
         left = _each_round(fitted, call)
         with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
@@ -76,6 +79,15 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
                 if call.callback is not None:
                     call.callback(fitted)
     return fitted
+
+
+def _say(eager: Federation, where: Progress, rounds: int | None, planned: int) -> None:
+    """Print what is going to be done, and about how long it takes."""
+    usual = eager.server.usual_rounds
+    what = expected(eager.method, eager.data, rounds, usual)
+    left = min(usual or planned, planned) - where.round
+    took = in_words(seconds_expected(eager, where, max(1, left)))
+    print(f"{what}; {took}{' at most' if where.compiled else ''}", file=sys.stderr)
 
 
 def planned_of(method: Method, rounds: int | None) -> int:
@@ -200,29 +212,15 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if call.progress:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
-        print(expected(method, data, call.rounds), file=sys.stderr)
+        if call.rounds is None and method.most_rounds is None:
+            first, *more = ATTEMPTS
+            print(f"{first} rounds, and {more[0]} or {more[1]} where needed", file=sys.stderr)
     if call.rounds is None and method.most_rounds is None:
         return _until_good(choice, data, call, ATTEMPTS)
     fitted = run(method, data, call, choice)
     if method.most_rounds is None:
         _note(fitted, _judged(fitted, _draws(fitted), call.seed))
     return fitted
-
-
-def expected(method: Method, data: ClientData, rounds: int | None) -> str:
-    """Return what a run is going to do, in words."""
-    what = f"{data.num_clients:,} clients, {data.num_rows:,} rows: "
-    if rounds is not None:
-        return f"{what}{rounds} round{'s' * (rounds > 1)}" + (
-            " at most" if method.most_rounds else ""
-        )
-    if method.most_rounds is None:
-        return (
-            f"{what}{ATTEMPTS[0]} rounds, and {ATTEMPTS[1]} or {ATTEMPTS[2]} where they are needed"
-        )
-    if method.most_rounds == 1:
-        return f"{what}one round"
-    return f"{what}rounds until it is done, {method.most_rounds} at most"
 
 
 def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:

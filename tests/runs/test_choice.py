@@ -29,6 +29,7 @@ from hierfl.program.recipes import describe
 from hierfl.runs import checkpoint as state
 from hierfl.runs import choice, one_run
 from hierfl.runs.choice import choose
+from hierfl.runs.expected import expected
 from hierfl.runs.result import Fit
 from tests.formulas.frames import patients
 from tests.programs import federation, fit, logistic, regression
@@ -367,12 +368,13 @@ def test_a_method_that_stops_by_itself_is_chosen_and_run(
     shown = capsys.readouterr()
     said = shown.err + shown.out
     assert "hierfl.fit chose two_stage, since" in said
-    assert "4 clients, 16 rows: 1 round at most" in said and " s a round" in said
+    assert "4 clients, 16 rows: 1 round at most; about 1 s" in said and " s a round" in said
     most = methods.two_stage(logistic).most_rounds
-    left = one_run.expected(methods.two_stage(logistic), federation(), None)
+    left = expected(methods.two_stage(logistic), federation(), None)
     assert left.endswith(f"rounds until it is done, {most} at most")
-    left = one_run.expected(fedsvi(logistic), federation(), None)
-    assert left.endswith("200 rounds, and 600 or 2000 where they are needed")
+    usual = expected(methods.two_stage(logistic), federation(), None, 5)
+    assert usual == f"4 clients, 16 rows: about 5 rounds, {most} at most"
+    assert expected(methods.two_stage(logistic), federation(), None, 1).endswith(": one round")
     assert "judged" not in found.history
     named = fit(methods.two_stage(logistic), federation(), rounds=1)
     assert named.chosen is None
