@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -87,6 +88,10 @@ extern "C" void normals(const uint32_t *keys, int64_t many, int64_t count, float
 """
 
 
+# no compiler, or one that fails; another release of torch
+NO_KERNELS = (OSError, RuntimeError, SubprocessError, ImportError, AttributeError, TypeError)
+
+
 @cache
 def _kernels() -> Any:
     """Compile the kernels, or take them from inductor's cache on disk."""
@@ -106,7 +111,7 @@ def in_graph() -> Iterator[None]:
     """Let keyed noise on the CPU call the kernels, where they can be compiled."""
     try:
         _kernels()
-    except Exception:  # no compiler, or another release of torch
+    except NO_KERNELS:
         yield
         return
     token = GRAPH_OPS.set(torch.ops.hierfl)
@@ -140,25 +145,24 @@ def _vmapped(op: Callable[[Tensor, int], Tensor]) -> Callable[..., tuple[Tensor,
     return of_many
 
 
-_library = torch.library.Library("hierfl", "FRAGMENT")
-for name, run, fake in (
-    ("fold", _fold, lambda key, word: key.new_empty(key.shape)),
-    (
-        "normals",
-        _normals,
-        lambda key, count: key.new_empty((*key.shape[:-1], count), dtype=torch.float32),
-    ),
-):
+def _define(name: str, run: Callable[[Tensor, int], Tensor], fake: Any) -> None:
+    """Register an operation (key, number) -> tensor that a graph holds as it is."""
     _library.define(f"{name}(Tensor key, int number) -> Tensor")
     _library.impl(name, run, "CPU")
     torch.library.register_fake(f"hierfl::{name}", fake, lib=_library)
-    op = getattr(torch.ops.hierfl, name)
-    torch.library.register_vmap(f"hierfl::{name}", _vmapped(op), lib=_library)
+    vmapped = _vmapped(getattr(torch.ops.hierfl, name))
+    torch.library.register_vmap(f"hierfl::{name}", vmapped, lib=_library)
 
+
+def _undrawn(key: Tensor, count: int) -> Tensor:
+    return key.new_empty((*key.shape[:-1], count), dtype=torch.float32)
+
+
+_library = torch.library.Library("hierfl", "FRAGMENT")
+_define("fold", _fold, lambda key, word: key.new_empty(key.shape))
+_define("normals", _normals, _undrawn)
 _library.define("normals_of(Tensor[] keys, int[] counts) -> Tensor[]")
 _library.impl("normals_of", lambda keys, counts: list(map(_normals, keys, counts)), "CPU")
 torch.library.register_fake(
-    "hierfl::normals_of",
-    lambda keys, counts: list(map(torch.ops.hierfl.normals, keys, counts)),
-    lib=_library,
+    "hierfl::normals_of", lambda keys, counts: list(map(_undrawn, keys, counts)), lib=_library
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import weakref
@@ -133,6 +134,19 @@ def new_table(own: Tree, clients: int, path: Path | None = None) -> Table:
         weakref.finalize(table, folder.cleanup)
         return table
     return new_stored(own, clients, path)
+
+
+def in_shared_memory(table: Tree) -> Tree:
+    """Copy a table in memory to memory that this process shares with the copies of it made later."""
+    return tree_map(_shared, table)
+
+
+def _shared(leaf: Tensor) -> Tensor:
+    if not leaf.numel():
+        return leaf
+    # no file in /dev/shm, which is small in containers
+    pages = mmap.mmap(-1, leaf.nbytes)
+    return torch.frombuffer(pages, dtype=leaf.dtype).view(leaf.shape).copy_(leaf)
 
 
 def new_stored(own: Tree, clients: int, path: Path) -> Stored:

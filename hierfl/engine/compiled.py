@@ -142,6 +142,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
+    from hierfl.engine.exponentials import inlined
     from hierfl.engine.repeated_steps import cut_end, draw_together
 
     shape: list[Any] = []
@@ -151,7 +152,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         shape[:] = [out_spec]
         return out
 
-    with torch.no_grad(), warnings.catch_warnings(), _instructions_known():
+    with torch.no_grad(), warnings.catch_warnings(), _instructions_known(), inlined():
         warnings.simplefilter("ignore")  # of inductor, about its own code
         with in_graph():
             graph = make_fx(flat)(*_distinct(leaves))
@@ -162,8 +163,11 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         return Graph(_step(graph, leaves, given), shape[0], late)
 
 
-# a weight's whole update is one kernel, which by default has at most 16 parts
-FUSED_MORE = {"cpp.max_horizontal_fusion_size": 64}
+# a product and a sum are one instruction; a weight's whole update is one kernel, of more than 16 parts
+OPTIONS = {
+    "cpp.enable_floating_point_contract_flag": "fast",
+    "cpp.max_horizontal_fusion_size": 64,
+}
 
 
 def _step(graph: fx.GraphModule, leaves: list[Tensor], given: int) -> Callable[..., Any]:
@@ -174,13 +178,11 @@ def _step(graph: fx.GraphModule, leaves: list[Tensor], given: int) -> Callable[.
     if written is not None:
         # inductor's fusion of outer loops fails for some inputs that are overwritten
         with suppress(Exception):
-            return _lowered(written, leaves, FUSED_MORE)
+            return _lowered(written, leaves)
     return _lowered(graph, leaves)
 
 
-def _lowered(
-    graph: fx.GraphModule, leaves: list[Tensor], options: dict[str, Any] | None = None
-) -> Callable[..., Any]:
+def _lowered(graph: fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
     """Let inductor lower a graph to a function of leaves like these."""
     # imports sympy, which takes a second
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -192,7 +194,7 @@ def _lowered(
         fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)
     ]
     with tracing(TracingContext(fake)):
-        lowered: Any = torch._inductor.compile(graph, examples, options=options)
+        lowered: Any = torch._inductor.compile(graph, examples, options=OPTIONS)
 
     def run(*leaves: Tensor) -> Any:
         with torch.no_grad():

@@ -74,7 +74,9 @@ def in_place(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
     taken |= {node for node in nodes if node.op == "placeholder"}
     for place, (old, new) in enumerate(zip(inputs, outputs, strict=False)):
         large = _are_alike(old, new) and old.meta["val"].numel() >= MANY
-        if large and origins[place] not in taken and old not in origins:
+        # what the step itself reads again, inductor would write twice
+        read_once = len(new.users) == 1
+        if large and read_once and origins[place] not in taken and old not in origins:
             with graph.graph.inserting_before(end):
                 graph.graph.call_function(aten.copy_.default, (old, new))
             outputs[place] = old

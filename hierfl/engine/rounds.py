@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -24,7 +24,7 @@ from hierfl.data.batch import full_batch
 from hierfl.data.ragged import cut_ragged
 from hierfl.engine.aggregate import Sums, added, far_out, means_of, said_of_conflicts
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, over_batch, work_on
-from hierfl.engine.client_store import Table, new_table, put, taken
+from hierfl.engine.client_store import Stored, Table, in_shared_memory, new_table, put, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
 from hierfl.method import Clock
@@ -109,9 +109,13 @@ def rounds(
     here: RunAll[Task, Done] | None = elsewhere
     if here is None and federation.cores < 2:
         here = partial(map, task)
+    shared = here is None and not isinstance(progress.table, Stored)
+    if shared:
+        progress = replace(progress, table=in_shared_memory(progress.table))
+        task = partial(work_at, progress.table, task)
     with nullcontext(here) if here else crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):
-            progress = one_round(federation, progress, until, run_all)
+            progress = one_round(federation, progress, until, run_all, shared=shared)
             yield progress
 
 
@@ -122,8 +126,12 @@ def one_round(
     run_all: RunAll[Task, Done] | None = None,
     *,
     ids: Tensor | None = None,
+    shared: bool = False,
 ) -> Progress:
-    """Run one of `until` planned rounds: draw a cohort, or take `ids`; let it work, update the server."""
+    """Run one of `until` planned rounds: draw a cohort, or take `ids`; let it work, update the server.
+
+    If the table is `shared`, `run_all` reads and writes the clients' states itself.
+    """
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server
@@ -134,7 +142,8 @@ def one_round(
         ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
     run_all = run_all or partial(map, partial(work_on, federation, federation.client.phases))
-    cohort = _summed(_in_chunks(federation, run_all, message, progress.table, ids, clock))
+    table = None if shared else progress.table
+    cohort = _summed(_in_chunks(federation, run_all, message, table, ids, clock))
     if not len(cohort.ids):
         raise _all_left_out(federation, clock, cohort.left_out)
     record: dict[str, Any] = {"round": clock.round, "clients": len(cohort.ids)}
@@ -255,16 +264,27 @@ def _in_chunks(
     federation: Federation,
     run_all: RunAll[Task, Done],
     message: Tree,
-    table: Table,
+    table: Table | None,
     ids: Tensor,
     clock: Clock,
 ) -> Iterator[Done]:
     parts = federation.parts(ids, message)
     slots = federation.slots_to_fill(parts, message)
-    tasks = (Task(message, taken(table, part), part, clock.round, slots) for part in parts)
+    tasks = (
+        Task(message, None if table is None else taken(table, part), part, clock.round, slots)
+        for part in parts
+    )
     for done in run_all(tasks):
-        put(table, done.ids, done.own)
+        if table is not None:
+            put(table, done.ids, done.own)
         yield done
+
+
+def work_at(table: Table, work: Callable[[Task], Done], task: Task) -> Done:
+    """Do a task on clients whose states are in a table that processes share; they do not travel."""
+    done = work(task._replace(own=taken(table, task.ids)))
+    put(table, done.ids, done.own)
+    return done._replace(own=None)
 
 
 CLIENTS_AT_ONCE = 64

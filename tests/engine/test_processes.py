@@ -332,6 +332,26 @@ def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
+def test_the_states_of_clients_stay_where_they_are(
+    two_cores: None, not_lowered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy reads and writes the rows of its clients in memory that all processes share."""
+    federation = replace(federate(fedabml(), rows(), cohort=16), graphs=Graphs())
+    traveled: list[Any] = []
+    receive_one = processes.Copy.receive
+
+    def received(copy: processes.Copy) -> Any:
+        done = receive_one(copy)
+        traveled.append(done.own)
+        return done
+
+    monkeypatch.setattr(processes.Copy, "receive", received)
+    begun = begin(federation)
+    *_, last = rounds(federation, begun, 3)
+    assert traveled and all(own is None for own in traveled)
+    assert bool(last.table["seen"].any()) and not bool(begun.table["seen"].any())
+
+
 def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     eager = federate(fedabml(), rows(), settings=hierfl.Settings(chunk=7))
     compiled = replace(eager, graphs=Graphs())

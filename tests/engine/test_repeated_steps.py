@@ -138,8 +138,15 @@ def by_product(a: Tensor, b: Tensor) -> Pair:
     return b - 0.1 * torch.bmm(a, a), a + 1.0
 
 
+def read_again(a: Tensor, b: Tensor) -> Pair:
+    """The second result is computed from the new first one, which inductor would store twice."""
+    new = a - 0.1 * b
+    return new, b + new.square()
+
+
 @pytest.mark.parametrize(
-    ("step", "written"), [(crossed, 2), (swapped, 0), (partly_kept, 0), (by_product, 1)]
+    ("step", "written"),
+    [(crossed, 2), (swapped, 0), (partly_kept, 0), (by_product, 1), (read_again, 1)],
 )
 def test_large_results_are_written_over_their_inputs(
     step: Callable[[Tensor, Tensor], Pair], written: int
