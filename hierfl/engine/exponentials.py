@@ -51,4 +51,4 @@ def inlined() -> Iterator[None]:
     try:
         yield
     finally:
-        CppVecOverrides.exp = called
+        CppVecOverrides.exp = called  # type: ignore[method-assign]
