@@ -128,7 +128,9 @@ def sums_of(rows: PackedRows, spread: Spread) -> Sums:
     else:
         constant, count, square = values[:, 0], *torch.zeros(2, clients)
     square = square.clamp(min=0.0)
+    # a direction that rows hardly say anything of is not solved for: its slope is left
     far = ((moves[:, inside] @ block) * moves[:, inside]).sum(-1)  # (C, len(moves))
+    far = far - 2.0 * left @ moves[:, inside].mT
     total = torch.stack([constant, count, square], 1) @ terms.mT - 0.5 * far / scale.square()
     wrong = (total - values).abs() > NATS + RELATIVE * values.abs()
     precision = torch.zeros(clients, size, size)

@@ -269,6 +269,41 @@ def test_series_with_a_step_for_each_row(how: str) -> None:
         assert abs(draws[name].std() / sd - 1.0) < 0.06, name
 
 
+def unscaled(batch: ClientBatch) -> None:
+    """Slopes of columns that may be nearly equal."""
+    sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a + (batch.x * slope).sum(-1), sigma), obs=batch.y)
+
+
+def test_the_slope_in_a_direction_that_is_not_solved_for_is_kept() -> None:
+    g = torch.Generator().manual_seed(0)
+    first, apart = torch.randn(2, 30, generator=g, dtype=torch.float64)
+    x = torch.stack([100.0 * first, 100.0 * first + 2e-3 * apart], 1)
+    y = 30.0 * torch.randn(30, generator=g, dtype=torch.float64) + 30.0 * apart
+    client = torch.arange(30) // 15
+    rows = ClientData.from_arrays(client, x=torch.randn(30, 2, generator=g), y=y)
+    seen = seen_in(program_of(unscaled, rows))
+    line, spread = seen.score.line, seen.hierarchy.spread
+    assert spread is not None
+    near = ClientData({**rows.fields, "x": x}, rows.offsets, rows.names, rows.client_fields)
+    with double_precision(), torch.no_grad():
+        packed_rows = packed(seen.score, full_batch(near, torch.arange(2)))
+        sums = sums_of(packed_rows, spread)
+        assert not bool(sums.wrong.any())
+        v = seen.score.start + torch.randn(2, 6, len(seen.score.start), generator=g)
+        by = torch.stack([spread.of(one[line.rest]) ** -2 for one in v.flatten(0, 1)]).view(2, 6)
+        whole = sums.square + explained(sums.precision, sums.shift)
+        found = 0.5 * (sums.num_rows[:, None] * by.log() - by * whole[:, None])
+        found = found + by * (v @ sums.shift[..., None])[..., 0]
+        found = found - 0.5 * by * ((v @ sums.precision) * v).sum(-1)
+        apart = packed_rows.values(v) - found
+    assert (apart - apart[:, :1]).abs().max() < 1e-9 * packed_rows.values(v).abs().max()
+
+
 def test_what_leaves_a_client_has_no_row() -> None:
     """Two clients whose rows differ but whose sums do not send the same."""
     seen = seen_in(program_of(programs.noisy))
