@@ -164,7 +164,7 @@ def page(done: Mapping[str, Sequence[Record]]) -> str:
             *(outside, said["k_hat_above_0.7"], said["most_rounds"]),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    missing = ", ".join(name for name in NAMES if name not in done) or "none"
+    missing = ", ".join(name for name in NAMES if name not in done)
     rule = "|---|" + "---:|" * 5 + "---|" + "---:|" * 2
     least = min(p_values, default=1.0)
     chance = CHANCE.format(
@@ -174,7 +174,8 @@ def page(done: Mapping[str, Sequence[Record]]) -> str:
         tables=100.0 * (1.0 - (1.0 - least) ** len(p_values)),
     )
     head = [ABOUT + chance, f"| {' | '.join(HEAD)} |", rule]
-    return "\n".join([*head, *lines, "", f"Not run yet: {missing}.", ""])
+    left = ["", f"Not run yet: {missing}."] if missing else []
+    return "\n".join([*head, *lines, *left, ""])
 
 
 def summary(records: Sequence[Record]) -> Record:
