@@ -113,12 +113,14 @@ def _given(
     slope = -times(inverse(within)[0], prior.precision[:, others][:, :, at[0]])
     best = times(pseudo_inverse(precision), shift)
     here = torch.cat([mean, z[hierarchy.reading.shared].expand(len(shift), -1)], 1)
-    left = times(precision, best - here)  # no large numbers cancel
+    over = shift - times(precision, best)  # the slope in directions that are not solved for
+    turned = times(precision, best - here)  # no large numbers cancel
+    left = turned + over
     block = precision[:, others][:, :, others]
     a, turn = torch.linalg.eigh(product(back, product(back, block).mT))
     inward = turn.mT @ back
     along = times(block, slope.expand(len(shift), -1))
-    e = own["square"] + dot(best - here, left)
+    e = own["square"] + dot(best - here, turned) - 2.0 * dot(over, here)
     return _Given(
         mean,
         slope.expand(len(shift), -1),

@@ -2,10 +2,10 @@
 
 With A = R' R a client's log likelihood, up to a constant, is
 
-    log p(y_k | l, s) = -N log g(s) - (R2 + |R l - R l^|^2) / (2 g(s)^2)
+    log p(y_k | l, s) = -N log g(s) - (S + |R l - R l^|^2) / (2 g(s)^2)
 
-a function of predictors R l and of s, like that of rows; so whoever has the sums can do with them
-what a client does with its rows.
+with S the sum of squares at l^: a function of predictors R l and of s, like that of rows. So
+whoever has the sums can do with them what a client does with its rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class SummedRows(PackedRows):
         above = values > SMALL * values.amax(-1, keepdim=True)
         root = torch.where(above, values, 0.0).sqrt()
         back = torch.where(above, 1.0 / torch.where(above, root, 1.0), 0.0)
-        self.design = root[..., None] * vectors.mT  # (C, L, L)
-        best = back * (vectors.mT @ sums.shift[:, inside, None])[..., 0]
+        slope = (vectors.mT @ sums.shift[:, inside, None])[..., 0]
+        # a direction that rows hardly say anything of is not solved for: its slope is left
+        left = (vectors @ torch.where(above, 0.0, slope)[..., None]).mT
+        self.design = torch.cat([root[..., None] * vectors.mT, left], 1)  # (C, L + 1, L)
+        best = back * slope
         self.tensors = (best, sums.num_rows, sums.square)
 
     def some(self, who: Tensor) -> SummedRows:
@@ -42,10 +45,10 @@ class SummedRows(PackedRows):
         return SummedRows(self.score, self.spread, Sums(*(v[who] for v in self.sums)))
 
     def of_unit(self, shift: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
-        """Return the log likelihood of a client, (), at predictors (L,) and s (S,)."""
+        """Return the log likelihood of a client, (), at predictors (L + 1,) and s (S,)."""
         best, num_rows, square = own
         scale = self.spread.of(rest)
-        left = square + (shift - best).square().sum(-1)
+        left = square + (shift[:-1] - best).square().sum() - 2.0 * shift[-1]
         return -num_rows * scale.log() - 0.5 * left / scale.square()
 
     def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:

@@ -103,10 +103,35 @@ def test_sums_are_rows_of_the_same_likelihood(model: Any) -> None:
     assert torch.allclose(one.curvature, other.curvature, rtol=1e-6, atol=1e-6)
 
 
+def nearly_equal_columns() -> ClientData:
+    """Rows whose second column is the first one but for a trifle."""
+    data = people(COUNTS)
+    x = data.fields["x"].double()
+    x = torch.stack([100.0 * x[:, 0], 100.0 * x[:, 0] + 2e-3 * x[:, 1]], 1)
+    fields = {**data.fields, "x": x, "y": 30.0 * data.fields["y"].double()}
+    return ClientData(fields, data.offsets, data.names, data.client_fields)
+
+
+def test_directions_that_sums_do_not_solve_for_keep_their_slopes() -> None:
+    seen = seen_in(program_of(together))
+    assert seen.spread is not None
+    with double_precision(), torch.no_grad(), unchecked():
+        rows = packed(seen.score, full_batch(nearly_equal_columns(), torch.arange(6)))
+        sums = sums_of(rows, seen.spread)
+        summed = SummedRows(seen.score, seen.spread, sums)
+        v = seen.score.start + 0.5 * torch.randn(6, 5, len(seen.score.start))
+        off = rows.values(v) - summed.values(v)
+    assert not bool(sums.wrong.any())
+    assert (off - off[:, :1]).abs().max() < 1e-7 * rows.values(v).abs().max()
+
+
+@pytest.mark.parametrize(
+    "rows", [people(COUNTS), nearly_equal_columns()], ids=["rows", "collinear"]
+)
 @pytest.mark.parametrize("model", [alone, together], ids=lambda model: str(model.__name__))
-def test_local_draws_have_the_density_that_they_say(model: Any) -> None:
+def test_local_draws_have_the_density_that_they_say(model: Any, rows: ClientData) -> None:
     """Log joint minus log density is log p(y | z), the same for all draws of a client."""
-    program, data = program_of(model), people(COUNTS)
+    program, data = program_of(model), rows
     seen, batch = seen_in(program), full_batch(data, torch.arange(6))
     assert seen.spread is not None
     g = torch.Generator().manual_seed(3)
