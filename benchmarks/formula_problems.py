@@ -24,6 +24,7 @@ class Problem:
         clients: the column that names the clients.
         frame: reads the rows.
         levels: groups that are agreed beforehand.
+        data2: matrices that the formula names.
     """
 
     formula: str
@@ -31,10 +32,17 @@ class Problem:
     clients: str
     frame: Callable[[], pd.DataFrame]
     levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    data2: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
     def model(self, frame: pd.DataFrame) -> hierfl.Formula:
         """Return the formula and its schema; rows that miss a value are left out."""
-        made = hierfl.formula(self.formula, self.family, clients=self.clients, missing="drop")
+        made = hierfl.formula(
+            self.formula,
+            self.family,
+            clients=self.clients,
+            missing="drop",
+            data2=dict(self.data2) or None,
+        )
         return made.on(frame, levels=self.levels)
 
 
@@ -195,10 +203,68 @@ def depression() -> pd.DataFrame:
     return frame[frame["oldpeak"] >= 0.0]
 
 
+# Of the 48 states that touch others and DC, each with the neighbors that come after it.
+BORDERS = """
+AL FL GA MS TN|AZ CA NM NV UT|AR LA MO MS OK TN TX|CA NV OR|CO KS NE NM OK UT WY|CT MA NY RI|DE MD NJ PA|DC MD VA|FL GA|
+GA NC SC TN|ID MT NV OR UT WA WY|IL IN IA KY MO WI|IN KY MI OH|IA MN MO NE SD WI|KS MO NE OK|KY MO OH TN VA WV|LA MS TX|
+ME NH|MD PA VA WV|MA NH NY RI VT|MI OH WI|MN ND SD WI|MS TN|MO NE OK TN|MT ND SD WY|NE SD WY|NV OR UT|NH VT|NJ NY PA|
+NM OK TX|NY PA VT|NC SC TN VA|ND SD|OH PA WV|OK TX|OR WA|PA WV|SD WY|TN VA|UT WY|VA WV
+"""
+
+
+def neighbors() -> pd.DataFrame:
+    """Return which states of the USA are neighbors, 0 or 1."""
+    states = [line.split() for line in BORDERS.replace("\n", "").split("|")]
+    names = sorted({name for line in states for name in line})
+    found = pd.DataFrame(0.0, index=names, columns=names)
+    for first, *others in states:
+        found.loc[first, others] = 1.0
+        found.loc[others, first] = 1.0
+    return found
+
+
+PLACES = ["cleveland", "hungarian", "switzerland", "va"]
+KM = [[0, 7600, 6900, 3300], [7600, 0, 800, 9900], [6900, 800, 0, 9500], [3300, 9900, 9500, 0]]
+NEAR = pd.DataFrame(np.exp(np.array(KM) / -3000.0), index=PLACES, columns=PLACES)
+
 NURSES = "stress ~ {} + scale(age) + (1 | hospital)"
 HEART = "oldpeak ~ scale(age) + sex + (1 | hospital)"
 STATES = "edu0 ~ female + black + (1 | state)"
-# Problems of one family or term each.
+# Problems of one term each, and of one family each.
+OF_TERMS = {
+    "mo": Problem(
+        "time | event(died) ~ mo(ecog) + scale(age) + female + (1 | inst)",
+        "weibull",
+        "inst",
+        lambda: (
+            lung()
+            .dropna(subset=["ph.ecog"])
+            .assign(
+                died=lambda f: f["status"],
+                female=lambda f: f["sex"] - 1,
+                ecog=lambda f: f["ph.ecog"].astype(int),
+            )
+        ),
+    ),
+    "s": Problem("ill ~ s(age) + sex + (1 | hospital)", "bernoulli", "hospital", heart),
+    "gp": Problem(
+        "stress ~ gp(age, k=8) + (1 | hospital)", "gaussian", "hospital", lambda: csv("nurses.csv")
+    ),
+    "gr": Problem(
+        "ill ~ scale(age) + sex + (1 | gr(hospital, cov=near))",
+        "bernoulli",
+        "hospital",
+        heart,
+        data2={"near": NEAR},
+    ),
+    "car": Problem(
+        "edu0 | trials(voters) ~ female + black + car(borders, gr=state)",
+        "binomial",
+        "state",
+        schooling,
+        data2={"borders": neighbors()},
+    ),
+}
 OF_FAMILIES = {
     "acat": Problem(NURSES.format("cs(wardtype)"), "acat", "hospital", lambda: csv("nurses.csv")),
     "sratio": Problem(

@@ -12,6 +12,7 @@ imports neither torch nor hierfl.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,20 @@ def correlated(loc: Any, scale_tril: Any) -> Any:
     return dist.TransformedDistribution(standard, place)
 
 
+def categorical(logits: Any) -> Any:
+    """Return classes, whose numbers may be floats."""
+    import numpyro.distributions as dist
+
+    class Classes(dist.CategoricalLogits):  # type: ignore[misc]
+        """Classes 0, 1, ..."""
+
+        def log_prob(self, value: Any) -> Any:
+            """Return the log probabilities."""
+            return super().log_prob(value.astype(int))
+
+    return Classes(logits)
+
+
 def batch(rows: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a batch, with its plates."""
     import jax.numpy as jnp
@@ -153,13 +168,16 @@ def program(text: str) -> Any:
         lgamma=gammaln,
         exp=jnp.exp,
         log=jnp.log,
+        sqrt=jnp.sqrt,
+        arange=jnp.arange,
         atan=jnp.arctan,
         sigmoid=jax.nn.sigmoid,
         softmax=jax.nn.softmax,
     )
     families = SimpleNamespace(**vars(FAMILIES), Weibull=weibull, Censored=censored)
     named = {name: getattr(dist, name) for name in dir(dist) if name[0].isupper()}
-    priors = SimpleNamespace(**{**named, "MultivariateNormal": correlated})
+    replaced = {"MultivariateNormal": correlated, "Categorical": categorical}
+    priors = SimpleNamespace(**{**named, **replaced})
     scope: dict[str, Any] = {"pyro": numpyro, "dist": priors, "torch": torch, "families": families}
     body = text[text.index("def model") :]
     # of a log Weibull time; JAX's arrays have no method exp
@@ -174,6 +192,8 @@ def methods_as_functions(body: str) -> str:
     for name in ("eta", "(-eta)", "shape"):
         for method in ("exp", "atan", "log", "sigmoid"):
             body = body.replace(f"{name}.{method}()", f"torch.{method}({name})")
+    body = re.sub(r"= \((.+)\)\.sqrt\(\)$", r"= torch.sqrt(\1)", body, flags=re.MULTILINE)
+    body = body.replace(").rsqrt()", ") ** -0.5")
     padded = "torch.nn.functional.pad(eta, (1, 0))"
     return body.replace(f"{padded}.softmax(-1)", f"torch.softmax({padded})")
 

@@ -12,15 +12,11 @@ curvature of the common coefficients, pooled by inverse variance.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import subprocess
-import tempfile
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,17 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 import hierfl
+from benchmarks.formula_nuts import Numbers, pooled_nuts
 from benchmarks.formula_problems import PROBLEMS
-from benchmarks.pooled_nuts import ROOT, python
 from benchmarks.reference import cache
 from hierfl.formulas.parse import response_of
-
-Numbers = dict[str, np.ndarray]
-# Effective draws of a site, and share of divergent transitions, with which NUTS runs again,
-# non-centered. A centered one misses the small scales of few clients, at any number of draws
-# (trauma: 5 % diverge, an sd off by 0.12 posterior sds).
-FEWEST, DIVERGING = 2000.0, 0.001
-AGAIN = ("--draws", "15000", "--accept", "0.99")
 
 
 @dataclass(frozen=True)
@@ -87,39 +76,6 @@ class Row:
     meta: float | None
 
 
-def pooled_nuts(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers:
-    """Return what `benchmarks.formula_sampler` saved of a program, run once and kept."""
-    text = made.program()
-    batch = hierfl.full_batch(data)
-    rows = {n: v.numpy() for n, v in {**batch.fields, **batch.client_fields}.items()}
-    digest = hashlib.sha256(text.encode() + b"".join(v.tobytes() for v in rows.values()))
-    kept = cache() / f"formula_nuts_{digest.hexdigest()[:16]}.npz"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            files = [Path(folder) / name for name in ("program.py", "rows.npz", "out.npz")]
-            files[0].write_text(text)
-            np.savez(files[1], present=batch.mask().numpy(), **rows)
-            call = [python(), "-m", "benchmarks.formula_sampler", *map(str, files)]
-            subprocess.run(call, cwd=ROOT, check=True)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_bytes(files[2].read_bytes())
-            effective, diverging = _quality(kept)
-            if effective < FEWEST or diverging > DIVERGING:  # few rows a group, or a scale near 0
-                groups = [term.site for term in made.layout.groups]
-                subprocess.run([*call, *AGAIN, "--apart", *groups], cwd=ROOT, check=True)
-                more, fewer = _quality(files[2])
-                if fewer < diverging if diverging > DIVERGING else more > effective:
-                    kept.write_bytes(files[2].read_bytes())
-    with np.load(kept) as found:
-        return dict(found)
-
-
-def _quality(file: Path) -> tuple[float, float]:
-    """Return the fewest effective draws of a site, and the share of divergent transitions."""
-    with np.load(file) as found:
-        return float(found["effective"]), float(found["diverging"])
-
-
 def posterior(fit: hierfl.Fit, draws: int = 4000) -> tuple[Numbers, Numbers]:
     """Return mean and sd of each latent site, in the shapes of the program."""
     drawn = fit.draws(draws)
@@ -143,7 +99,9 @@ def by_bfi(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
     ]
     keep = [made.layout.common.columns.index(n) for n in names]
     x = torch.as_tensor(np.concatenate(columns)[:, keep]).to(data.fields["y"].dtype)
-    fields = {n: data.fields[n] for n in ("y", "trials", "cens") if n in data.fields}
+    fields: dict[str, Any] = {
+        n: data.fields[n] for n in ("y", "trials", "cens") if n in data.fields
+    }
     rows = hierfl.ClientData.from_arrays(data.row_client, names=data.names, x=x, **fields)
     family = made.family
     extra = [n for n in ("trials", "cens") if n in fields]
@@ -223,7 +181,7 @@ def _own_estimate(
         return value
 
     try:
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
     except ValueError:
         return None  # it runs off: a few times can be fitted exactly
     hessian = torch.autograd.functional.hessian(loss, theta.detach()).numpy()

@@ -12,6 +12,7 @@ Monte Carlo error of a default fit from scratch; all seeds together show what a 
 
 Every fit's means and sds are kept in `--out`, so that a run that is stopped goes on where it was.
 
+`--nodes` compares both calls over nodes in this process with those on one machine, of one seed.
 `--sensitivity` compares `diagnostics.sensitivity` with refits whose prior is scaled by 0.8 and 1.25
 instead: the move of each global mean in sds.
 
@@ -40,6 +41,7 @@ import torch
 from numpy.typing import NDArray
 
 import hierfl
+from benchmarks import living_nodes
 from benchmarks.formula_problems import PROBLEMS
 from benchmarks.rounds_models import ALL
 from hierfl import ClientBatch, ClientData, diagnostics
@@ -291,6 +293,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--nodes", action="store_true", help="compare with one machine")
     parser.add_argument("--sensitivity", action="store_true", help="compare with scaled priors")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "living")
     parsed = parser.parse_args(args)
@@ -299,6 +302,14 @@ def main(args: Sequence[str] | None = None) -> None:
         both = {"radon": (radon_scaled, ALL["radon"].data()), "heart": (heart_scaled, heart_data())}
         for name, (made, data) in both.items():
             print(name, moves(made, data).round(4).to_string(), sep="\n", flush=True)
+        return
+    if parsed.nodes:
+        print(
+            "| " + " | ".join(living_nodes.COLUMNS) + " |\n|" + "---|" * len(living_nodes.COLUMNS)
+        )
+        for name in parsed.names or NAMES:
+            for line in living_nodes.lines(name, CHANGES, seed=100):
+                print("| " + " | ".join(line) + " |", flush=True)
         return
     parsed.out.mkdir(parents=True, exist_ok=True)
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
