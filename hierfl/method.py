@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -132,7 +133,7 @@ class Phase:
     def __post_init__(self) -> None:
         if self.unit not in ("step", "epoch"):
             raise ValueError(f"unit is {self.unit!r}: it must be 'step' or 'epoch'")
-        if not isinstance(self.count, int):
+        if not isinstance(self.count, Integral):
             raise TypeError(f"a phase of {self.count!r} {self.unit}s: the count must be an integer")
         if self.count < 0:
             raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")

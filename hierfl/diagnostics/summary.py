@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import pandas as pd
@@ -83,7 +84,7 @@ def summary(
     expect_fit(fit)
     least = least_draws(check_prob(prob))
     draws = max(least, _affordable(fit)) if draws is None else draws
-    if not isinstance(draws, int) or draws < least:
+    if not isinstance(draws, Integral) or draws < least:
         raise ValueError(
             f"draws is {shown(draws)}: a {percent(prob)} interval needs an integer of {least} or more"
         )

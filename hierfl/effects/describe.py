@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect_count, spelled
 from hierfl.core.tables import Shown, cell, shown_as
 from hierfl.data.frames import is_column
 from hierfl.effects.pooled_rows import pooled_levels, pooled_numbers
@@ -88,10 +88,11 @@ def describe(
         least_count: an integer. Default None: 1 of frames, 5 over nodes.
 
     Raises:
-        TypeError: `rows` is neither frames nor nodes, or there is no formula over nodes, or columns are
-            named by others than strings.
+        TypeError: `rows` is neither frames nor nodes, or there is no formula over nodes, columns are
+            named by others than strings, or `least_count` is no integer.
         KeyError: a client lacks a column.
-        ValueError: `least_count` is below 1, or no client can be described.
+        ValueError: `least_count` is below 1, no client can be described, or a value is called
+            "(missing)" or "(others)", as the rows are that have none, or one of too few to be named.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
     over, least = least_of(rows, least_count)
@@ -115,10 +116,9 @@ def describe(
 def least_of(rows: Any, given: int | None) -> tuple[bool, int]:
     """Return whether rows are at nodes, and the rows that each number must rest on."""
     over = callable(getattr(rows, "ask_about_rows", None))
-    least = (LEAST_COUNT if over else 1) if given is None else given
-    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
-        raise ValueError(f"least_count is {least!r}: it must be an integer, 1 or more")
-    return over, least
+    if given is None:
+        return over, LEAST_COUNT if over else 1
+    return over, expect_count(given, "least_count")
 
 
 def _here(

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.table_answers import LevelsAnswer, NumbersAnswer
+from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
-OTHERS = "(others)"  # levels of too few rows to be named
 Floats = NDArray[np.float64]
 
 

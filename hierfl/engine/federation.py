@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from operator import attrgetter
 
 import torch
@@ -182,16 +183,16 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     """Return the number of clients a round: None for all, a count, or a share in (0, 1]."""
     if cohort is None:
         return population
-    if isinstance(cohort, float):
+    if not isinstance(cohort, Integral):
         if not 0.0 < cohort <= 1.0:
             raise ValueError(
                 f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an "
                 "integer"
             )
-        return max(1, round(cohort * population))
+        return max(1, round(float(cohort) * population))
     if not 1 <= cohort <= population:
         raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
-    return cohort
+    return int(cohort)
 
 
 def _check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from hierfl.core.arguments import check_names, spelled
+from hierfl.core.arguments import check_names, expect_count, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import Rare, agreed, has_columns
@@ -274,11 +274,11 @@ def schema(
         raise TypeError(
             "schema needs clients='hospital', the column that names the clients, or a formula"
         )
-    least = (1 if rare == "refuse" else 5) if min_count is None else min_count
+    least = 1 if rare == "refuse" else 5
+    if min_count is not None:
+        least = expect_count(min_count, "min_count")
     if rare not in ("refuse", "merge"):
         raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
-    if not isinstance(least, int) or least < 1:
-        raise ValueError(f"min_count is {least!r}: it must be an integer, 1 or more")
     by = formula.clients if formula is not None else str(clients)
     parts, declared = by_client(frames, by), None if formula is None else formula.declared
     first = next(iter(parts.values()))

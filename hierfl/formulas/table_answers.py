@@ -128,6 +128,7 @@ def _by_group(
     return found
 
 
+OTHERS = "(others)"  # levels of too few rows to be named
 MISSING = "(missing)"  # the group of rows that miss the value by which they are grouped
 
 
@@ -137,6 +138,7 @@ def rows_by_group(frame: pd.DataFrame, by: str | None, client: str) -> Iterator[
     if by is not None:
         check_column(frame, by, client)
         names = named(frame[by], by, client).astype(object)
+        _refuse_name(MISSING, names, by, client)
         names[names == ""] = MISSING
     for name in dict.fromkeys(names.tolist()):
         yield name, names == name
@@ -159,9 +161,19 @@ def variable_answer(
     return VariableAnswer(missing, levels_answer(series[there], name, client, least))
 
 
+def _refuse_name(reserved: str, names: Any, column: str, client: str) -> None:
+    """Refuse a value that has the name of what a table adds."""
+    if reserved in names:
+        raise ValueError(
+            f"column '{column}' of client '{client}' has the value '{reserved}', which is what the table "
+            "calls other rows: rename it"
+        )
+
+
 def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnswer:
     """Return the rows of each level that may be named."""
     levels, counts = np.unique(named(series, name, client), return_counts=True)
+    _refuse_name(OTHERS, levels, name, client)
     seen = dict(zip(levels.tolist(), map(int, counts), strict=True))
     shown = {level: rounded_count(count, least) for level, count in seen.items() if count >= least}
     others = sum(count for count in seen.values() if count < least)

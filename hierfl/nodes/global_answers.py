@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hierfl.core.arguments import expect_count
 from hierfl.core.intervals import check_prob, least_draws, percent
 from hierfl.core.tables import Shown
 from hierfl.core.trees import nbytes
@@ -47,7 +48,7 @@ def _judged(fit: Fit) -> tuple[str, bool | None]:
 def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
     """Return the table of the global sites, in brms's order of a formula."""
     least = least_draws(check_prob(prob))
-    if not isinstance(draws, int) or draws < least:
+    if expect_count(draws, "draws") < least:
         raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
     server = fit.here
     sites = global_sites(server.program)

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 from unicodedata import normalize
@@ -74,7 +75,7 @@ class Policy:
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError("epsilon and delta are one budget: give both, or neither")
         for name, value in zip(("epsilon", "delta"), self.budget or (), strict=False):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise ValueError(f"{name} is {value!r}: it must be a number")
         epsilon, delta = self.budget or (1.0, 0.5)
         if not (0.0 < epsilon < math.inf and 0.0 < delta < 1.0):
@@ -91,6 +92,7 @@ class Policy:
         """Return the keys that differ from those of the default policy, as JSON."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         own = {key: value for key, value in own.items() if value != getattr(Policy, key)}
+        own = {key: v.item() if hasattr(v, "item") else v for key, v in own.items()}  # NumPy's
         return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in own.items()}
 
     def check(self, method: Method | None, rows: int) -> None:
@@ -235,7 +237,7 @@ def _check_names(key: str, found: Collection[str], known: tuple[str, ...]) -> No
 
 
 def _check_count(key: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{key} is {value!r}: it must be an integer of 1 or more")
 
 

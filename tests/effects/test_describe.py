@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.engine.federation import cohort_size
 from hierfl.formulas.table_answers import (
     FEW,
     LevelsAnswer,
@@ -177,6 +179,21 @@ def test_counts_are_rounded_and_few_are_hidden() -> None:
     assert (found.frame["count"] % 20 == 0).all()
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Arguments that are integers or shares may be NumPy's, here and in other rooms."""
+    plain, of_numpy = (
+        hierfl.describe(patients(400), by="arm", columns=["stage"], least_count=n)
+        for n in (20, np.int64(20))
+    )
+    pd.testing.assert_frame_equal(plain.frame, of_numpy.frame)
+    frame = pd.DataFrame({"h": list("abc") * 20, "x": range(60)})
+    agreed = hierfl.schema(frame, clients="h", min_count=np.int64(7))
+    assert agreed.min_count == 7 and '"min_count": 7' in agreed.json()
+    policy = hierfl.nodes.Policy(min_rows=np.int32(9), epsilon=np.float32(0.5), delta=1e-5)
+    assert json.dumps(policy.said()) == '{"min_rows": 9, "epsilon": 0.5, "delta": 1e-05}'
+    assert cohort_size(np.float32(0.5), 8) == 4 and cohort_size(np.int64(3), 8) == 3
+
+
 def test_what_clients_leave_out_is_said() -> None:
     rows = {"a": pd.DataFrame({"x": [0.0] * 50}), "b": pd.DataFrame({"x": [0.0] * 48 + [1.0, 2.0]})}
     found = hierfl.describe(rows, columns=["x"], least_count=5)
@@ -205,6 +222,21 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         lambda: hierfl.describe(
             {"a": pd.DataFrame({"x": [1.0, 2.0]}), "b": pd.DataFrame({"x": ["u", "v"]})}
         ),
+    ),
+    "least_count is 2.5: it must be an integer": (
+        TypeError,
+        lambda: hierfl.describe(patients(), least_count=2.5),  # type: ignore[arg-type]
+    ),
+    r"column 'x' of client 'b' has the value '\(missing\)', .*: rename it": (
+        ValueError,
+        lambda: hierfl.describe(
+            {"a": pd.DataFrame({"x": ["u", None]}), "b": pd.DataFrame({"x": ["(missing)", "u"]})},
+            by="x",
+        ),
+    ),
+    r"column 'x' of client '' has the value '\(others\)', .*: rename it": (
+        ValueError,
+        lambda: hierfl.describe(pd.DataFrame({"x": ["(others)", "u", "u"]}), least_count=2),
     ),
     "nothing may leave": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),
     "frames is a list": (TypeError, lambda: hierfl.describe([1])),
