@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Protocol
 
 import pyro
@@ -294,7 +293,7 @@ class InputConvex:
     @property
     def widths(self) -> tuple[int, ...]:
         """Width of each hidden layer."""
-        return (self.hidden,) if isinstance(self.hidden, Integral) else tuple(self.hidden)
+        return tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta and the weights of the penalty's network, one network per tensor."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,7 +123,7 @@ def _formula_of(model: Any) -> Formula:
 
 def _sizes(clients: int, rows: int | Sequence[int]) -> list[int]:
     expect_count(clients, "clients")
-    sizes = [rows] * clients if isinstance(rows, Integral) else list(rows)
+    sizes = [rows] * clients if isinstance(rows, int | np.integer) else list(rows)
     if len(sizes) != clients:
         raise ValueError(f"rows has {len(sizes)} numbers, and there are {clients} clients")
     return [expect_count(size, "rows") for size in sizes]

@@ -181,17 +181,19 @@ def test_counts_are_rounded_and_few_are_hidden() -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     """Arguments that are integers or shares may be NumPy's, here and in other rooms."""
+    few: Any = np.int64(20)
     plain, of_numpy = (
         hierfl.describe(patients(400), by="arm", columns=["stage"], least_count=n)
-        for n in (20, np.int64(20))
+        for n in (20, few)
     )
     pd.testing.assert_frame_equal(plain.frame, of_numpy.frame)
     frame = pd.DataFrame({"h": list("abc") * 20, "x": range(60)})
-    agreed = hierfl.schema(frame, clients="h", min_count=np.int64(7))
-    assert agreed.min_count == 7 and '"min_count": 7' in agreed.json()
-    policy = hierfl.nodes.Policy(min_rows=np.int32(9), epsilon=np.float32(0.5), delta=1e-5)
-    assert json.dumps(policy.said()) == '{"min_rows": 9, "epsilon": 0.5, "delta": 1e-05}'
-    assert cohort_size(np.float32(0.5), 8) == 4 and cohort_size(np.int64(3), 8) == 3
+    agreed = hierfl.schema(frame, clients="h", min_count=few)
+    assert agreed.min_count == 20 and '"min_count": 20' in agreed.json()
+    half: Any = np.float32(0.5)
+    policy = hierfl.nodes.Policy(min_rows=few, epsilon=half, delta=1e-5)
+    assert json.dumps(policy.said()) == '{"min_rows": 20, "epsilon": 0.5, "delta": 1e-05}'
+    assert cohort_size(half, 8) == 4 and cohort_size(few, 80) == 20
 
 
 def test_what_clients_leave_out_is_said() -> None:
