@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,17 @@ def test_names(name: str) -> None:
     assert made.name == name and made == FAMILIES[name]()
     recipe = recipe_of(made)
     assert recipe is not None and recipe.factory(**recipe.options) == made
+
+
+@pytest.mark.parametrize("page", ["cheatsheet", "formulas"])
+def test_pages_list_all_families_and_no_others(page: str) -> None:
+    """The table of the page that names `hurdle_gamma` has every family, each once or under two kinds."""
+    text = (Path(__file__).parents[3] / "docs" / f"{page}.md").read_text()
+    (table,) = (part for part in text.split("\n\n") if "|---|" in part and "`hurdle_gamma`" in part)
+    found = {*re.findall(r"`(?:families\.)?([a-z_]+)(?:\(breaks\))?`", table)}
+    assert {*FAMILIES, "piecewise_exponential"} <= found
+    parameters = {"sigma", "nu", "alpha", "shape", "phi", "hu", "zi", "kappa", "thresholds"}
+    assert found <= {*FAMILIES, "piecewise_exponential", "log_hazard", *parameters}
 
 
 def test_other_words_for_families() -> None:
