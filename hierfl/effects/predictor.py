@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -127,6 +127,10 @@ def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
             yield NEW, "new"
             return
         client = [client]
+    if not isinstance(client, Iterable):
+        raise TypeError(
+            f"client is {client!r}: give a name or a list of names, 'new', 'each' or None"
+        )
     for name in dict.fromkeys(map(str, client)):
         if not drawn.clients:
             raise KeyError(

@@ -92,6 +92,41 @@ def test_averages_over_rows(ask: Any, options: dict[str, Any], wanted: list[floa
     np.testing.assert_allclose(found.frame["sd"], 0.0, atol=1e-12)
 
 
+@pytest.mark.parametrize("labeled", [True, False])
+def test_averages_of_counts_with_an_offset_and_weights(labeled: bool) -> None:
+    """Those of `predict` of a Poisson regression, exp(X b + offset), weighted as marginaleffects' `wts`."""
+    rng = np.random.default_rng(1)
+    rows = people()
+    rows["count"], rows["w"] = rng.poisson(2.0, len(rows)), rng.integers(1, 5, len(rows)) * 1.0
+    rows["at_risk"] = rng.uniform(0.5, 3.0, len(rows))
+    text = "count | weights(w) ~ age + sex + offset(log(at_risk))"
+    made = hierfl.formula(text, "poisson", clients="site").on(rows)
+    start, b = -1.0, {"age": 0.02, "sex[m]": 0.4}
+    center = start + sum(value * made.agreed.design[name].mean for name, value in b.items())
+    one = torch.ones(20, dtype=torch.float64)
+    shared = {"Intercept": center * one, "age": b["age"] * one, "sex": b["sex[m]"] * one[:, None]}
+    data = made.data(rows)
+    found = Drawn(made, data.names, data, shared, {})
+
+    def mean(age: float = 0.0, male: Any = rows["sex"] == "m") -> float:
+        eta = start + b["age"] * (rows["age"] + age) + b["sex[m]"] * male
+        return float(np.average(rows["at_risk"] * np.exp(eta), weights=rows["w"]))
+
+    given = rows if labeled else rows.drop(columns="count")
+    for ask, options, wanted in (
+        (predictions, {}, mean()),
+        (comparisons, {"variable": "sex"}, mean(male=1.0) - mean(male=0.0)),
+        (comparisons, {"variable": "sex", "comparison": "ratio"}, np.exp(0.4)),
+        (comparisons, {"variable": "age", "values": 10}, mean(5.0) - mean(-5.0)),
+        (slopes, {"variable": "age"}, b["age"] * mean()),
+    ):
+        answer: Any = ask
+        table = answer(found, newdata=given, **options).frame
+        np.testing.assert_allclose(table["mean"], wanted, rtol=2e-6)
+    with pytest.raises(TypeError, match="client is 3: give a name"):
+        comparisons(found, "sex", client=3)
+
+
 TYPICAL: list[tuple[Any, dict[str, Any], float]] = [
     (slopes, {"variable": "age"}, 0.0162324774),
     (comparisons, {"variable": "sex"}, 0.0964664227),
