@@ -124,7 +124,7 @@ def test_averages_of_counts_with_an_offset_and_weights(labeled: bool) -> None:
         table = answer(found, newdata=given, **options).frame
         np.testing.assert_allclose(table["mean"], wanted, rtol=2e-6)
     with pytest.raises(TypeError, match="client is 3: give a name"):
-        comparisons(found, "sex", client=3)
+        comparisons(found, "sex", client=3)  # type: ignore[arg-type]
 
 
 TYPICAL: list[tuple[Any, dict[str, Any], float]] = [
