@@ -20,7 +20,7 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
-from hierfl.summaries.conditional import Proposal, own_shapes, point
+from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, point
 from hierfl.summaries.exact import SUMS, Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy
 from hierfl.summaries.own_scale import drawn as exactly
@@ -67,6 +67,8 @@ class FromFactor:
             width = hierarchy.mixing_size + hierarchy.normal_size
             sums = () if self.spread is None else SUMS
             shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, sums)
+            if hierarchy.noise is not None:
+                shapes |= belief_shapes(hierarchy.reading.size) | {"num_rows": ()}
         own = {}
         with batch.clients():
             for name, shape in shapes.items():  # one of each client in dimension 0
@@ -149,8 +151,9 @@ def candidate(
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
-    power, _ = hierarchy.at_scale(Factors(own["precision"], own["shift"], {}), z)
-    factor = power * own["precision"], power * own["shift"]
+    kept = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
+    here, power, _ = hierarchy.at_scale(kept, z)
+    factor = power * here.precision, power * here.shift
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
     v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)

@@ -96,12 +96,28 @@ def server_rounds(program: Program, draws: int, row_noise: RowNoise | None) -> R
     """Return the server's part of the rounds of a program."""
     hierarchy, score, spread = seen_in(program)
     if row_noise is not None:
-        work = Weighting(Surrogate(replace(hierarchy, spread=None)), program.seed)
-        return Rounds(work, draws, row_noise.rounds)
+        hierarchy = with_noise(hierarchy, score, row_noise)
+        work = Weighting(Surrogate(hierarchy), program.seed)
+        if hierarchy.noise is None:
+            return Rounds(work, draws, row_noise.num_rounds)
+        from hierfl.methods.two_stage_noisy import RoundsOfNoisySums  # here: few fits need it
+
+        return RoundsOfNoisySums(work, draws, row_noise.num_rounds)
     work = Weighting(Surrogate(hierarchy), program.seed)
     if spread is None or hierarchy.spread is not None:
         return Rounds(work, draws)
     return RoundsOfSums(work, draws, client=Rows(hierarchy, score, spread, None))
+
+
+def with_noise(hierarchy: Hierarchy, score: UnitScore, how: RowNoise) -> Hierarchy:
+    """Return a hierarchy whose clients' rows have a budget: of noisy sums, or of factors by steps."""
+    from hierfl.summaries.noisy_sums import noise_of  # here: few fits need it
+
+    noise = noise_of(score, hierarchy.spread, how)
+    if noise is not None:
+        return replace(hierarchy, noise=noise)
+    check_line(score.line)
+    return replace(hierarchy, spread=None)
 
 
 @About(
@@ -120,14 +136,15 @@ def server_rounds(program: Program, draws: int, row_noise: RowNoise | None) -> R
     down=(
         "`loc` and `covariance` of what any client's v may be, v the D + U scalars that a "
         "likelihood reads. Where local sites are not Normal also `few` draws of the global "
-        "sites; in weighting rounds S of them"
+        "sites; in weighting rounds S of them. To noisy sums of a Gaussian likelihood also what "
+        "any client's X'X may be"
     ),
     up=(
         "`factor`, seen individually: Lambda, (D + U, D + U), eta, (D + U,), and the client "
         "fields that the prior of its local sites reads; `raised` and `misread`, one scalar "
-        "each; for a Gaussian likelihood also its number of rows and its sum of squares. In "
-        "weighting rounds one scalar a draw, seen individually, and one more with D of 3 or more, "
-        "or not Normal"
+        "each; for a Gaussian likelihood also its number of rows and its sum of squares (with "
+        "row noise, all with noise but the number). In weighting rounds one scalar a draw, seen "
+        "individually, and one more with D of 3 or more, or not Normal"
     ),
 )
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
@@ -155,8 +172,9 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         draws: S, of the global sites.
         row_noise: differential privacy of each row: clients send factors from clipped rows with
             noise, in a fixed number of rounds that need every client, and draws are not weighted.
-            The posterior takes the noise for what it is, and is wider for it. Default None: no
-            noise.
+            Of a Gaussian likelihood they send sums with noise in one round, and `max_response` is
+            needed. The posterior takes the noise for what it is, and is wider for it. Default None:
+            no noise.
 
     Raises:
         ValueError: `draws` is below 100.
@@ -188,8 +206,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     def client(program: Program) -> Client:
         hierarchy, score, spread = seen_in(program)
         if row_noise is not None:
-            check_line(score.line)
-            hierarchy, spread = replace(hierarchy, spread=None), None
+            hierarchy, spread = with_noise(hierarchy, score, row_noise), None
         guide: FromFactor = program.guide  # type: ignore[assignment]
         guide.hierarchy = hierarchy
         work = Rows(hierarchy, score, spread, row_noise)
@@ -222,7 +239,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         server,
         everyone=row_noise is not None,
         discloses="summaries",
-        most_rounds=MOST_ROUNDS if row_noise is None else row_noise.rounds,
+        most_rounds=MOST_ROUNDS if row_noise is None else row_noise.num_rounds,
         traits=frozenset({"by rows"}),
     )
 

@@ -67,7 +67,10 @@ def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
         return "its log ratios differ by more than its rows allow" if far else None
     factor = up["factor"].value
     precision, shift = factor["precision"][0].double(), factor["shift"][0].double()
-    if not is_positive(precision, strictly=False):
+    if "noisy_square" in factor:  # sums with noise may have negative eigenvalues
+        if not torch.equal(precision, precision.mT) or float(factor["num_rows"]) != rows:
+            return "its sums are not symmetric, or of another number of rows"
+    elif not is_positive(precision, strictly=False):
         return "the precision of its factor is not positive semi-definite"
     loc = message.get("loc", torch.zeros_like(shift)).double()
     root = torch.eye(len(shift), dtype=torch.float64)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from hierfl.core.noise import fold
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import OWN_PARAM
@@ -13,14 +16,14 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
-from hierfl.summaries.conditional import Proposal, own_shapes, proposals_of
+from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, proposals_of
 from hierfl.summaries.exact import SUMS, Spread, sums_of
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
 from hierfl.summaries.reading import nodes_of
-from hierfl.summaries.row_noise import RowNoise, private_factor
+from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
 from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import is_sampled, ratios_of
@@ -48,6 +51,7 @@ class Rows:
         self.by_grid = spread is not None and alone and is_one_number(hierarchy, spread)
         kept = SUMS if self.by_grid else ()
         shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, kept)
+        shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
 
     def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -86,6 +90,8 @@ class Rows:
         """Return clients' factors, and whether their rows were misread, which would disclose them."""
         noise, spread, none = self.row_noise, self.spread, torch.zeros(rows.clients)
         before = Factor(work["precision"], work["shift"], none)
+        if noise is not None and self.hierarchy.noise is not None:
+            return {**self._noisy_sums(rows, batch, message, before), "misread": none}
         if noise is not None:
             belief = message["loc"], message["covariance"]
             own = private_factor(rows, belief, before, self.nodes, noise, batch.key)
@@ -112,6 +118,17 @@ class Rows:
             kept = rounded(own)._asdict()
         return {**kept, "sent": sent, "misread": wrong.maximum(found.wrong)}
 
+    def _noisy_sums(
+        self, rows: PackedRows, batch: ClientBatch, message: Tree, before: Factor
+    ) -> Tree:
+        """Return clients' sums with noise."""
+        from hierfl.summaries.noisy_sums import noisy_sums  # here: few fits need it
+
+        keys = fold(batch.key, *words_of(before, *(message[name] for name in sorted(message))))
+        known: Any = self.hierarchy.noise
+        sent = noisy_sums(rows, batch.counts, known, keys)
+        return {**sent, "sent": sent, "raised": torch.zeros(rows.clients)}
+
     def proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
         """Return where clients' mixing variables lie, if they have any."""
         if self.hierarchy.mixing is None:
@@ -123,7 +140,7 @@ class Rows:
         """Return what a client sends, and what it keeps."""
         own = {**{name: work[name] for name in self.nothing}, "seen": torch.ones(())}
         if "draws" not in message:
-            sent = work["sent"] if self.spread is not None else {n: work[n] for n in FACTOR}
+            sent = work["sent"] if "sent" in work else {n: work[n] for n in FACTOR}
             return {
                 "factor": Each({**sent, "fields": work["fields"]}),
                 "raised": Share(work["raised"]),
@@ -140,6 +157,10 @@ class Rows:
         dtype = torch.get_default_dtype()
         names = {name: f"{OWN_PARAM}.{name}" for name in self.nothing}
         local = {of: own[name][None, None].to(dtype) for name, of in names.items()}
+        if self.hierarchy.noise is not None:
+            believed = belief_shapes(self.hierarchy.reading.size)
+            more = {"num_rows": own["num_rows"], **{name: message[name] for name in believed}}
+            local |= {f"{OWN_PARAM}.{n}": v[None, None].to(dtype) for n, v in more.items()}
         return {**message["params"], **local}
 
     def rests_on(self, message: Tree, own: Tree, batch: ClientBatch) -> Tensor:

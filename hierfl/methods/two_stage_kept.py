@@ -156,6 +156,11 @@ class Kept:
         spread = self.rounds.work.surrogate.hierarchy.spread
         if spread is None:
             return torch.zeros(data.num_clients)
+        if self.rounds.work.surrogate.hierarchy.noise is not None:
+            raise ValueError(
+                "the clients' sums have noise, so that models cannot be compared by them: leave "
+                "row_noise out, or compare where the rows are"
+            )
         if not len(spread.line.rest):
             raise ValueError(
                 "the noise scale is fixed, so that clients have not sent what a model leaves of "
@@ -240,6 +245,10 @@ class Kept:
 
     def _drawn(self, state: Tree, after: Rounds) -> Tree:
         """Return the state with new draws of the surrogate of the others' factors."""
+        if after.work.surrogate.hierarchy.noise is not None:
+            from hierfl.methods.two_stage_noisy import sampled_of_noisy  # here: few fits need it
+
+            return sampled_of_noisy(after.work, state, Clock(0, 1))
         return after.work.sampled(state, Factors(**state["factors"]), "final", Clock(0, 1))
 
     def _weighted_again(self, state: Tree, out: Tensor, after: Rounds) -> Weighted | None:

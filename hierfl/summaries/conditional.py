@@ -52,6 +52,12 @@ def own_shapes(size: int, mixing: int, sums: tuple[str, ...] = ()) -> dict[str, 
     return shapes | dict.fromkeys(sums, ())
 
 
+def belief_shapes(size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what is believed of any client's v, V = `size` (`Factors.belief`)."""
+    square = ("within", "common", "design", "between")
+    return {"mean": (size,), **dict.fromkeys(square, (size, size))}
+
+
 def point(
     hierarchy: Hierarchy,
     z: Tensor,

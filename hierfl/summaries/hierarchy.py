@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,16 @@ class Factors(NamedTuple):
     num_rows: Tensor | None = None  # (N,) of a Gaussian likelihood, how often the scale counts
     square: Tensor | None = None  # (N,) likewise, the sum of squares at l = 0
     sums: Values | None = None  # by which the server finds the factors itself, (N, ...) each
+    # with row noise (`hierfl.summaries.noisy_sums`)
+    noisy_square: Tensor | None = None  # (N,) `square` with noise, which may be negative
+    belief: Values | None = None  # of any client, (N, ...) each: as `belief_shapes` names them
+
+
+class Noise(Protocol):
+    """What is known from sums with noise."""
+
+    def at(self, factors: Factors, scale: Tensor) -> tuple[Factors, Tensor]:
+        """Return the factors at noise scale g (), and log constants (N,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +65,7 @@ class Hierarchy:
     steady: bool = False  # whether (mean of w, u) move with m as far at any s and t
     mixing: Mixing | None = None  # what the local sites are Normal given
     spread: Spread | None = None  # the noise scale of a Gaussian likelihood
+    noise: Noise | None = None  # of its sums, with row noise
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -225,15 +236,18 @@ class Hierarchy:
         ]
         return torch.stack([per_client(term) for term in (*each, *jacobians.values())]).sum(0)
 
-    def at_scale(self, factors: Factors, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the power of the factors at z, (), and their log constants, (N,) or (1,)."""
-        constant = factors.shift.new_zeros(1)
+    def at_scale(self, factors: Factors, z: Tensor) -> tuple[Factors, Tensor, Tensor]:
+        """Return the factors at z, a power of them, (), and their log constants, (N,) or (1,)."""
+        constant, one = factors.shift.new_zeros(1), factors.shift.new_ones(())
         if self.spread is None:
-            return factors.shift.new_ones(()), constant
+            return factors, one, constant
+        if self.noise is not None:
+            here, constant = self.noise.at(factors, self.spread.at(z))
+            return here, one, constant
         power = self.spread.at(z) ** -2
         if factors.num_rows is not None and factors.square is not None:
             constant = 0.5 * (factors.num_rows * power.log() - power * factors.square)
-        return power, constant
+        return factors, power, constant
 
     def means(self, scales: Tensor, found: dict[str, Site]) -> Normal:
         """Return p(m | s), (1, Km), by the sites at m = 0."""
@@ -306,7 +320,7 @@ def of_means(
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
     found = hierarchy.given(z, batch, t)
     own, rest = hierarchy.local(z, batch, t, found), rest_of(hierarchy, z, t)
-    power, constant_of_rows = hierarchy.at_scale(factors, z)
+    factors, power, constant_of_rows = hierarchy.at_scale(factors, z)
     precision, shift = arranged(hierarchy, factors.precision, factors.shift)
     summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
     each = without_own(own, precision, shift, power, summed=summed)

@@ -43,6 +43,9 @@ NEEDED = "row_noise needs dp-accounting: install it with pip install 'hierfl[pri
 class RowNoise:
     """A budget of differential privacy for each row, such as a patient, and how it is spent.
 
+    Clients send factors with noise, step by step, or the sums of a Gaussian likelihood, once
+    (`hierfl.summaries.noisy_sums`).
+
     Two sets of rows are neighbors if one row of one client is replaced by any other. The budget is
     of everything that a client sends in a run, and of the factor that it keeps. It does not cover
     the number of rows, client fields, or what is asked of the client after the run.
@@ -58,6 +61,11 @@ class RowNoise:
         max_slope: S. Defaults of max_slope and max_curvature: those of a logistic regression, which
             never reaches beyond them.
         max_curvature: K.
+        max_response: B. A Gaussian likelihood of one linear predictor, with a noise scale that is
+            global or fixed, needs it and no other takes it: clients then send sums once (one round,
+            one mechanism; `rounds`, `steps`, `max_slope` and `max_curvature` do not count). A row
+            x_i, y_i, y_i its response less any offset, is shortened as a whole until
+            |x_i|^2 / R^2 + y_i^2 / B^2 is 2. Of standardized responses about 3. Default None.
         secret: the noise is a function of it, so that a study can be repeated; anyone who knows it
             can subtract the noise. Default None: from the operating system.
 
@@ -72,12 +80,14 @@ class RowNoise:
     steps: int = 2
     max_slope: float = 1.0
     max_curvature: float = 0.25
+    max_response: float | None = None
     secret: int | None = None
     key: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse numbers that are out of range, and draw the key of the noise."""
-        positive = ("epsilon", "max_row_norm", "max_slope", "max_curvature")
+        positive = ["epsilon", "max_row_norm", "max_slope", "max_curvature"]
+        positive += ["max_response"] if self.max_response is not None else []
         if wrong := [name for name in positive if not 0.0 < getattr(self, name) < math.inf]:
             raise ValueError(
                 f"{wrong[0]} is {getattr(self, wrong[0])}: it must be above 0, and finite"
@@ -99,7 +109,18 @@ class RowNoise:
         Raises:
             ImportError: dp-accounting is not installed.
         """
-        return math.sqrt(2 * self.rounds * self.steps / self.worth(self.epsilon, self.delta))
+        mechanisms = self.num_rounds * self.mechanisms
+        return math.sqrt(mechanisms / self.worth(self.epsilon, self.delta))
+
+    @property
+    def num_rounds(self) -> int:
+        """How often the server asks: once for the sums of a Gaussian likelihood."""
+        return self.rounds if self.max_response is None else 1
+
+    @property
+    def mechanisms(self) -> int:
+        """Gaussian mechanisms of a round: two of each step of a factor, or one of all sums."""
+        return 2 * self.steps if self.max_response is None else 1
 
     @staticmethod
     def worth(epsilon: float, delta: float) -> float:
@@ -112,8 +133,8 @@ class RowNoise:
 
     @property
     def spent_by_round(self) -> float:
-        """The sum of z^-2 over the two mechanisms of each step of a round."""
-        return 2 * self.steps * self.noise**-2
+        """The sum of z^-2 over the mechanisms of a round."""
+        return self.mechanisms * self.noise**-2
 
 
 def check_line(line: Line) -> None:
@@ -147,7 +168,7 @@ def private_factor(
     clipped.design = rows.design * (how.max_row_norm / length.clamp(min=how.max_row_norm))
     factor = before
     # another message or state gets other noise, even in the same round
-    keys = noise.fold(keys, *_words(loc, covariance, before))
+    keys = noise.fold(keys, *words_of(before, loc, covariance))
     for step in range(how.steps):
         precision = prior + factor.precision
         pull = (prior @ loc + factor.shift)[..., None]
@@ -162,13 +183,13 @@ def private_factor(
     return factor
 
 
-def _words(loc: Tensor, covariance: Tensor, before: Factor) -> tuple[Tensor, ...]:
+def words_of(before: Factor, *message: Tensor) -> tuple[Tensor, ...]:
     """Return words that hash what each client's sums are taken at, (C,) int32 each."""
-    common = b"".join(v.cpu().contiguous().numpy().tobytes() for v in (loc, covariance))
+    common = b"".join(v.cpu().contiguous().numpy().tobytes() for v in message)
     own = zip(before.precision.cpu().numpy(), before.shift.cpu().numpy(), strict=True)
     digests = [hashlib.sha256(common + p.tobytes() + s.tobytes()).digest() for p, s in own]
     words = np.frombuffer(b"".join(digests), dtype="<i4").astype(np.int32).reshape(-1, 8)
-    return torch.from_numpy(words).to(loc.device).unbind(1)
+    return torch.from_numpy(words).to(before.shift.device).unbind(1)
 
 
 def _with_noise(

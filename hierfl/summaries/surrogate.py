@@ -66,8 +66,8 @@ class Surrogate:
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             found = self.hierarchy.given(z, batch, t)
             normal = self.hierarchy.local(z, batch, t, found)
-            power, constant = self.hierarchy.at_scale(factors, z)
-            factor = factors.precision, factors.shift
+            here, power, constant = self.hierarchy.at_scale(factors, z)
+            factor = here.precision, here.shift
             factored = given(self.hierarchy, normal, z, *factor, t, power)
             log_z = self.hierarchy.log_global(z, found, without=())
             each = factored.log_integral()[0] + self.hierarchy.log_mixing(found, t) + constant

@@ -45,6 +45,17 @@ def noisy(folder: Path, seed: int = 0, rounds: int = 2) -> Node:
     return node(method, parts[0], agreement, folder, seed=seed)
 
 
+def noisy_sums(folder: Path, seed: int = 0) -> Node:
+    """Return a node of a Gaussian model, whose sums have noise."""
+    noise = RowNoise(epsilon=1.0, delta=1e-3, max_row_norm=2.0, max_response=3.0)
+    data = federation((9, 8))
+    parts = [data.select([name]) for name in data.names]
+    agreement = Agreement.between([Introduction.of(part) for part in parts])
+    model: Any = hierfl.models.regression("gaussian", centered=True)
+    method = methods.two_stage(model, draws=100, row_noise=noise)
+    return node(method, parts[0], agreement, folder, seed=seed)
+
+
 def ask(one: Node, round_: int, **change: Any) -> bytes:
     server = one.federation.server
     message = {**server.down(server.state, Clock(0, 2)), **change}
@@ -69,6 +80,23 @@ def test_a_budget_holds_over_rounds_restarts_and_runs(tmp_path: Path) -> None:
         ask(noisy(tmp_path, seed=5), 0)  # another run
     (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-3")
     ask(noisy(tmp_path, seed=5), 0)
+
+
+def test_one_round_of_noisy_sums_is_the_budget(tmp_path: Path) -> None:
+    one = noisy_sums(tmp_path)
+    first = ask(one, 0)
+    assert ask(one, 0) == first == ask(noisy_sums(tmp_path), 0)
+    up = from_bytes(first, most=1 << 20).tree
+    assert set(up["factor"][0]) == {"precision", "shift", "num_rows", "noisy_square", "fields"}
+    assert float(up["misread"][0]) == 0.0  # it would be of the rows, without noise
+    mean = one.federation.server.down(one.federation.server.state, Clock(0, 1))["mean"]
+    with pytest.raises(Refused, match="at most 1 round|budget"):
+        ask(one, 0, mean=mean + 1.0)
+    with pytest.raises(Forbidden, match=r"budget of epsilon 1 at delta 0\.001 is spent"):
+        ask(noisy_sums(tmp_path, seed=5), 0)
+    (tmp_path / "policy.toml").write_text("epsilon = 2.2\ndelta = 1e-3")
+    again = from_bytes(ask(noisy_sums(tmp_path, seed=5), 0), most=1 << 20).tree
+    assert not torch.allclose(again["factor"][0]["shift"], up["factor"][0]["shift"])
 
 
 def test_no_step_without_noise(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def unknown_noise(batch: Any) -> None:
     with batch.clients():
         level = pyro.sample("level", dist.Normal(loc, 1.0))
         with batch.data():
-            pyro.sample("y", dist.Normal(level, spread), obs=batch.y)
+            pyro.sample("y", dist.StudentT(4.0, level, spread), obs=batch.y)
 
 
 def test_what_has_other_unknowns_than_a_linear_predictor_is_refused() -> None:
