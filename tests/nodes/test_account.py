@@ -90,7 +90,7 @@ def test_one_round_of_noisy_sums_is_the_budget(tmp_path: Path) -> None:
     assert set(up["factor"][0]) == {"precision", "shift", "num_rows", "noisy_square", "fields"}
     assert float(up["misread"][0]) == 0.0  # it would be of the rows, without noise
     mean = one.federation.server.down(one.federation.server.state, Clock(0, 1))["mean"]
-    with pytest.raises(Refused, match="at most 1 round|budget"):
+    with pytest.raises(Refused, match=r"at most 1 round|budget"):
         ask(one, 0, mean=mean + 1.0)
     with pytest.raises(Forbidden, match=r"budget of epsilon 1 at delta 0\.001 is spent"):
         ask(noisy_sums(tmp_path, seed=5), 0)
