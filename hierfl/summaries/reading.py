@@ -34,6 +34,8 @@ from hierfl.summaries.effects import Effects, seen_effects
 
 TRIES = 4  # random points
 AWAY = 0.5  # how far they lie from the starting values, in unconstrained numbers
+# likewise where curvature is looked for: of a column in units of 100 all other points lie far out
+NEARER = (AWAY, 0.05, 0.005)
 ALONG_ROW, ALONE = 13, 9  # Gauss-Hermite nodes of a predictor, and of an s of one; odd: with 0
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
@@ -160,17 +162,18 @@ def is_curved(reading: Reading) -> bool:
     with untouched_store(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(1)
         batch, flat = moved_rows(reading.program, g), torch.ones(reading.size, dtype=torch.bool)
-        for _ in range(2):
-            v = start_of(reading) + AWAY * torch.randn(reading.size, generator=g)
-            flat &= _flat_in(reading, v, batch)
+        for away in NEARER:
+            for _ in range(2):
+                v = start_of(reading) + away * torch.randn(reading.size, generator=g)
+                flat &= _flat_in(reading, v, batch, away)
     return not bool(flat.any())
 
 
 @torch.enable_grad()
-def _flat_in(reading: Reading, v: Tensor, batch: ClientBatch) -> Tensor:
-    """Return in which numbers the log likelihood slopes the same at v and further on, (D + U,) bool."""
+def _flat_in(reading: Reading, v: Tensor, batch: ClientBatch, away: float) -> Tensor:
+    """Return in which numbers the log likelihood slopes the same at v and `away`, (D + U,) bool."""
     # second derivatives would import dynamo, a second: by torch.func, and of abs() by autograd too
-    points = torch.cat([v[None], v + AWAY * torch.eye(len(v))]).requires_grad_()
+    points = torch.cat([v[None], v + away * torch.eye(len(v))]).requires_grad_()
     if reading.program.in_vmap:
         values = torch.vmap(lambda at: reading.log_likelihood(at, batch))(points)
     else:

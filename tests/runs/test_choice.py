@@ -407,3 +407,16 @@ def test_a_model_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert reads(lambda: hierfl.fit(formula, frame, rounds=1, settings=sums)) == 1
     around = in_process(data, tmp_path)
     assert reads(lambda: hierfl.nodes.fit(logistic, around, rounds=1)) == 1 + data.num_clients
+
+
+def test_a_likelihood_that_is_linear_far_out_has_curvature() -> None:
+    """Of an age in years half a unit of its coefficient is half of 62 on the log scale."""
+    g = np.random.default_rng(0)
+    n = 200
+    rows = pd.DataFrame({"hospital": g.choice(["a", "b", "c"], n), "age": g.normal(62.0, 9.0, n)})
+    rows["arm"], rows["stage"] = g.choice(["new", "old"], n), g.choice(["I", "II", "III"], n)
+    rows["days"] = (400.0 * g.weibull(1.2, n) * np.exp(0.02 * (62.0 - rows["age"]))).round() + 1.0
+    rows["died"] = (rows["days"] < 600.0).astype(int)
+    text = "days | event(died) ~ arm + age + stage + (1 | hospital)"
+    made = hierfl.formula(text, "weibull", clients="hospital").on(rows)
+    assert choose(made, made.data(rows)).method.name == "two_stage"
