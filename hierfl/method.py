@@ -103,8 +103,7 @@ class Phase:
         batch_size: rows of a mini-batch; None: all rows at each step.
         rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two
             halves of a split that is redrawn in each round. Of an odd number the support has one
-            row more, and a single row is in both. To the phase they are the rows that the client
-            has in all.
+            row more, and a single row is in both. To the phase they are all that the client has.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so
             that any row will do.
         nested: the step takes derivatives of derivatives, in graphs that differ from round to

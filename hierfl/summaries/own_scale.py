@@ -61,7 +61,8 @@ def drawn(
 ) -> tuple[Tensor, Tensor]:
     """Return own numbers w (C, D) by standard normals (C, D), and their log density (C,)."""
     rest, size = spread.line.rest, hierarchy.reading.own_size
-    at, others = rest[:1], torch.tensor([i for i in range(size) if i != int(rest[0])])
+    every = torch.arange(size)
+    at, others = rest[:1], every[every != rest[0]]
     u = z[hierarchy.reading.shared]
     known = _given(hierarchy, z, own, row, at, others)
 

@@ -56,6 +56,15 @@ def together(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(eta, (w[..., 1] + common).exp()), obs=batch.y)
 
 
+def lone(batch: ClientBatch) -> None:
+    """A noise scale of each client's own, and nothing else."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        sigma = pyro.sample("sigma", dist.LogNormal(0.0, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu, sigma), obs=batch.y)
+
+
 def half(batch: ClientBatch) -> None:
     """A noise scale that is not Normal on the log scale."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -76,7 +85,7 @@ def tailed(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
 
 
-ALL = (alone, together, half, tailed)
+ALL = (alone, together, lone, half, tailed)
 
 
 def fitted(model: Any, data: ClientData, **options: Any) -> Fit:
@@ -128,7 +137,7 @@ def test_directions_that_sums_do_not_solve_for_keep_their_slopes() -> None:
 @pytest.mark.parametrize(
     "rows", [people(COUNTS), nearly_equal_columns()], ids=["rows", "collinear"]
 )
-@pytest.mark.parametrize("model", [alone, together], ids=lambda model: str(model.__name__))
+@pytest.mark.parametrize("model", [alone, together, lone], ids=lambda model: str(model.__name__))
 def test_local_draws_have_the_density_that_they_say(model: Any, rows: ClientData) -> None:
     """Log joint minus log density is log p(y | z), the same for all draws of a client."""
     program, data = program_of(model), rows
