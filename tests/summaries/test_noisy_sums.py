@@ -187,6 +187,20 @@ def test_a_bound_of_responses_is_asked_for_and_refused_elsewhere() -> None:
         RowNoise(epsilon=1.0, delta=1e-4, max_row_norm=2.0, max_response=0.0)
 
 
+def test_a_client_leaves_for_good_and_none_joins_without_a_new_budget() -> None:
+    """What is left is the posterior of the others' noisy sums."""
+    data, _ = simulated(1)
+    others = [0, 1, 3, 4, 5, 6, 7]
+    left = fit(method(8.0), data).without(data.names[2])
+    scratch = fit(method(8.0), data.select(others))
+    one, other = (f.draws(400).shared for f in (left, scratch))
+    for name, value in other.items():
+        off = (one[name].double().mean(0) - value.double().mean(0)).abs()
+        assert bool((off < 0.2 * value.double().std(0)).all()), name
+    with pytest.raises(ValueError, match="fit again with all clients"):
+        scratch.updated(data.select([2]))
+
+
 def covered(epsilon: float, rows: int, federations: int) -> dict[str, float]:
     """Return how often intervals of 90 % hold the parameters, drawn from the prior."""
     held: dict[str, list[Any]] = {}
