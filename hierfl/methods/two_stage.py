@@ -188,7 +188,9 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
 
     def server(program: Program) -> Server:
         rounds, budget = server_rounds(program, draws, row_noise), dict[str, float]()
+        usual = 1 if seen_in(program).spread is not None else USUAL
         if row_noise is not None:
+            usual = row_noise.num_rounds
             budget = {"epsilon": row_noise.epsilon, "delta": row_noise.delta}
         return Server(
             state=rounds.begin(),
@@ -200,7 +202,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             surprise=rounds.surprise,
             wrong=wrong_update,
             grows=frozenset({"asked", "each"}),
-            usual_rounds=1 if seen_in(program).spread is not None else USUAL,
+            usual_rounds=usual,
         )
 
     def client(program: Program) -> Client:
