@@ -47,8 +47,9 @@ class Rows:
         self.distinct = row_noise is None and spread is None
         with double_precision(), torch.no_grad(), unchecked():
             self.nodes, self.tested = nodes_of(score.line), points_to_test(score.reading)
-        alone = spread is not None and hierarchy.spread is None
-        self.by_grid = spread is not None and alone and is_one_number(hierarchy, spread)
+        self.by_grid = (
+            spread is not None and hierarchy.spread is None and is_one_number(hierarchy, spread)
+        )
         kept = SUMS if self.by_grid else ()
         shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, kept)
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
@@ -66,9 +67,9 @@ class Rows:
                 return {**found, **self.proposals(message, fields, found)}
             if self.row_noise is not None:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
-            return {**work, **self.weighed(rows, batch.key, message, {**work, "fields": fields})}
+            return {**work, **self.weighted(rows, batch.key, message, {**work, "fields": fields})}
 
-    def weighed(self, rows: PackedRows, keys: Tensor, message: Tree, work: Tree) -> Tree:
+    def weighted(self, rows: PackedRows, keys: Tensor, message: Tree, work: Tree) -> Tree:
         """Return clients' log ratios at a message's draws, the variance of their error, and proposals."""
         where = self.proposals(message, work["fields"], work)
         ratios = ratios_of(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports, Surprise
-from hierfl.methods.stacked import stored
 from hierfl.methods.two_stage_checks import DONE, GATHER
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_weighting import Weighting
@@ -60,9 +59,8 @@ class RoundsOfNoisySums(Rounds):
         """Return the state after clients have sent sums."""
         old, sent = state["factors"], reports.value
         new = {name: sent[name] for name in old if name != "belief"}
-        kept = stored({name: old[name] for name in new}, Reports(new, reports.ids))
-        seen = state["seen"].index_fill(0, reports.ids, True)
-        state = {**state, "factors": {**old, **kept}, "seen": seen}
+        state = self.with_sent(state, new, reports)
+        seen = state["seen"]
         ended = bool((seen | state["failed"]).all())
         if not ended and clock.round + 1 < clock.rounds:
             return state

@@ -164,6 +164,12 @@ class Rounds:
         known = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
         return {**state, **known}
 
+    def with_sent(self, state: Tree, sent: Tree, reports: Reports) -> Tree:
+        """Return the state with what clients have sent of a part of what is kept of them."""
+        old, seen = state["factors"], state["seen"].index_fill(0, reports.ids, True)
+        kept = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
+        return {**state, "factors": {**old, **kept}, "seen": seen}
+
     def _integrated(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
         """Return the state after clients have sent the sums of a Gaussian likelihood: all is known."""
         if not bool((state["seen"] | state["failed"]).all()) and clock.round + 1 < clock.rounds:

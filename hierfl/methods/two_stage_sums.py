@@ -13,7 +13,6 @@ import torch
 from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
-from hierfl.methods.stacked import stored
 from hierfl.methods.two_stage_checks import DONE, GATHER, WEIGHT
 from hierfl.methods.two_stage_client import Rows
 from hierfl.methods.two_stage_server import Rounds
@@ -48,10 +47,8 @@ class RoundsOfSums(Rounds):
             "sums": {name: sent[name] for name in old["sums"]},
             "fields": {name: sent["fields"][name] for name in old["fields"]},
         }
-        kept = stored({name: old[name] for name in new}, Reports(new, reports.ids))
-        seen = state["seen"].index_fill(0, reports.ids, True)
-        state = {**state, "factors": {**old, **kept}, "seen": seen}
-        if not bool((seen | state["failed"]).all()) and clock.round + 1 < clock.rounds:
+        state = self.with_sent(state, new, reports)
+        if not bool((state["seen"] | state["failed"]).all()) and clock.round + 1 < clock.rounds:
             return state
         return self.played(state)
 
@@ -71,9 +68,10 @@ class RoundsOfSums(Rounds):
         for turn in range(MOST_TURNS):
             if int(state["stage"]) == DONE:
                 break
-            message, clock = self.down(state, Clock(turn, MOST_TURNS)), Clock(turn, MOST_TURNS)
+            clock = Clock(turn, MOST_TURNS)
+            message = self.down(state, clock)
             if int(state["stage"]) == WEIGHT:
-                work = {**work, **client.weighed(rows, keys, message, work)}
+                work = {**work, **client.weighted(rows, keys, message, work)}
                 reports = Reports(work["log_ratios"], every)
                 inner = work["inner"].mean() if is_sampled(client.hierarchy) else None
                 state = with_error(state, reports, inner)
