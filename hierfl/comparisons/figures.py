@@ -183,7 +183,7 @@ def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure
         own = found[found["method"] == label]
         for axes, name in zip(row, sets, strict=True):
             parts = [
-                np.stack([group.to_numpy() for _, group in of.groupby("client")["entropy"]])
+                [group.to_numpy() for _, group in of.groupby("client")["entropy"]]
                 for of in (own[own["rows"] == "own"], own[own["rows"] == name])
             ]
             plots.entropies(axes, *parts, labels=("own test rows", "unknown images"))

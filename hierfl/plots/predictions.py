@@ -168,10 +168,16 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
     return plain(ax)
 
 
+def _of_clients(values: ArrayLike | Sequence[ArrayLike]) -> list[Floats]:
+    """Return an array for each client, or one of all rows."""
+    each = [np.asarray(client, dtype=float) for client in values]  # type: ignore[union-attr]
+    return each if each[0].ndim else [np.array(each)]
+
+
 def entropies(
     ax: Axes,
-    own: ArrayLike,
-    foreign: ArrayLike,
+    own: ArrayLike | Sequence[ArrayLike],
+    foreign: ArrayLike | Sequence[ArrayLike],
     *,
     labels: tuple[str, str] = ("own rows", "foreign rows"),
 ) -> Axes:
@@ -181,16 +187,19 @@ def entropies(
 
     Args:
         ax: axes to draw on.
-        own: entropies of the clients' own rows, nats: (n,), or (clients, n) to draw each client as
-            well.
+        own: entropies of the clients' own rows, nats: (n,), or, to draw each client as well, an
+            array for each, of any lengths.
         foreign: entropies of foreign rows, in the same form.
         labels: legend entries of own and foreign rows.
     """
-    sets = [np.asarray(values, dtype=float) for values in (own, foreign)]
-    grid = np.linspace(0.0, max(float(v.max()) for v in sets) * 1.04 + 0.02, 200)
+    sets = [_of_clients(values) for values in (own, foreign)]
+    whole = [np.concatenate(clients) for clients in sets]
+    grid = np.linspace(0.0, max(float(v.max()) for v in whole) * 1.04 + 0.02, 200)
     highest = 0.0
-    for values, color, dash, label in zip(sets, COLORS, ("-", "--"), labels, strict=False):
-        for client in values if values.ndim == 2 else ():
+    for clients, values, color, dash, label in zip(
+        sets, whole, COLORS, ("-", "--"), labels, strict=False
+    ):
+        for client in clients if len(clients) > 1 else ():
             ax.plot(grid, entropy_density(client, grid), color=color, linewidth=0.5, alpha=0.35)
         density = entropy_density(values, grid)
         highest = max(highest, float(density.max()))

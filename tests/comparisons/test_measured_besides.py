@@ -299,15 +299,15 @@ def test_all_that_is_measured_is_drawn(
 
 
 def test_densities_of_entropy_are_drawn_on_one_scale() -> None:
-    """If the density of one method needs a log scale, the other's panel has it too."""
+    """Of clients with any numbers of rows; if one method needs a log scale, the other's panel has it."""
     rng = np.random.default_rng(0)
     spread = {"local_only": 0.01, "fedavg": 0.6}
     rows = [
         {"method": m, "seed": 0, "rows": of, "client": c, "entropy": scale * rng.random()}
         for m, width in spread.items()
         for of, scale in (("own", width), ("mnist", 2.0))
-        for c in ("a", "b", "c")
-        for _ in range(30)
+        for count, c in ((30, "a"), (20, "b"), (31, "c"))
+        for _ in range(count)
     ]
     reached = [
         {"method": m, "test": "mnist", "metric": "auroc", "weighting": "clients", "value": 0.9}
