@@ -118,6 +118,7 @@ def groups() -> list[Group]:
                     "hierfl.effects.survival_curves.survival",
                     "hierfl.effects.r2.r2",
                     "hierfl.effects.icc.icc",
+                    "hierfl.effects.imputed.imputed",
                 ],
                 "What they return": [
                     "hierfl.effects.conditional_effects.Effects",
@@ -129,6 +130,7 @@ def groups() -> list[Group]:
                     "hierfl.effects.survival_curves.Survival",
                     "hierfl.effects.r2.R2",
                     "hierfl.effects.icc.Icc",
+                    "hierfl.effects.imputed.Imputed",
                 ],
             },
         ),

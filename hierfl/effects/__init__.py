@@ -19,6 +19,7 @@ METHODS = {
     "profile": "profile",
     "survival": "survival_curves",
     "r2": "r2",
+    "imputed": "imputed",
     "icc": "icc",
 }
 

@@ -12,15 +12,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.data.clients import ClientData
 from hierfl.effects.drawn import Drawn
+from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import Scale, on_scale
-from hierfl.effects.predictor_rows import Rows, evaluated, predictors, rows_of_client, typical
-from hierfl.formulas.columns import by_client, check_column, complete, level_name, prepared
+from hierfl.effects.predictor_rows import (
+    Rows,
+    data_of,
+    evaluated,
+    in_turn,
+    predictors,
+    rows_of_client,
+    typical,
+)
+from hierfl.formulas.columns import check_column, complete, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
 from hierfl.formulas.terms import described
 
-AT_ONCE = 4_000_000  # draws x rows whose responses are held at once
 NewData: TypeAlias = Frames | Literal["mean", "rows"]
 
 
@@ -101,29 +108,6 @@ def _sums(
     return torch.stack(parts, 2), levels
 
 
-def in_turn(rows: Rows, draws: int) -> Iterator[Rows]:
-    """Yield a client's rows in blocks whose responses at all draws fit into memory."""
-    size = max(1, AT_ONCE // draws)
-    for first in range(0, rows.count, size):
-        place = slice(first, first + size)
-        groups, codes, fields = (
-            {name: value[place] for name, value in of.items()}
-            for of in (rows.groups, rows.codes, rows.fields)
-        )
-        yield Rows(rows.common[place], rows.offset[place], groups, codes, fields, _cut(rows, place))
-
-
-def _cut(rows: Rows, place: slice) -> dict[str, Rows]:
-    """Return a block of the rows of parameters with terms."""
-    found = {}
-    for name, own in rows.of_parameters.items():
-        groups, codes = (
-            {site: value[place] for site, value in of.items()} for of in (own.groups, own.codes)
-        )
-        found[name] = Rows(own.common[place], own.offset[place], groups, codes)
-    return found
-
-
 Each = Iterator[tuple[int, list[Rows], NDArray[np.str_]]]
 
 
@@ -148,7 +132,7 @@ def _of_fit(found: Drawn, newdata: Any, settings: Sequence[Setting], by: str | N
             )
     made = [_set_by(formula, setting) for setting in settings]
     for client, name in enumerate(found.clients):
-        own = rows_of_client(formula, found.data, client)
+        own = completed(found, found.data, client, client)
         sets = [own if one is None else _with_columns(own, *one) for one in made]
         yield client, sets, np.full(own.count, name if by else "")
 
@@ -210,29 +194,46 @@ def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
 def _of_frames(found: Drawn, frames: Any, settings: Sequence[Setting], by: str | None) -> Each:
     """Yield each client of some frames, its rows under each setting, and the group of each row."""
     formula, declared = found.formula, found.formula.declared
-    columns = predictors(formula)
-    labels = declared.parts.labels
-    parts = by_client(frames, declared.clients)
-    labeled = all({*labels} <= {*frame.columns} for frame in parts.values())
-    unseen = () if labeled else (*labels, *declared.parts.additions.values())
-    kinds = {name: kind for name, kind in declared.rows_of.items() if name not in unseen}
-    data: ClientData = formula.data(frames, labeled=labeled)
+    data, parts, kinds, labeled = data_of(formula, frames)
     for name, frame in parts.items():
-        if name not in found.clients:
-            raise KeyError(
-                f"client '{name}' was not fitted: leave its rows out, or fit.personalize(its "
-                "rows) first"
-            )
-        own = rows_of_client(formula, data, data.names.index(name))
+        client = found.position(name)
+        own = completed(found, data, data.names.index(name), client)
         plain = complete(frame, kinds, name, declared.missing)
         own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
         _check_within(found, own, name)
-        sets = []
-        for setting in settings:
-            ready = prepared(setting.on(plain), columns, name)
-            made = evaluated(formula, ready, name, _codes(own))
-            sets.append(replace(made, codes=own.codes, fields=own.fields))
-        yield found.clients.index(name), sets, _groups(plain, by, name, declared.clients)
+        groups = _groups(plain, by, name, declared.clients)
+        if own.lacking:
+            from hierfl.formulas.imputed import with_known
+
+            plain = with_known(plain, declared, name)
+        for covariate, of in own.lacking.items():
+            plain[covariate] = plain[covariate].mask(of.gone.numpy(), 0.0)
+        sets = [_set_in(own, found.formula, plain, one, name) for one in settings]
+        yield client, sets, groups
+
+
+def _set_in(
+    own: Rows, formula: Formula, frame: pd.DataFrame, setting: Setting, client: str
+) -> Rows:
+    """Return a client's rows under a setting, from their frame, in which 0 stands for what they lack."""
+    columns = predictors(formula)
+
+    def made(frame: pd.DataFrame) -> Rows:
+        return evaluated(formula, prepared(setting.on(frame), columns, client), client, _codes(own))
+
+    rows, lacking = made(frame), {}
+    for name, of in own.lacking.items():
+        if setting.variable != name or setting.step is not None:
+            more = made(frame.assign(**{name: frame[name] + 1.0}))
+            lacking[name] = replace(of, step=_change(rows, more, of.gone))
+    return replace(rows, codes=own.codes, fields=own.fields, lacking=lacking)
+
+
+def _change(rows: Rows, more: Rows, where: Tensor) -> Rows:
+    """Return by how much columns are larger in `more`, in some of the rows."""
+    factor = where.double()[:, None]
+    groups = {site: (more.groups[site] - value) * factor for site, value in rows.groups.items()}
+    return Rows((more.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
 
 
 def _weighted(rows: Rows, frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> Rows:

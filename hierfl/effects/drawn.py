@@ -37,11 +37,21 @@ class Drawn:
     shared: Mapping[str, Tensor]
     own: Mapping[str, Tensor]
     parameter: Parameter | None = None  # whose terms these are; None: the response's
+    seed: int = 0  # of what is drawn beside them
 
     @property
     def count(self) -> int:
         """The number S of draws."""
         return len(next(iter({**self.shared, **self.own}.values())))
+
+    def position(self, client: str) -> int:
+        """Return the position of a client; refuse one that was not fitted."""
+        if client not in self.clients:
+            raise KeyError(
+                f"client '{client}' was not fitted: leave its rows out, or fit.personalize(its "
+                "rows) first"
+            )
+        return self.clients.index(client)
 
     @property
     def layout(self) -> Layout:
@@ -228,6 +238,7 @@ def drawn(fit: Fitted, what: str, *, draws: int = 1000, seed: int = 0, prob: flo
         whole.federation.data,
         {name: value.detach().double() for name, value in found.shared.items()},
         {name: value.detach().double() for name, value in found.own.items()},
+        seed=seed,
     )
 
 

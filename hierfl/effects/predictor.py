@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
 
         eta = base + offset + x . b + sum over terms with a bar of z . (deviations of its group)
 
+    A covariate that rows lack adds its draw times what a unit of it adds to eta.
     `who` is a client's position; "new": a new client per draw, with new groups where `rows` leaves
     them open; None: only the deviations of groups that `rows` names.
     """
@@ -31,7 +33,15 @@ def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
         deviations = _deviations(drawn, rows, term, who, seed)
         if deviations is not None:
             eta = eta + torch.einsum("nq,snqo->sno", rows.groups[term.site], deviations)
+    for own in rows.lacking.values():
+        step = step_of(drawn, own.step, rows, who, seed=seed)
+        eta = eta + (own.values * step)[..., None]  # families with mi() have one predictor
     return eta[..., 0] if drawn.outputs == 1 else eta
+
+
+def step_of(drawn: Drawn, step: Rows, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
+    """Return what a unit of a covariate adds to the linear predictor of rows, (S, n), from what it adds to columns."""
+    return predictor(drawn, replace(step, codes=rows.codes), who, seed=seed) - drawn.base
 
 
 def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who, seed: int) -> Tensor | None:

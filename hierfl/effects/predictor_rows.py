@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
-from hierfl.formulas.columns import Column, level_name, prepared
-from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.columns import Column, Kind, by_client, level_name, prepared
+from hierfl.formulas.formula import Formula, Frames
+from hierfl.formulas.layout import INTERCEPT, NO_NAME, GroupTerm, Layout
 from hierfl.formulas.terms import columns_of
 
 Values = Mapping[str, Any]
+AT_ONCE = 4_000_000  # draws x rows whose responses are held at once
+OF_ROWS = ("y", "trials", "weights", "cens", "upper", "entry")  # fields beside the columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ class Rows:
     codes: Mapping[str, Tensor] = field(default_factory=dict)
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     of_parameters: Mapping[str, Rows] = field(default_factory=dict)
+    lacking: Mapping[str, Lacking] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -41,6 +44,39 @@ class Rows:
     def weights(self) -> Tensor:
         """How many times each row counts, (n,)."""
         return self.fields.get("weights", torch.ones(self.count, dtype=torch.float64))
+
+    def at(self, place: slice | Tensor) -> Rows:
+        """Return some of the rows."""
+        groups, codes, fields = (
+            {name: value[place] for name, value in of.items()}
+            for of in (self.groups, self.codes, self.fields)
+        )
+        others = {name: own.at(place) for name, own in self.of_parameters.items()}
+        lacking = {
+            name: Lacking(of.gone[place], of.step.at(place), of.values[:, place])
+            for name, of in self.lacking.items()
+        }
+        common, offset = self.common[place], self.offset[place]
+        return Rows(common, offset, groups, codes, fields, others, lacking)
+
+
+@dataclass(frozen=True, eq=False)
+class Lacking:
+    """A covariate that rows lack: which do, (n,), what a unit of it adds to their columns, and its draws, (S, n).
+
+    Both are 0 in other rows.
+    """
+
+    gone: Tensor
+    step: Rows
+    values: Tensor
+
+
+def in_turn(rows: Rows, draws: int, most: int = AT_ONCE) -> Iterator[Rows]:
+    """Yield a client's rows in blocks whose responses at all draws fit into memory."""
+    size = max(1, most // draws)
+    for first in range(0, rows.count, size):
+        yield rows.at(slice(first, first + size))
 
 
 # ------------------------------------------------------------ rows that are made up
@@ -144,52 +180,72 @@ def _together(formula: Formula, made: Sequence[Rows]) -> Rows:
 
 
 # ------------------------------------------------------------ a client's rows
+def data_of(
+    formula: Formula, frames: Frames
+) -> tuple[ClientData, dict[str, pd.DataFrame], dict[str, Kind | None], bool]:
+    """Return frames as data, by client, the kinds of the columns that are read, and whether they have responses."""
+    declared = formula.declared
+    labels = declared.parts.labels
+    parts = by_client(frames, declared.clients)
+    labeled = all({*labels} <= {*frame.columns} for frame in parts.values())
+    unseen = () if labeled else (*labels, *declared.parts.additions.values())
+    kinds = {name: kind for name, kind in declared.rows_of.items() if name not in unseen}
+    return formula.data(frames, labeled=labeled), parts, kinds, labeled
+
+
 def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
-    """Return the rows of one client, by its position, from the fields that its program reads."""
+    """Return the rows of one client, by its position, from the fields that its program reads.
+
+    What they lack and mi() imputes is 0: `effects.imputed.completed` adds draws of it.
+    """
     return _together(formula, [_of_layout(found, data, client) for found in formula.layouts])
 
 
-def _of_layout(found: Layout, data: ClientData, client: int) -> Rows:
+def step_of_client(formula: Formula, data: ClientData, client: int, name: str) -> Rows:
+    """Return what a unit of a covariate of mi() adds to the columns of a client's rows that lack it."""
+    return _of_layout(formula.layout, data, client, by=f"_by_{NO_NAME.sub('_', name)}")
+
+
+def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") -> Rows:
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     count = place.stop - place.start
     fields = {name: value[place] for name, value in data.fields.items()}
-    for name in fields:
-        if name.startswith("has_") and not bool(fields[name].all()):
-            raise ValueError(
-                f"client '{data.names[client]}' has {int((fields[name] == 0).sum())} rows without "
-                f"'{name[4:]}', which mi() imputes, and this is asked of rows that have it: give such "
-                "rows, or take fit.predict, which averages over what is missing"
-            )
     above = {name: value[client] for name, value in data.client_fields.items()}
-    ones = torch.ones(count, 1, dtype=torch.float64)
+    ones = torch.full((count, 1), 0.0 if by else 1.0, dtype=torch.float64)
+
+    def of_rows(name: str, width: int) -> Tensor:
+        if by and f"{name}{by}" not in fields:
+            return torch.zeros(count, width, dtype=torch.float64)
+        return fields[f"{name}{by}"].double()
+
     groups = {
-        term.site: ones if term.is_single else fields[term.field].double()
+        term.site: ones if term.is_single else of_rows(term.field, len(term.columns))
         for term in found.groups
         if term.place != "above"
     }
     columns: dict[str, Tensor] = {INTERCEPT: ones[:, 0]}
-    for j, name in enumerate(found.read):
-        columns[name] = fields[f"x{found.suffix}"][:, j].double()
-    for j, name in enumerate(found.steps):
-        columns[name] = fields["steps"][:, j].double()
+    for start, names in ((f"x{found.suffix}", found.read), ("steps", found.steps)):
+        for j, name in enumerate(names):
+            columns[name] = of_rows(start, len(names))[:, j]
     for j, name in enumerate(found.above):
-        columns[name] = above[f"above{found.suffix}"][j].double().expand(count)
+        columns[name] = ones[:, 0] * above[f"above{found.suffix}"][j].double()
     for name, term in found.own.items():
         columns[name] = groups[term.site][:, term.columns.index(name)]
     codes = {}
     for term in found.groups:
         if term.place == "above":
-            groups[term.site] = _columns_above(term, columns, fields.get(term.field))
+            groups[term.site] = _columns_above(term, columns, fields.get(f"{term.field}{by}"))
             codes[term.site] = above[term.index].long().expand(count)
         elif term.place != "clients":
             codes[term.site] = fields[term.index].long()
     common = [columns[name] for name in found.common.columns]
+    offset = fields["offset"].double() if found.common.offsets else torch.zeros_like(ones[:, 0])
     return Rows(
         torch.stack(common, 1) if common else ones[:, :0],
-        fields["offset"].double() if found.common.offsets else torch.zeros_like(ones[:, 0]),
+        torch.zeros_like(offset) if by else offset,
         groups,
         codes,
-        {n: fields[n].double() for n in ("y", "trials", "weights") if n in fields},
+        {n: fields[n].double() for n in OF_ROWS if n in fields},
     )
 
 

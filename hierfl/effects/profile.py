@@ -18,12 +18,12 @@ from hierfl.core.intervals import PROB, percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import is_absent
-from hierfl.effects.averages import in_turn
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
+from hierfl.effects.imputed import completed
 from hierfl.effects.intervals import labeled, statistics
 from hierfl.effects.predictor import mean_response, parameters_at, predictor
-from hierfl.effects.predictor_rows import rows_of_client, typical
+from hierfl.effects.predictor_rows import in_turn, typical
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _with_ratios(
 
 def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
     """Return a client's events, trials or rows, and events expected at each draw, (S,): average client's, own."""
-    rows = rows_of_client(found.formula, found.data, client)
+    rows = completed(found, found.data, client, client)
     # deviations of groups within the client are its own too, and those of groups above it are not
     expected = torch.zeros(found.count, dtype=torch.float64)
     predicted = torch.zeros(found.count, dtype=torch.float64)

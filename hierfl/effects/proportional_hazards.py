@@ -18,10 +18,10 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.averages import in_turn
 from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import distribution, predictor
-from hierfl.effects.predictor_rows import rows_of_client
+from hierfl.effects.predictor_rows import in_turn
 from hierfl.models.families.survival import hazards
 from hierfl.posterior.snapshot import Snapshot
 
@@ -165,7 +165,7 @@ def _factor(found: Drawn) -> Tensor:
 
 def _of_client(found: Drawn, client: int, factor: Tensor) -> tuple[Any, ...]:
     """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
-    rows = rows_of_client(found.formula, found.data, client)
+    rows = completed(found, found.data, client, client)
     place = slice(int(found.data.offsets[client]), int(found.data.offsets[client + 1]))
     fields = {n: v[place].double().numpy() for n, v in found.data.fields.items() if v.dim() == 1}
     zeros = np.zeros(rows.count)

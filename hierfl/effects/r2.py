@@ -12,11 +12,11 @@ from torch import Tensor
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
-from hierfl.effects.averages import in_turn
 from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.imputed import completed
 from hierfl.effects.intervals import labeled, statistics, with_intervals
 from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
-from hierfl.effects.predictor_rows import Rows, rows_of_client
+from hierfl.effects.predictor_rows import Rows, in_turn
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _without_groups(rows: Rows) -> Rows:
 def sums_of_client(found: Drawn, client: int) -> Tensor:
     """Return a client's sums at each draw, (6, S): rows, mu, mu^2, mu_0, mu_0^2, variance of the response."""
     total = torch.zeros(6, found.count, dtype=torch.float64)
-    for some in in_turn(rows_of_client(found.formula, found.data, client), found.count):
+    for some in in_turn(completed(found, found.data, client, client), found.count):
         eta = predictor(found, some, client)
         values, bare = parameters_at(found, some, client), _without_groups(some)
         mu = mean_response(found, eta, values, some)

@@ -175,7 +175,8 @@ class FitOverNodes:
     profile = over_nodes(profile.profile, every=True)
     hypotheses = hypotheses.hypotheses
     icc = icc.icc
-    predictions, marginal_means, r2 = map(refused, ("predictions", "marginal_means", "r2"))
+    predictions, marginal_means = map(refused, ("predictions", "marginal_means"))
+    r2, imputed = map(refused, ("r2", "imputed"))
     posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
     personalize, update = map(refused, ("personalize", "update"))
 

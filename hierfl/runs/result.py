@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         contrasts,
         hypotheses,
         icc,
+        imputed,
         marginal_means,
         predictions,
         profile,
@@ -296,6 +297,7 @@ class Fit:
         survival = survival_curves.survival
         r2 = r2.r2
         icc = icc.icc
+        imputed = imputed.imputed
     save = saved.save  # written beside what reads it
 
     def report(

@@ -13,6 +13,7 @@ from torch import Tensor
 STEP, NODES = 0.75, 15  # of standard normal quantiles for probabilities, from -5.25 to 5.25
 MOMENTS = 31  # for moments, from -9 to 9
 POINTS = 33  # of a window about the mass; it is found in STAGES, each with
+FINE = 129  # of the same window, to draw from
 WIDE, STAGES, NEAR = 40.0, 5, 8.0  # half the width of the first window, and sds of later ones
 TINY = 1e-8  # variance that keeps derivatives at 0, where sqrt has none
 
@@ -61,6 +62,12 @@ def _log_mean(weight: Tensor, probs: Tensor) -> Tensor:
 def _beside(values: Tensor, like: Tensor) -> Tensor:
     """Return values (n,) as (n, 1, ...), to go with a tensor behind them."""
     return values.view(-1, *[1] * like.dim())
+
+
+def _unit(count: int, like: Tensor) -> Tensor:
+    """Return evenly spaced points from -1 to 1, (count, 1, ...), to go with a tensor behind them."""
+    unit = torch.linspace(-1.0, 1.0, count, dtype=like.dtype, device=like.device)
+    return _beside(unit, like)
 
 
 class OverNormal(dist.TorchDistribution):
@@ -112,9 +119,37 @@ class OverNormal(dist.TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
+        density, center, half = self._about_the_mass(value)
+        z = center + half * _unit(POINTS, center)
+        return density(z).logsumexp(0) + (2.0 * half / (POINTS - 1)).log()
+
+    def standardized(self, value: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw z of the linear predictor, loc + scale z, given the response, of the batch shape.
+
+            z ~ p(value | loc + scale z) Normal(z; 0, 1)
+
+        The density is linear between points an eighth of its sd apart.
+
+        Args:
+            value: of the response, of the batch shape.
+            uniforms: what is drawn with, in (0, 1), (2, ...).
+        """
+        density, center, half = self._about_the_mass(value)
+        unit = _unit(FINE, center)
+        logs = density(center + half * unit).nan_to_num(-math.inf, neginf=-math.inf)
+        share = logs.softmax(0).cumsum(0)
+        first, second = torch.broadcast_tensors(*uniforms, center)[:2]
+        at = (share < first * share[-1]).sum(0).clamp(max=FINE - 1)
+        # on a triangle about the point
+        aside = torch.where(
+            second < 0.5, (2.0 * second).sqrt() - 1.0, 1.0 - (2.0 - 2.0 * second).sqrt()
+        )
+        return center + half * (unit.reshape(-1)[at] + 2.0 * aside / (FINE - 1))
+
+    def _about_the_mass(self, value: Tensor) -> tuple[Any, Tensor, Tensor]:
+        """Return the log density of z and the response, and the window of z with its mass: center, half width."""
         value, loc, scale = torch.broadcast_tensors(value, self.loc, self.scale)
-        unit = torch.linspace(-1.0, 1.0, POINTS, dtype=loc.dtype, device=loc.device)
-        at = _beside(unit, loc)
+        at = _unit(POINTS, loc)
 
         def density(z: Tensor) -> Tensor:
             found: Tensor = self.of(loc + scale * z).log_prob(value)
@@ -129,9 +164,7 @@ class OverNormal(dist.TorchDistribution):
                 sd = (share * (z - center) ** 2).sum(0).sqrt()
                 apart = 2.0 * half / (POINTS - 1)
                 half = NEAR * torch.maximum(sd, 0.5 * apart)
-        center, half = center.detach(), half.detach()
-        z = center + half * at
-        return density(z).logsumexp(0) + (2.0 * half / (POINTS - 1)).log()
+        return density, center.detach(), half.detach()
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Return draws without gradients, (*sample_shape, *batch_shape)."""

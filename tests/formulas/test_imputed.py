@@ -85,6 +85,26 @@ def by_row(trace: Any, name: str, frame: pd.DataFrame) -> np.ndarray:
     return of_rows(trace, name, frame)
 
 
+def on_a_grid(
+    formula: Formula, frame: pd.DataFrame, values: dict[str, Any], i: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return values of what row i lacks, and the log density of the row at each: the program reads them as known."""
+    ends = {"dose": (-9.0, 13.0), "age": (-20.0, 120.0)}
+    names = [n for n in formula.declared.imputed if np.isnan(frame.loc[i, n])]
+    at = {n: np.linspace(*ends[n], 61 if len(names) == 2 else 401) for n in names}
+    grid = np.meshgrid(*at.values(), indexing="ij")
+    many = frame.iloc[[i] * grid[0].size].reset_index(drop=True)
+    many = many.assign(**{n: g.ravel() for n, g in zip(names, grid, strict=True)})
+    here = int(frame["site"][i][1:])
+    of_client = {n: values[n][[here]] for n in ("site", "site:ward", "dose_site") if n in values}
+    one = conditioned(formula, many, values | of_client)
+    weight = float(frame["w"][i]) if "weights" in formula.text else 1.0
+    each = by_row(one, formula.declared.parts.response, many) / weight
+    for name in names:
+        each = each + by_row(one, name, many)
+    return at, each.reshape(grid[0].shape)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_density_of_a_row_is_integrated_over_what_it_lacks(text: str) -> None:
     lacks = tuple(name for name in ("dose", "age") if f"mi({name})" in text)
@@ -96,24 +116,11 @@ def test_the_density_of_a_row_is_integrated_over_what_it_lacks(text: str) -> Non
     gone = frame[[*lacks]].isna()
     assert gone.all(axis=1).any() and not gone.any(axis=1).all()
     for i in np.flatnonzero(gone.any(axis=1))[::3]:
-        # each row again at many values, which the same program then reads as known
-        names = [name for name in lacks if gone.loc[i, name]]
-        steps = 61 if len(names) == 2 else 401
-        at = [np.linspace(*ends, steps) for ends in ((-9.0, 13.0), (-20.0, 120.0))]
-        grid = np.meshgrid(*[at[lacks.index(name)] for name in names], indexing="ij")
-        many = frame.iloc[[i] * grid[0].size].reset_index(drop=True)
-        many = many.assign(**{n: g.ravel() for n, g in zip(names, grid, strict=True)})
-        here = int(frame["site"][i][1:])
-        of_client = {n: values[n][[here]] for n in ("site", "dose_site")}
-        one = conditioned(formula, many, values | of_client)
-        weight = float(frame["w"][i]) if "weights" in text else 1.0
-        each = by_row(one, response, many) / weight
-        for name in names:
-            each = each + by_row(one, name, many)
-        each = each.reshape(grid[0].shape)
-        for name in reversed(names):
-            top, x = each.max(-1, keepdims=True), at[lacks.index(name)]
+        at, each = on_a_grid(formula, frame, values, i)
+        for x in reversed(at.values()):
+            top = each.max(-1, keepdims=True)
             each = np.log(np.trapezoid(np.exp(each - top), x, axis=-1)) + top[..., 0]
+        weight = float(frame["w"][i]) if "weights" in text else 1.0
         np.testing.assert_allclose(found[i], weight * each, rtol=2e-4, atol=2e-4)
 
 
@@ -216,13 +223,19 @@ def test_answers_of_a_fit() -> None:
     sites = {"dose_Intercept", "dose_beds", "sigma_dose", "sd_dose_site", "mi(dose)", "dose_site"}
     posterior: Any = fit.posterior(draws=500)["posterior"]
     assert sites <= {*posterior.data_vars}
-    found = fit.predict(frame).frame()
-    assert found["mean"].notna().all() and found["log_score"].notna().all()
+    table = fit.predict(frame).frame()
+    assert table["mean"].notna().all() and table["log_score"].notna().all()
     lost = frame["dose"].isna().to_numpy()
-    assert found.loc[lost, "sd"].mean() >= found.loc[~lost, "sd"].mean()
+    assert table.loc[lost, "sd"].mean() >= table.loc[~lost, "sd"].mean()
     assert len(hierfl.diagnostics.loo(fit, draws=200).table) == len(frame)
     # a unit of the covariate moves the response by its coefficient
     moved = fit.comparisons("dose", values=1.0, draws=500).draws
     drawn = posterior["mi(dose)"]
     assert float(moved.mean()) == pytest.approx(float(drawn.mean()), abs=0.3 * float(drawn.std()))
-    refused(lambda: fit.r2(), "'dose'", "fit.predict")
+    # what is missing is drawn, given the response; averages over rows rest on it
+    found = fit.imputed(prob=0.95, draws=200)
+    assert found.draws.dims == ("chain", "draw", "value")
+    assert "Missing values of dose" in str(found) and "95 %" in str(found)
+    assert found.frame["row"].tolist() == [*frame.index[lost]]
+    assert (found.draws["client"].to_numpy() == frame.loc[lost, "site"]).all()
+    assert 0.0 < fit.r2().frame.loc["marginal", "mean"] < 1.0

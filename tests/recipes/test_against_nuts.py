@@ -83,6 +83,33 @@ def test_the_fit_agrees_with_nuts(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("HIERFL_DATA" not in os.environ, reason="HIERFL_DATA names no folder")
+def test_missing_values_are_those_that_nuts_sampled() -> None:
+    """`fit.imputed` of a formula with mi(), beside the recipe that samples every missing value."""
+    recipe = reference.recipe("missing_covariates")
+    rows = recipe.patients(Path(os.environ["HIERFL_DATA"]) / "lung.csv")
+    priors = {
+        "Intercept": "normal(0, 1)",
+        "mi(x)": "normal(0, 1)",
+        "sd_institution": "normal(0, 0.5)",
+        "sigma": "normal(0, 2)",
+        "x_Intercept": "normal(0, 1)",
+        "sigma_x": "normal(0, 2)",
+    }
+    texts = ["y ~ mi(x) + (1 | institution)", "x | mi() ~ 1"]
+    formula = hierfl.formula(texts, clients="institution", priors=priors)
+    found = hierfl.fit(formula, rows, seed=0).imputed(draws=8000).frame
+    nuts = {n: np.array(STORED["missing_covariates:imputed"]["missing"][n]) for n in ("mean", "sd")}
+    clients = sorted(rows["institution"].unique())
+    place = found.groupby("client").cumcount() + 6 * found["client"].map(clients.index)
+    assert len(found) == rows["x"].isna().sum()
+    off = np.abs(found["mean"] - nuts["mean"][place]) / nuts["sd"][place]
+    ratio = found["sd"] / nuts["sd"][place]
+    print(f"means {off.max():.3f} sd off, sds {ratio.min():.3f} to {ratio.max():.3f}")
+    assert off.max() < MOST_OFF and ratio.min() > LEAST_SD and ratio.max() < MOST_SD
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile's own
 @pytest.mark.parametrize("name", sorted(STORED))
 def test_the_stored_reference_is_that_of_nuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
