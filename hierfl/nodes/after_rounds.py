@@ -49,6 +49,24 @@ def ask_nodes(
     return FromNodes(ordered, dict(sorted(withheld.items())))
 
 
+def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes[None]:
+    """Let each node draw what its client's rows lack of the covariates of `mi()`, as `hierfl.Fit.imputed` does.
+
+    A node writes the table into its folder, for its owner. It sends nothing, whatever its policy says.
+
+    Args:
+        fit: over nodes, of a formula.
+        draws: S.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the model is no formula with `mi()`.
+    """
+    if "mi(" not in getattr(fit.method.model, "text", ""):
+        raise ValueError("the model is no formula with mi(x), so that nothing is imputed")
+    return ask_nodes(fit, "imputed", lambda found: None, draws=draws, seed=seed)
+
+
 def _question(
     fit: Any, kind: Kind, name: str, rows: ClientData | None, options: Mapping[str, Any]
 ) -> bytes:

@@ -140,7 +140,6 @@ AT_NODES = {
     "predictions": "averages over rows; take fit.effects, or a typical row, fit.comparisons(...)",
     "marginal_means": "averages over rows; take fit.contrasts(...), of a typical row",
     "r2": "sums over rows; take fit.icc(), or score predictions, fit.scores()",
-    "imputed": "missing values of rows; let a hospital ask its own fit of its rows",
     "posterior_predictive": "labels of rows; ask the nodes, fit.predict()",
     "replicate": "labels of rows; ask the nodes, fit.predict()",
     "update": "rows; fit them again, hierfl.nodes.fit(fit.method.model.update(text), nodes), at nodes of "

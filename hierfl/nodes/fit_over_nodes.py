@@ -27,7 +27,7 @@ from hierfl.effects import (
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of
 from hierfl.method import Method
-from hierfl.nodes.after_rounds import ask_nodes
+from hierfl.nodes.after_rounds import ask_nodes, imputed_at_nodes
 from hierfl.nodes.answers import FromNodes, over_nodes, refused
 from hierfl.nodes.asking import Ask
 from hierfl.nodes.global_answers import brief_over, summary_over
@@ -175,8 +175,8 @@ class FitOverNodes:
     profile = over_nodes(profile.profile, every=True)
     hypotheses = hypotheses.hypotheses
     icc = icc.icc
-    predictions, marginal_means = map(refused, ("predictions", "marginal_means"))
-    r2, imputed = map(refused, ("r2", "imputed"))
+    imputed = imputed_at_nodes
+    predictions, marginal_means, r2 = map(refused, ("predictions", "marginal_means", "r2"))
     posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
     personalize, update = map(refused, ("personalize", "update"))
 

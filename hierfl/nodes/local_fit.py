@@ -83,6 +83,10 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
         fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
         if question.kind in ("summaries", "draws"):
             return question, _of_sites(node, fit, question)
+        if question.kind == "imputed":
+            found = fit.imputed(draws=question.draws, seed=question.seed).frame
+            _write(node, question, "csv", found.to_csv(index=False).encode())
+            return question, {}
         return question, _of_rows(node, fit, question, asked.tree["rows"])
     except Refused:
         raise

@@ -229,6 +229,8 @@ def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -
     of_own_rows = question.kind in ("predictions", "scores") and not asked.tree["rows"]
     if question.kind not in policy.may_leave or (paid and of_own_rows):
         why = f"the node's policy lets no {question.kind} leave"
+        if question.kind == "imputed":
+            why = "missing values of rows stay at their node"
         if question.kind in policy.may_leave:
             why = f"the rows have a budget, and {question.kind} of them have no noise"
         content = to_bytes({}, {**about, "stays": why})

@@ -22,9 +22,10 @@ from hierfl.nodes.messages import Refused
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 DISCLOSES = ("sums", "summaries")
 Approve = Literal["ask", "always"]
-Kind = Literal["summaries", "draws", "predictions", "scores"]  # of answers about the client
+# of answers about the client, of which the last never leaves: it has a value of each row
+Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 KINDS: tuple[str, ...] = get_args(Kind)
-LEAVES = (*KINDS, "descriptions")  # of its rows, of which it need not have fitted anything
+LEAVES = (*KINDS[:-1], "descriptions")  # of its rows, of which it need not have fitted anything
 
 
 class Forbidden(Refused):
