@@ -151,10 +151,11 @@ def survival_steps(ax: Axes, frame: pd.DataFrame) -> Axes:
 
 
 def hazard_ratio_course(ax: Axes, time: Any, values: Any, name: str) -> Axes:
-    """Draw scaled residuals of a column over time, with means of tenths of the events and their 90 % intervals."""
+    """Draw scaled residuals of a column over time, with their mean, and means of tenths with 90 % intervals."""
     time, values = np.asarray(time), np.asarray(values)
     ax.plot(time, values, "o", color=GRAY, markersize=2.5, alpha=0.6)
     ax.axhline(0.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.axhline(values.mean(), color=COLORS[0], linewidth=0.8, linestyle="--", zorder=0)
     parts = np.array_split(np.argsort(time, kind="stable"), min(10, max(1, len(time) // 10)))
     at = np.array([np.median(time[part]) for part in parts])
     mean = np.array([values[part].mean() for part in parts])
@@ -162,6 +163,7 @@ def hazard_ratio_course(ax: Axes, time: Any, values: Any, name: str) -> Axes:
     ax.vlines(at, mean - wide, mean + wide, color=COLORS[0], linewidth=1.4, zorder=3)
     ax.plot(at, mean, "o-", color=COLORS[0], markersize=5, linewidth=1.0, zorder=3)
     ax.set(xlabel="time", ylabel=f"log hazard ratio of {name}")
-    low, high = np.quantile(values, [0.02, 0.98])
-    ax.set_ylim(min(low, (mean - wide).min()), max(high, (mean + wide).max()))
+    low, high = np.quantile(values, [0.02, 0.98])  # without the tails
+    low, high = min(low, (mean - wide).min()), max(high, (mean + wide).max())
+    ax.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     return plain(ax)

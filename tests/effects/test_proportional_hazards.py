@@ -103,7 +103,7 @@ def test_a_fit_says_which_effect_changes() -> None:
     from matplotlib.figure import Figure
 
     axes = found.plot("x", Figure().subplots())
-    assert axes.get_ylabel() == "log hazard ratio of x" and len(axes.lines) == 3
+    assert axes.get_ylabel() == "log hazard ratio of x" and len(axes.lines) == 4
     with pytest.raises(KeyError, match="the columns are x, z"):
         found.plot("age")
 
