@@ -29,6 +29,7 @@ AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
+NEAR = 2.0**-10  # of the start, where densities are finite
 OWN_PARAM = "_factor"  # first part of the names of the local params
 
 
@@ -78,8 +79,10 @@ class FromFactor:
         normal = dist.Normal(zero, torch.ones_like(zero)).to_event(1)
         with batch.clients():
             first = pyro.sample("_local", normal, infer=AUXILIARY)
-        if hierarchy is None:
-            emit(block, first, batch)
+        if (
+            hierarchy is None
+        ):  # while the program is read: near the start, where densities are finite
+            emit(block, block.start + NEAR * first, batch)
             return
         vector, log_q = self._chosen(hierarchy, drawn, own, first[:, 0], batch)
         moved = dist.Delta(torch.zeros_like(log_q), log_density=log_q - normal.log_prob(first))

@@ -138,3 +138,20 @@ def test_numbers_of_groups_that_are_lost_are_not_guessed(tmp_path: Path) -> None
     assert isinstance(model, hierfl.Formula)
     model.data(frame)
     assert torch.equal(again.predict(frame).mean, fit.predict(frame).mean)
+
+
+def test_a_column_in_any_unit_may_vary_by_client_under_a_log_link() -> None:
+    """Years near 50 in a slope of counts: the fit is that of centuries, and by the same method."""
+    torch.set_default_dtype(torch.float32)  # in which exp(100) is infinite
+    formula = hierfl.formula("visits ~ age + (1 + age || site)", "poisson", clients="site")
+    slopes = []
+    for unit in (1.0, 100.0):
+        frame = patients(rows=12)
+        frame["age"] /= unit
+        fit = hierfl.fit(formula, frame, seed=0, progress=False)
+        assert fit.chosen is not None and fit.chosen.startswith("two_stage")
+        drawn = fit.draws(2000).own["site"][..., 1] / unit
+        slopes.append((drawn.mean(0), drawn.std(0)))
+    (mean, spread), (wanted, sds) = slopes
+    assert float(((mean - wanted) / sds).abs().max()) < 0.15
+    assert float((spread / sds - 1.0).abs().max()) < 0.1
