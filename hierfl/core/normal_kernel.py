@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hierfl.core.noise import GRAPH_OPS
 
-# The counters, the hash and the pairs are those of `noise.normals`, in float32. GCC turns the loop
-# into vector instructions: the logarithm, sine and cosine are the polynomials of Cephes (S. Moshier,
-# single/logf.c and sinf.c), without branches. An angle is cut into quarter turns before pi comes in.
+# The counters, the hash and the pairs are those of `noise.normals`, in float32. GCC turns the loops
+# into vector instructions. Sine, cosine and exponential are the polynomials of Cephes (S. Moshier,
+# single/sinf.c and expf.c); that of the logarithm, fitted here, errs by 1.3e-7. An angle is cut into
+# quarter turns before pi comes in. There are no branches, and signs are set by their bits.
 SOURCE = r"""
 #include <math.h>
 #include <stdint.h>
@@ -28,45 +29,60 @@ static inline uint32_t hashed(uint32_t x) {
   return x ^ (x >> 15);
 }
 
-static inline float unit(uint32_t counter, uint32_t first, uint32_t second) {
-  uint32_t word = hashed(hashed(counter ^ first) + second);
-  return ((float)(int32_t)(word >> 9) + 0.5f) * 0x1p-23f;
-}
-
 static inline float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline float as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+static inline uint32_t as_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 
-static inline float logarithm(float u) {
-  int32_t bits;
-  memcpy(&bits, &u, 4);
-  int32_t exponent = (bits - 0x3F3504F3) >> 23;  // the mantissa lies in [sqrt(1/2), sqrt(2))
-  bits -= exponent << 23;
-  float mantissa;
-  memcpy(&mantissa, &bits, 4);
-  float x = mantissa - 1.0f, z = x * x, e = (float)exponent;
-  float p = fma_(7.0376836292e-2f, x, -1.1514610310e-1f);
-  p = fma_(p, x, 1.1676998740e-1f);
-  p = fma_(p, x, -1.2420140846e-1f);
-  p = fma_(p, x, 1.4249322787e-1f);
-  p = fma_(p, x, -1.6668057665e-1f);
-  p = fma_(p, x, 2.0000714765e-1f);
-  p = fma_(p, x, -2.4999993993e-1f);
-  p = fma_(p, x, 3.3333331174e-1f) * x * z;
-  p = fma_(e, -2.12194440e-4f, p);
-  return fma_(e, 0.693359375f, x + fma_(-0.5f, z, p));
+static inline float word(uint32_t counter, uint32_t first, uint32_t second) {
+  return (float)(int32_t)(hashed(hashed(counter ^ first) + second) >> 9);
 }
 
-static inline void pair(int64_t i, uint32_t first, uint32_t second, float *a, float *b) {
-  float radius = sqrtf(-2.0f * logarithm(unit(4 * (uint32_t)i, first, second)));
-  float quarters = 4.0f * unit(4 * (uint32_t)i + 1, first, second);
-  int32_t turn = (int32_t)(quarters + 0.5f);
-  float x = (quarters - (float)turn) * 1.57079632679489662f, z = x * x;
+static inline float minus_2_log(float u) {
+  uint32_t bits = as_bits(u);
+  // the mantissa 1 + x lies in [sqrt(1/2), sqrt(2))
+  int32_t exponent = (int32_t)(bits - 0x3F3504F3u) >> 23;
+  float x = as_float(bits - ((uint32_t)exponent << 23)) - 1.0f, z = x * x;
+  float p = fma_(0.204483911f, x, -0.322823465f);
+  p = fma_(p, x, 0.343338132f);
+  p = fma_(p, x, -0.398204774f);
+  p = fma_(p, x, 0.499611467f);
+  p = fma_(p, x, -0.666693807f);
+  p = fma_(p, x * z, fma_(-2.0f, x, z));
+  return fma_((float)exponent, -1.38629436f, p);
+}
+
+static inline void pair(uint32_t i, uint32_t first, uint32_t second, float *a, float *b) {
+  float radius = sqrtf(minus_2_log(fma_(word(4 * i, first, second), 0x1p-23f, 0x1p-24f)));
+  float quarters = fma_(word(4 * i + 1, first, second), 0x1p-21f, 0x1p-22f);
+  float shifted = quarters + 0x1.8p23f;  // its last bits are the nearest quarter turn
+  uint32_t turn = as_bits(shifted);
+  float x = (quarters - (shifted - 0x1.8p23f)) * 1.57079632679489662f, z = x * x;
   float s = fma_(fma_(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f);
   float c = fma_(fma_(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f);
   s = fma_(s * z, x, x);
-  c = fma_(c * z, z, fma_(-0.5f, z, 1.0f));
-  float cosine = turn & 1 ? s : c, sine = turn & 1 ? c : s;
-  *a = radius * ((turn + 1) & 2 ? -cosine : cosine);
-  *b = radius * (turn & 2 ? -sine : sine);
+  c = fma_(fma_(c, z, -0.5f), z, 1.0f);
+  uint32_t swapped = (as_bits(s) ^ as_bits(c)) & -(turn & 1);
+  uint32_t sine = as_bits(s) ^ swapped, cosine = as_bits(c) ^ swapped;
+  *a = radius * as_float(cosine ^ ((turn + 1) << 30 & 0x80000000u));
+  *b = radius * as_float(sine ^ (turn << 30 & 0x80000000u));
+}
+
+static inline float exponential(float x) {  // as in engine/exponentials.py
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  float shifted = fma_(x, 1.44269504f, 0x1.8p23f), n = shifted - 0x1.8p23f;
+  float r = fma_(n, 2.12194440e-4f, fma_(n, -0.693359375f, x));
+  float p = fma_(1.9875691500e-4f, r, 1.3981999507e-3f);
+  p = fma_(p, r, 8.3334519073e-3f);
+  p = fma_(p, r, 4.1665795894e-2f);
+  p = fma_(p, r, 1.6666665459e-1f);
+  p = fma_(p, r, 5.0000001201e-1f);
+  p = fma_(p, r * r, r + 1.0f);
+  return p * as_float((as_bits(shifted) << 23) + 0x3F800000u);
+}
+
+static inline float at(float loc, float log_scale, float z) {
+  return fma_(exponential(log_scale), z, loc);
 }
 
 extern "C" void fold(const uint32_t *keys, int64_t many, int64_t word, uint32_t *out) {
@@ -81,13 +97,35 @@ extern "C" void normals(const uint32_t *keys, int64_t many, int64_t count, float
   for (int64_t k = 0; k < many; k++) {
     uint32_t first = keys[2 * k], second = keys[2 * k + 1];
     float *__restrict a = out + k * count, *__restrict b = a + pairs, spare;
-    for (int64_t i = 0; i < half; i++) pair(i, first, second, a + i, b + i);
+    for (uint32_t i = 0; i < (uint32_t)half; i++) pair(i, first, second, a + i, b + i);
     if (pairs > half) pair(half, first, second, a + half, &spare);
+  }
+}
+
+extern "C" void samples(const uint32_t *keys, int64_t many, int64_t count, float *out,
+                        const float *locs, const float *log_scales) {
+  int64_t half = count / 2, pairs = count - half;
+  for (int64_t k = 0; k < many; k++) {
+    uint32_t first = keys[2 * k], second = keys[2 * k + 1];
+    const float *loc = locs + k * count, *log_scale = log_scales + k * count;
+    float *__restrict out_k = out + k * count, z, spare;
+    for (uint32_t i = 0; i < (uint32_t)half; i++) {
+      float a, b;
+      pair(i, first, second, &a, &b);
+      out_k[i] = at(loc[i], log_scale[i], a);
+      out_k[i + pairs] = at(loc[i + pairs], log_scale[i + pairs], b);
+    }
+    if (pairs > half) {
+      pair(half, first, second, &z, &spare);
+      out_k[half] = at(loc[half], log_scale[half], z);
+    }
   }
 }
 """
 
 
+POINTERS = (ctypes.c_void_p, ctypes.c_void_p)
+ARGUMENTS: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 # no compiler, or one that fails; another release of torch
 NO_KERNELS = (OSError, RuntimeError, SubprocessError, ImportError, AttributeError, TypeError)
 
@@ -101,8 +139,9 @@ def _kernels() -> Any:
     flags = ("-ftree-loop-vectorize", "-fno-math-errno")
     library: Any = CppCodeCache.load(SOURCE, device_type="cpu", extra_flags=flags)
     for kernel in (library.fold, library.normals):
-        kernel.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+        kernel.argtypes = ARGUMENTS
         kernel.restype = None
+    library.samples.argtypes, library.samples.restype = (*ARGUMENTS, *POINTERS), None
     return library
 
 
@@ -132,6 +171,22 @@ def _normals(key: Tensor, count: int) -> Tensor:
     keys = key.contiguous()
     out = torch.empty((*key.shape[:-1], count), dtype=torch.float32)
     _kernels().normals(keys.data_ptr(), keys.numel() // 2, count, out.data_ptr())
+    return out
+
+
+def _samples(key: Tensor, loc: Tensor, log_scale: Tensor) -> Tensor:
+    """Return loc + e^log_scale z for normals z (..., count) of keys (..., 2), in their shape."""
+    keys, count = key.contiguous(), loc.numel() // (key.numel() // 2)
+    loc, log_scale = loc.contiguous(), log_scale.contiguous()
+    out = torch.empty((*key.shape[:-1], count), dtype=torch.float32)
+    _kernels().samples(
+        keys.data_ptr(),
+        keys.numel() // 2,
+        count,
+        out.data_ptr(),
+        loc.data_ptr(),
+        log_scale.data_ptr(),
+    )
     return out
 
 
@@ -165,4 +220,13 @@ _library.define("normals_of(Tensor[] keys, int[] counts) -> Tensor[]")
 _library.impl("normals_of", lambda keys, counts: list(map(_normals, keys, counts)), "CPU")
 torch.library.register_fake(
     "hierfl::normals_of", lambda keys, counts: list(map(_undrawn, keys, counts)), lib=_library
+)
+_library.define("samples_of(Tensor[] keys, Tensor[] locs, Tensor[] log_scales) -> Tensor[]")
+_library.impl("samples_of", lambda *lists: list(map(_samples, *lists)), "CPU")
+torch.library.register_fake(
+    "hierfl::samples_of",
+    lambda keys, locs, _: [
+        _undrawn(key, 2 * loc.numel() // key.numel()) for key, loc in zip(keys, locs, strict=True)
+    ],
+    lib=_library,
 )

@@ -142,8 +142,9 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
+    from hierfl.engine.draws import draw_together, shorten
     from hierfl.engine.exponentials import inlined
-    from hierfl.engine.repeated_steps import cut_end, draw_together
+    from hierfl.engine.repeated_steps import cut_end
 
     shape: list[Any] = []
 
@@ -157,6 +158,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         with in_graph():
             graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
+        shorten(graph)
         draw_together(graph)
         end, places = cut_end(graph, given)
         late = None if end is None else End(_lowered(end, leaves), places)

@@ -48,7 +48,7 @@ def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
 def cancel_transposes(graph: fx.GraphModule) -> None:
     """(A')' -> A: the gradient of a layer's weight is a product that is transposed twice."""
     for node in graph.graph.nodes:
-        if _is(node, aten.transpose.int) and _is(node.args[0], aten.transpose.int):
+        if is_call(node, aten.transpose.int) and is_call(node.args[0], aten.transpose.int):
             inner = node.args[0]
             rank = node.meta["val"].dim()
             if {d % rank for d in node.args[1:]} == {d % rank for d in inner.args[1:]}:
@@ -58,7 +58,10 @@ def cancel_transposes(graph: fx.GraphModule) -> None:
 def view_only_entries(graph: fx.GraphModule) -> None:
     """Replace a `select_backward` into a dimension of size 1 by a view, which writes no zeros."""
     for node in graph.graph.nodes:
-        if _is(node, aten.select_backward.default) and node.meta["val"].shape[node.args[2]] == 1:
+        if (
+            is_call(node, aten.select_backward.default)
+            and node.meta["val"].shape[node.args[2]] == 1
+        ):
             with graph.graph.inserting_before(node):
                 view = graph.graph.call_function(
                     aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim())
@@ -71,7 +74,7 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
     """1 x -> x and x + 0 -> x: torch's transform to positive values is exp, times 1, plus 0."""
     for node in graph.graph.nodes:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
-            if _is(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
+            if is_call(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
                 [kept] = [arg for arg in node.args if arg != idle]
                 if (
                     kept.meta["val"].shape == node.meta["val"].shape
@@ -83,7 +86,10 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
 def cancel_logs_of_exponentials(graph: fx.GraphModule) -> None:
     """log(e^x) -> x, through products, quotients and views, as in a KL of Normals."""
     for node in graph.graph.nodes:
-        if _is(node, aten.log.default) and (found := _log(graph, node.args[0], node)) is not None:
+        if (
+            is_call(node, aten.log.default)
+            and (found := _log(graph, node.args[0], node)) is not None
+        ):
             node.replace_all_uses_with(found)
 
 
@@ -96,17 +102,17 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
         new.meta["val"] = node.meta["val"]
         return new
 
-    if _is(node, aten.exp.default):
+    if is_call(node, aten.exp.default):
         own: fx.Node = node.args[0]
         return own
-    if any(_is(node, op) for op in (*VIEWS, aten.expand.default)):
+    if any(is_call(node, op) for op in (*VIEWS, aten.expand.default)):
         inner = _log(graph, node.args[0], before)
         return None if inner is None else made(node.target, inner, *node.args[1:])
-    if _is(node, aten.reciprocal.default):
+    if is_call(node, aten.reciprocal.default):
         inner = _log(graph, node.args[0], before)
         return None if inner is None else made(aten.neg.default, inner)
     for of, becomes in ((aten.mul.Tensor, aten.add.Tensor), (aten.div.Tensor, aten.sub.Tensor)):
-        if _is(node, of) and all(isinstance(arg, fx.Node) for arg in node.args):
+        if is_call(node, of) and all(isinstance(arg, fx.Node) for arg in node.args):
             both = [_log(graph, arg, before) for arg in node.args]
             return made(becomes, *both) if None not in both else None
     return None
@@ -119,7 +125,7 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     inside: set[fx.Node] = set()  # nodes of sums that are dealt with already
     for node in reversed(list(graph.graph.nodes)):
-        if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
+        if node in inside or not (is_call(node, aten.add.Tensor) or is_call(node, aten.sub.Tensor)):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
         fused = [term for term in terms if term.product is not None and term.factor != 1.0]
@@ -136,8 +142,8 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                 origin in free
                 and not overwritable & operands
                 # only the output reads the new value, and no view of the input
-                and _reaches(node, VIEWS) == {end}
-                and end not in _reaches(origin, (*VIEWS, *RESHAPED))
+                and reaches(node, VIEWS) == {end}
+                and end not in reaches(origin, (*VIEWS, *RESHAPED))
                 and _read_by_products(origin, node)
             )
             free -= {origin}
@@ -160,7 +166,7 @@ def add_to_rows_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     overwritable = [node for node in graph.graph.nodes if node.op == "placeholder"][:given]
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     for node in list(graph.graph.nodes):
-        if not _is(node, torch.ops.hierfl.add_to_row.default):
+        if not is_call(node, torch.ops.hierfl.add_to_row.default):
             continue
         rows, vector, at = node.args
         if rows in overwritable and set(rows.users) == {node} and set(node.users) == {end}:
@@ -181,7 +187,7 @@ def _terms(
     node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0
 ) -> list[Term]:
     """Return the summands of a sum, through sums (put into `inside`) that nothing else reads."""
-    plus, minus = _is(node, aten.add.Tensor), _is(node, aten.sub.Tensor)
+    plus, minus = is_call(node, aten.add.Tensor), is_call(node, aten.sub.Tensor)
     if (plus or minus) and not node.kwargs and all(isinstance(arg, fx.Node) for arg in node.args):
         signs = (factor, factor if plus else -factor)
         inside.add(node)
@@ -190,9 +196,9 @@ def _terms(
             for arg, by in zip(node.args, signs, strict=True)
             for term in _inner(arg, shape, inside, by)
         ]
-    if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
+    if is_call(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
         return _inner(node.args[0], shape, inside, factor * node.args[1])
-    if _is(node, aten.neg.default):
+    if is_call(node, aten.neg.default):
         return _inner(node.args[0], shape, inside, -factor)
     return [Term(factor, node)]
 
@@ -218,8 +224,8 @@ def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
 
 def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     """Return whether only products read an input: inductor may run other readers after it is overwritten."""
-    for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}:
-        if not _is(reader, aten.bmm.default):
+    for reader in reaches(origin, (*VIEWS, *RESHAPED)) - {node}:
+        if not is_call(reader, aten.bmm.default):
             return False
         left, right = (arg.meta["val"].shape for arg in reader.args)  # type: ignore[union-attr]
         if 1 in (*left[1:], right[2]):
@@ -227,32 +233,32 @@ def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     return True
 
 
-def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
+def reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
     """Return the nodes that read a node or a view of it, made by the operations `through`."""
     found = set()
     for user in node.users:
-        found |= _reaches(user, through) if any(_is(user, op) for op in through) else {user}
+        found |= reaches(user, through) if any(is_call(user, op) for op in through) else {user}
     return found
 
 
 def _is_read_once(weight: fx.Node) -> bool:
     chain = [weight]
-    while any(_is(chain[-1], view) for view in VIEWS):
+    while any(is_call(chain[-1], view) for view in VIEWS):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     own, is_read_once = chain[-1], all(len(node.users) == 1 for node in chain)
-    is_new = any(_is(own, op) for op in FRESH)
+    is_new = any(is_call(own, op) for op in FRESH)
     return is_read_once and is_new and own.meta["val"].is_contiguous()
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    while any(_is(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
+    while any(is_call(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def origin_of(node: Any) -> Any:
     """Return the node that a node is a view of."""
-    while isinstance(node, fx.Node) and any(_is(node, view) for view in (*VIEWS, *RESHAPED)):
+    while isinstance(node, fx.Node) and any(is_call(node, view) for view in (*VIEWS, *RESHAPED)):
         node = node.args[0]
     return node
 
@@ -261,12 +267,12 @@ def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
     """Return the batched product behind a node's views, and its constant factor; else (None, 1)."""
     factor = 1.0
     while isinstance(node, fx.Node) and len(node.users) == 1:
-        if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
+        if is_call(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
             factor *= node.args[1]
-        elif not any(_is(node, view) for view in VIEWS):
+        elif not any(is_call(node, view) for view in VIEWS):
             break
         node = node.args[0]
-    if _is(node, aten.bmm.default) and len(node.users) == 1:
+    if is_call(node, aten.bmm.default) and len(node.users) == 1:
         return node, factor
     return None, 1.0
 
@@ -283,5 +289,6 @@ FRESH: tuple[object, ...] = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, 
 FRESH += (aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
 
 
-def _is(node: object, op: object) -> bool:
+def is_call(node: object, op: object) -> bool:
+    """Return whether a node calls an operation."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target is op

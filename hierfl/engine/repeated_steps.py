@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import copy
-from operator import getitem
 
 import torch
 from torch import fx
 
+from hierfl.engine.draws import behind_of
+from hierfl.engine.entrywise import MANY
 from hierfl.engine.graph_rewrites import MUTATING, origin_of
 
 aten = torch.ops.aten
-MANY = 1 << 16  # numbers, for which a pass over memory takes longer than starting a kernel
-
-
-def draw_together(graph: fx.GraphModule) -> None:
-    """Draw all normals by one call: what inductor puts between calls, it compiles piece by piece."""
-    draws = [n for n in graph.graph.nodes if n.target is torch.ops.hierfl.normals.default]
-    if len(draws) < 2:
-        return
-    keys, counts = zip(*(node.args for node in draws), strict=True)
-    first, is_after, behind = draws[0], False, _behind(list(keys))
-    for node in list(graph.graph.nodes):
-        is_after = is_after or node is first
-        if is_after and node in behind:
-            first.prepend(node)
-    with graph.graph.inserting_before(first):
-        drawn = graph.graph.call_function(torch.ops.hierfl.normals_of.default, (keys, counts))
-        drawn.meta["val"] = [node.meta["val"] for node in draws]
-        for place, node in enumerate(draws):
-            own = graph.graph.call_function(getitem, (drawn, place))
-            own.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(own)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def cut_end(graph: fx.GraphModule, given: int) -> tuple[fx.GraphModule | None, tuple[int, ...]]:
@@ -51,7 +29,7 @@ def cut_end(graph: fx.GraphModule, given: int) -> tuple[fx.GraphModule | None, t
     if len(outputs) != given or not all(_are_alike(old, new) for old, new in both):
         return None, ()  # the next step may have another graph, which reads other inputs
     at = tuple(place for place, (old, new) in enumerate(both) if not old.users and new is not old)
-    needed = _behind([new for place, new in enumerate(outputs) if place not in at])
+    needed = behind_of([new for place, new in enumerate(outputs) if place not in at])
     if not any(_sums_many(node) for node in graph.graph.nodes if node not in needed):
         return None, ()
     own = fx.Graph()
@@ -115,17 +93,6 @@ def _read_shapes_alone(graph: fx.GraphModule) -> None:
                 full.meta = dict(node.meta)
                 node.replace_all_uses_with(full)
     graph.graph.eliminate_dead_code()
-
-
-def _behind(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return all nodes that some nodes are computed from, and these."""
-    found, left = set(), list(nodes)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found
 
 
 def _sums_many(node: fx.Node) -> bool:
