@@ -28,7 +28,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.methods.two_stage_kept import Densities, Kept, rounds_of
 from hierfl.posterior.site_table import entries_of
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.summaries.weights import moments, smoothed
 
 ALPHAS = (0.8, 1.25)  # as priorsense
@@ -82,6 +82,8 @@ def sensitivity(fit: Snapshot) -> Sensitivity:
         ValueError: the fit is of another method, or is not done.
         AnotherRound: of so many clients single log ratios are not kept.
     """
+    if not hasattr(fit, "federation"):  # over nodes it is no `Snapshot`
+        expect_fit(fit)
     federation = fit.federation
     kept = Kept(rounds_of(fit.method, federation.program, "sensitivity"), fit.progress.server)
     found = kept.densities()

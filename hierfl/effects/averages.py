@@ -61,6 +61,8 @@ def averages(
     found: Drawn, newdata: NewData, settings: Sequence[Setting], by: str | None, scale: Scale
 ) -> Averages:
     """Return the mean response over rows of clients under each setting, by the values of a column."""
+    if not isinstance(by, str | None):
+        raise TypeError(f"by is {by!r}: give the name of one column")
     if not found.clients:
         raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
     if found.family.kind == "angle" and scale == "response":

@@ -16,7 +16,7 @@ from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.averages import NewData, Setting, averages
-from hierfl.effects.conditional_effects import chosen
+from hierfl.effects.conditional_effects import chosen, listed
 from hierfl.effects.drawn import Drawn, Fitted, drawn
 from hierfl.effects.intervals import ends, labeled, share_above, tabulated
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
@@ -230,10 +230,10 @@ def several(
         if column.kind == "category":
             return list(column.levels)
         return [column.mean, column.mean + column.sd]
-    found = [checked(name, column, value) for value in values]
+    found = [checked(name, column, value) for value in listed(values, "values")]
     if len(found) < least or len(set(found)) < len(found):
         number = {1: "one", 2: "two"}[least]
-        raise ValueError(f"values are {list(values)}: give {number} or more different ones")
+        raise ValueError(f"values are {found}: give {number} or more different ones")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from hierfl.core.arguments import shown
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
@@ -121,7 +122,7 @@ def effects(
     found = drawn(fit, "effects", draws=draws, seed=seed, prob=prob)
     formula = found.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
-    values = along(formula, variable, columns[variable]) if grid is None else list(grid)
+    values = along(formula, variable, columns[variable]) if grid is None else listed(grid, "grid")
     if not values:
         raise ValueError("grid is empty: give one value or more")
     asked_for, dims = crossed({variable: values} | ({} if by is None else {by: few(columns[by])}))
@@ -146,6 +147,13 @@ def effects(
     )
 
 
+def listed(values: Any, argument: str) -> list[Any]:
+    """Return values as a list; refuse a single one."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{argument} is {values!r}: give a list of values, [{values!r}]")
+    return list(values)
+
+
 def crossed(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Return a variable's values, repeated for each value of a second one, and the dimensions, the second one first."""
     (variable, values), *others = grid.items()
@@ -162,6 +170,8 @@ def chosen(
     """Return what was agreed about the columns that a user asks for, or refuse them."""
     known = predictors(formula)
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a column is {shown(name)}: give the name of one, such as 'age'")
         if name in TAKEN and name in known:
             raise ValueError(
                 f"'{name}' is the name of a column or a dimension of the answer: rename the column"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import expect_count, spelled
+from hierfl.core.arguments import expect_count, shown, spelled
 from hierfl.core.tables import Shown, cell, shown_as
 from hierfl.data.frames import is_column
 from hierfl.effects.pooled_rows import pooled_levels, pooled_numbers
@@ -126,7 +126,11 @@ def _here(
 ) -> tuple[dict[str, TableAnswer], list[str], bool]:
     """Return the answers of frames' clients, their columns, and whether groups are the clients."""
     if formula is None and isinstance(rows, pd.DataFrame):
+        if not len(rows):
+            raise ValueError("the frame has no rows: give at least one")
         parts = {"": rows}
+    elif not isinstance(rows, pd.DataFrame | Mapping):
+        raise TypeError(f"rows is {shown(rows)}: give a frame, {{client: frame}}, or nodes")
     else:
         parts = by_client(rows, "" if formula is None else formula.clients)
     first = next(iter(parts.values()))

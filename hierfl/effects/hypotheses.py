@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,8 @@ def hypotheses(
             difference is not finite.
     """
     found = drawn(fit, "hypotheses", draws=draws, seed=seed, prob=prob)
-    texts = [hypothesis] if isinstance(hypothesis, str) else list(hypothesis)
+    several = isinstance(hypothesis, Iterable) and not isinstance(hypothesis, str)
+    texts = list(hypothesis) if several else [hypothesis]
     known = parameters(found)
     differences, shares = [], []
     for text in texts:
@@ -152,7 +154,7 @@ def _sides(text: Any) -> tuple[str, str, str]:
     if len(at) != 1:
         raise ValueError(
             f"the hypothesis '{text}' has {len(at)} of the signs =, > and <: write one, as in "
-            "'sex[male] = 0'"
+            "'sex[male] = 0' or 'sex[male] > 0'"
         )
     return text[: at[0]], text[at[0]], text[at[0] + 1 :]
 
@@ -248,5 +250,8 @@ class _Reader:
         )
 
     def _unknown(self, name: str) -> ValueError:
+        longer = [one for one in self.known if one.startswith(name.removesuffix("]") + ", ")]
+        near = longer or get_close_matches(name, self.known, n=1)
+        meant = f"did you mean '{near[0]}'? " if near else ""
         some = ", ".join(list(self.known)[:12]) + (", ..." if len(self.known) > 12 else "")
-        return ValueError(f"'{name}' is no parameter of the fit: the parameters are {some}")
+        return ValueError(f"'{name}' is no parameter of the fit: {meant}the parameters are {some}")

@@ -92,6 +92,8 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     count = len(next(iter(grid.values()))) if grid else 1
     groups = [term for found in formula.layouts for term in found.groups]
     of_groups = {t.group.name: t for t in groups if t.place in ("above", "crossed")}
+    if not isinstance(at or {}, Mapping):
+        raise TypeError(f"at is {at!r}: give a dict, column -> value, {{'age': 60}}")
     given = dict(at or {})
     _check_names(formula, given, columns, of_groups)
     frame: dict[str, Any] = {}

@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import CENSORED, Column, level_name, ordered, refuse_similar
+from hierfl.formulas.columns import (
+    CENSORED,
+    MANY_LEVELS,
+    Column,
+    level_name,
+    ordered,
+    refuse_decimals,
+    refuse_similar,
+)
 from hierfl.formulas.design import designs_of, every_design_of
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
@@ -62,6 +70,8 @@ def agreed(
             of_one = {client: found[name] for client, found in answers.items()}
             column = agreed_column(name, of_one, known.get(name), units.get(name, ""), ordinal)
             if column.kind == "category" and name != censored:
+                if len(column.levels) > MANY_LEVELS:
+                    refuse_decimals(name, column.levels)
                 if declared is not None and name == declared.parts.response:
                     column = _two_levels(declared, column)
                 column = _with_rare(name, column, ask, rare, min_count, name in ordinal)
@@ -248,11 +258,10 @@ def agree_on_formula(
     for name in answers[0].columns:
         mean, sd = moments([answer.columns[name] for answer in answers])
         above = all(name in answer.constant for answer in answers)
-        if above and "mi(" in name and len(answers) > 1:
-            raise ValueError(
-                f"the column '{name}' has one value at each client, and a missing one is missing in all "
-                "its rows: mi() is for values of rows; take a Pyro program with a site of each client"
-            )
+        if "mi(" in name:
+            from hierfl.formulas.imputed import check_known
+
+            check_known(name, mean, sd, above=above and len(answers) > 1)
         if sd == 0.0 and name != OFFSET:
             designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
             if mean == 0.0 and any(name in found.coded for found in designs):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+from hierfl.core.arguments import shown
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.prior_texts import as_given
 from hierfl.formulas.source import additions_of
@@ -23,6 +25,10 @@ def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
         )
     if missing not in ("refuse", "drop"):
         raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
+    if priors and not (isinstance(priors, Mapping) and {*map(type, priors)} == {str}):
+        raise TypeError(
+            f"priors is {shown(priors)}: give a dict of sites' names, {{'b': 'normal(0, 1)'}}"
+        )
     own = {name: as_given(name, prior) for name, prior in (priors or {}).items()}
     return {"family": chosen, "priors": own, "missing": missing}
 

@@ -17,6 +17,7 @@ from hierfl.data.frames import is_column, is_number
 
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
+MANY_LEVELS = 50  # of a category, beyond which numbers with decimals were meant as numbers
 Kind = Literal["number", "category"]
 Names = NDArray[np.str_]
 
@@ -105,9 +106,10 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
         return "number"  # of dtype object
     if others:
         odd = words[0] if words else others[0]
+        where = f" of client '{client}'" if client else ""
         raise TypeError(
-            f"column '{name}' of client '{client}' holds {odd!r}: make it numbers, strings or "
-            "categories"
+            f"column '{name}'{where} holds {odd!r}: make it numbers, strings or categories, or leave "
+            "it out"
         )
     digits = next((v for v in values if isinstance(v, str) and is_number(v)), None)
     if digits is not None:
@@ -167,6 +169,16 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     """Return the different names in order: numerical where all are numbers, else alphabetical."""
     different = sorted(set(names) - {""})
     return tuple(sorted(different, key=float) if all(map(is_number, different)) else different)
+
+
+def refuse_decimals(name: str, levels: Sequence[str]) -> None:
+    """Refuse a category whose many levels are numbers with decimals."""
+    odd = [level for level in levels if is_number(level) and not float(level).is_integer()]
+    if len(odd) > MANY_LEVELS:
+        raise ValueError(
+            f"column '{name}' has {len(levels)} different values, such as {odd[0]}, and the formula "
+            "reads it as categories: read it as a number, or cut it into a few, pandas.cut"
+        )
 
 
 def level_name(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import shown, spelled
 from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.parameters import joined
@@ -76,6 +76,8 @@ def formula(
     if data2:
         from hierfl.formulas.structures import matrix_of
 
+        if not isinstance(data2, Mapping):
+            raise TypeError(f"data2 is {shown(data2)}: give a dict of frames, {{'A': frame}}")
         own["data2"] = {name: matrix_of(name, matrix) for name, matrix in data2.items()}
     made = Formula(joined(text), clients=clients, schema=schema, **own)
     check_declared(made.declared)

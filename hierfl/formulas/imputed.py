@@ -8,6 +8,7 @@ over it. In the other rows x has its density.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -81,6 +82,21 @@ def check_imputed(declared: Declaration) -> None:
         raise ValueError(
             f"mi() is for families with one linear predictor, and not for '{family.name}': take "
             "a Pyro program (docs/recipes.md)"
+        )
+
+
+def check_known(name: str, mean: float, sd: float, *, above: bool) -> None:
+    """Refuse a column of mi() with one value at each client; warn of one that is 0 or 1."""
+    if above:
+        raise ValueError(
+            f"the column '{name}' has one value at each client, and a missing one is missing in all "
+            "its rows: mi() is for values of rows; take a Pyro program with a site of each client"
+        )
+    if ":" not in name and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
+        warnings.warn(
+            f"the column of '{name}' is 0 or 1, and mi() takes it for Normal: its missing values lie "
+            "between and beyond; for probabilities take a Pyro program that sums over both values",
+            stacklevel=2,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -74,11 +74,14 @@ def declarations_of(of: Declared) -> dict[str, Declared]:
                 found[own.parts.response] = own
                 continue
         name, _, terms = (part.strip() for part in text.partition("~"))
-        if name not in known or name not in LINKS:
-            usable = [one for one in known if one in LINKS]
+        if not name or not terms:
             raise ValueError(
-                f"'{text}' gives terms to '{name}', which family '{declared.family.name}' "
-                + (f"cannot have: write '{usable[0]} ~ ...'" if usable else "has not")
+                f"'{text}' is no formula of a parameter: write 'sigma ~ x', or leave it out"
+            )
+        if name not in known or name not in LINKS:
+            raise ValueError(
+                f"'{text}' gives terms to '{name}', "
+                + _instead(parts.response, known, declared.family.name)
             )
         if name in found:
             raise ValueError(f"'{name}' has two formulas: write one")
@@ -87,6 +90,16 @@ def declarations_of(of: Declared) -> dict[str, Declared]:
         )
         found[name] = replace(declared, text=f"{response} ~ {terms}", family=family)
     return found
+
+
+def _instead(response: str, known: Collection[str], family: str) -> str:
+    """Return why a name has no terms, and what to write."""
+    usable = [one for one in known if one in LINKS]
+    if response in usable:
+        return f"and the formula of the response comes first: put that of '{response}' after it"
+    if not usable:
+        return f"and no parameter of family '{family}' may have some: leave it out"
+    return f"which family '{family}' cannot have: write '{usable[0]} ~ ...'"
 
 
 def _scale(name: str, family: ResponseFamily) -> Scale:
@@ -114,8 +127,12 @@ def of_covariate(declared: Any, text: str) -> Any:
     left, _, terms = (part.strip() for part in text.partition("~"))
     side = SIDE.fullmatch(left)
     if side is None:
-        if f"mi({left})" in declared.text:
-            raise ValueError(f"'{text}' imputes '{left}': write '{left} | mi() ~ {terms}'")
+        column, bar, _ = (part.strip() for part in left.partition("|"))
+        if f"mi({column})" in declared.text:
+            more = "; a known error of measurement needs a Pyro program (docs/recipes.md)"
+            raise ValueError(
+                f"'{text}' imputes '{column}': write '{column} | mi() ~ {terms}'{more if bar else ''}"
+            )
         return None
     return replace(
         declared, text=f"{side[1]} ~ {terms}", family=covariate_family(side[1].strip("`"), 0.0, 1.0)

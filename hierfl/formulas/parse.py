@@ -118,7 +118,11 @@ def tokens_of(text: str) -> list[Any]:
     try:
         tokens = Scanner(text).scan(add_intercept=False)[:-1]
     except ScanError as error:
-        advice = "write I(x ** 2) for a power" if "^" in str(error) else "remove it"
+        signs = {
+            "^": "write I(x ** 2) for a power, (a + b) ** 2 for products",
+            "~": "write a list, one formula each, as ['y ~ x', 'sigma ~ x']",
+        }
+        advice = next((signs[sign] for sign in signs if sign in str(error)), "remove it")
         raise ValueError(f"the formula '{text}' cannot be read ({error}): {advice}") from error
     depth = 0
     for token in tokens:

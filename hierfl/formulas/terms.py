@@ -164,7 +164,11 @@ def _check_call(call: LazyCall) -> None:
 
 
 def _check_smooth(call: LazyCall) -> None:
-    """Refuse a smooth of several columns, and a `by` that is no column."""
+    """Refuse a smooth of several columns, one of groups, and a `by` that is no column."""
+    if "'re'" in str(call):
+        raise ValueError(
+            f"'{call}' are groups: write ({call.args[0]} | hospital), or (1 | hospital)"
+        )
     if len(call.args) > 1:
         raise ValueError(
             f"'{call}' is a smooth of several columns, which is not supported: write a smooth of "

@@ -333,8 +333,9 @@ def check_options(name: str, text: str, options: Mapping[str, Any]) -> int:
             raise ValueError(f"'{text}' has c {c!r}: it must be a number above 1, such as 2.5")
         short, long = SHORT * c / size, LONG * (c - 1.0)
         if long < 1.25 * short:
+            enough = math.ceil(1.25 * SHORT * c / (LONG * (c - 1.0)))
             raise ValueError(
                 f"'{text}' has too few sines: {size} of them with c {c:g} give length scales from "
-                f"{short:.2g} to {long:.2g} times half the range; raise k, or take c=2.5"
+                f"{short:.2g} to {long:.2g} times half the range: take k={enough} or more"
             )
     return size

@@ -73,7 +73,7 @@ def simulate(
         seed: of the draws.
 
     Raises:
-        TypeError: `model` is neither.
+        TypeError: `model` is neither; or `rows` is a string.
         KeyError: `columns` lacks one that the formula reads.
         ValueError: the response is of words, censored or weighted; or numbers of rows are not as
             many as clients.
@@ -123,6 +123,8 @@ def _formula_of(model: Any) -> Formula:
 
 def _sizes(clients: int, rows: int | Sequence[int]) -> list[int]:
     expect_count(clients, "clients")
+    if isinstance(rows, str):
+        raise TypeError(f"rows is {rows!r}: give a number, or one for each client")
     sizes = [rows] * clients if isinstance(rows, int | np.integer) else list(rows)
     if len(sizes) != clients:
         raise ValueError(f"rows has {len(sizes)} numbers, and there are {clients} clients")

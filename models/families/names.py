@@ -89,6 +89,12 @@ def named(name: str) -> ResponseFamily:
         )
     if word in FAMILIES:
         return FAMILIES[word]()
+    base, _, link = word.rstrip(")").partition("(")
+    if link and ALIASES.get(base, base) in FAMILIES:
+        raise ValueError(
+            f"family is {name!r}: a link is an argument, "
+            f"hierfl.models.families.{ALIASES.get(base, base)}(link='{link}')"
+        )
     near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
     found = list(dict.fromkeys(ALIASES.get(one, one) for one in near)) or sorted(FAMILIES)
     words = " or ".join(repr(one) for one in found)

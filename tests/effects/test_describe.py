@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         lambda: hierfl.describe(pd.DataFrame({"x": ["(others)", "u", "u"]}), least_count=2),
     ),
     "nothing may leave": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),
-    "frames is a list": (TypeError, lambda: hierfl.describe([1])),
+    "rows is a list": (TypeError, lambda: hierfl.describe([1])),
 }
 
 

@@ -57,6 +57,7 @@ ASKED: list[tuple[str, Callable[[hierfl.Fit], Any]]] = [
     ("survival", lambda fit: fit.survival()),
     ("r2", lambda fit: fit.r2()),
     ("icc", lambda fit: fit.icc()),
+    ("imputed", lambda fit: fit.imputed()),
 ]
 
 
@@ -116,6 +117,32 @@ def test_a_scale_and_too_few_draws_are_refused() -> None:
         bernoulli().effects("age", draws=5)
     with pytest.raises(ValueError, match="draws is 100: a 99 % interval needs 200 or more"):
         bernoulli().effects("age", draws=100, prob=0.99)
+
+
+MISUSED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda f: f.effects(["age", "sex"]), "a column is a list: give the name of one"),
+    (lambda f: f.effects(frame()), "a column is a DataFrame"),
+    (lambda f: f.effects("age", by=["sex"]), "a column is a list"),
+    (lambda f: f.effects("age", at="sex"), "at is 'sex': give a dict"),
+    (lambda f: f.effects("age", grid=50), r"grid is 50: give a list of values, \[50\]"),
+    (lambda f: f.comparisons({"age": 10}), "a column is a dict"),
+    (lambda f: f.comparisons("sex", values="m"), r"values is 'm': give a list of values, \['m'\]"),
+    (lambda f: f.predictions("age", values=50), r"values is 50: give a list"),
+    (lambda f: f.predictions(by=["site", "sex"]), "by is .*: give the name of one column"),
+    (lambda f: f.hypotheses(3), "a hypothesis is 3: give a text"),
+    (lambda f: f.hypotheses("sexm > 0"), r"did you mean 'sex\[m\]'"),
+    (lambda f: f.hypotheses("site[north] > 0"), r"did you mean 'site\[north, Intercept\]'"),
+    (lambda f: hierfl.diagnostics.sensitivity(f.method.model), "fit is a Formula: hand over"),
+    (lambda f: hierfl.describe([frame()]), "rows is a list: give a frame"),
+    (lambda f: hierfl.describe(frame()[:0]), "the frame has no rows"),
+    (lambda f: hierfl.simulate(f, frame(), clients=2, rows="10"), "rows is '10': give a number"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("ask", "words"), MISUSED, ids=[words for _, words in MISUSED])
+def test_misuse_is_refused_with_what_to_write(ask: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        ask(bernoulli())
 
 
 # ------------------------------------------------------------ draws, and other probabilities

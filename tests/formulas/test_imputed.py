@@ -196,6 +196,7 @@ def test_a_client_that_knows_few_values_tells_none(tmp_path: Path) -> None:
         (f"kind ~ mi(dose); {DOSE}", "categorical", ["'categorical'", "one linear predictor"]),
         (f"y ~ mi(dose); {DOSE}", "student", ["'student'"]),
         ("y | mi() ~ age", "gaussian", ["response first"]),
+        ("y ~ mi(dose); dose | mi(w) ~ age", "gaussian", ["'dose | mi() ~ age'", "measurement"]),
     ],
 )  # fmt: skip
 def test_what_is_refused_when_it_is_declared(text: str, family: str, words: list[str]) -> None:
@@ -213,6 +214,12 @@ def test_what_is_refused_of_rows() -> None:
     beds = frame.assign(beds=frame["beds"].where(frame["site"] != "s2"))
     of_sites = "y ~ mi(beds) + (1 | site); beds | mi() ~ age"
     refused(lambda: made(of_sites, frame=beds), "mi(beds)", "one value at each client")
+
+
+def test_a_covariate_of_0_and_1_is_warned_of() -> None:
+    frame = lacking().assign(died=lambda f: f["died"].where(f.index % 4 > 0))
+    with pytest.warns(UserWarning, match=r"'mi\(died\)' is 0 or 1, and mi\(\) takes it for Normal"):
+        made("y ~ mi(died) * sex; died | mi() ~ age", frame=frame)
 
 
 @pytest.mark.filterwarnings("ignore:k-hat")  # of few rows

@@ -70,6 +70,15 @@ FORMULAS = [
     ("y ~ digits", "number '1' as a string"),
     ("y ~ mixed", "numbers, strings or categories|holds"),
     ("y ~ spaced", "differ only in spaces"),
+    ("bf(y ~ age, sigma ~ age)", r"write a list, one formula each, as \['y ~ x', 'sigma ~ x'\]"),
+    ("bf(y) ~ age", r"write a list in place of bf\(\)"),
+    ("mvbind(y, dose) ~ age", "write a formula of each response"),
+    ("wins / n ~ age", r"write successes \| trials\(n\)"),
+    ("y ~ (age + sex)^2", r"\(a \+ b\) \*\* 2 for products"),
+    ("y ~ s(site, bs='re')", r"are groups: write .* or \(1 \| hospital\)"),
+    ("y ~ gp(age, k=5)", "take k=6 or more"),
+    ("y ~ mo(age)", "'age' has 192 different values, such as .* as categories: .*cut it"),
+    ("y ~ C(age)", "'age' has 192 different values, such as .* as categories: .*cut it"),
 ]
 
 
@@ -106,6 +115,12 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("wins ~ age", "binomial"), "trials"),
     (lambda: declared("y ~ age").program(), "not agreed on a schema"),
     (lambda: declared("y ~ age")(None), "not agreed on a schema"),  # type: ignore[arg-type]
+    (lambda: declared("y ~ age", "gaussian(log)"), r"families\.gaussian\(link='log'\)"),
+    (lambda: declared("y ~ age", priors="normal(0, 1)"), "priors is 'normal.*give a dict"),
+    (lambda: declared("y ~ age", priors=[("b", "normal(0, 1)")]), "priors is a list: give a dict"),
+    (lambda: declared("y ~ age", priors={3: "normal(0, 1)"}), "give a dict of sites' names"),
+    (lambda: declared("y ~ age", data2=[patients()]), "data2 is a list: give a dict of frames"),
+    (lambda: declared("age ~ sex", "cumulative").on(patients()), "'age' has 192 different values"),
     (lambda: hierfl.schema(patients()), "clients='hospital'"),
     (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse' or 'merge'"),  # type: ignore[arg-type]
     (lambda: hierfl.schema(patients(), declared("y ~ age"), min_count=0), "1 or more"),
