@@ -140,7 +140,7 @@ class PackedRows:
             value = (self.over_units(of_unit, eta, rest, *own) @ weights) @ nodes.rest_weights
             slopes = _gradients(value.sum(), (eta, rest), create=True)
             second = _gradients(slopes[0].sum(), (eta, rest))[0]
-            along = [_gradients(slopes[1][..., i].sum(), (eta, rest)) for i in range(size)]
+            along = [_gradients(slopes[1], (eta, rest), unit) for unit in torch.eye(size)]
         n, p = len(part), eta.shape[-1]
         cross = [a[0].sum((1, 2)) for a in along]
         rest_second = [a[1].sum(1) for a in along]
@@ -224,12 +224,15 @@ class PackedRows:
         return found.view(len(x), x.shape[1], count).mT
 
 
-def _gradients(total: Tensor, inputs: tuple[Tensor, ...], *, create: bool = False) -> list[Tensor]:
-    """Return the derivatives of a scalar in the inputs, zeros where it does not depend on one."""
-    if not total.requires_grad:
+def _gradients(
+    of: Tensor, inputs: tuple[Tensor, ...], weights: Tensor | None = None, *, create: bool = False
+) -> list[Tensor]:
+    """Return the derivatives of a weighted sum in the inputs, zeros where it has none in one."""
+    if not of.requires_grad:
         return [torch.zeros_like(v) for v in inputs]
+    each = None if weights is None else weights.expand_as(of)
     found = torch.autograd.grad(
-        total, inputs, retain_graph=True, create_graph=create, allow_unused=True
+        of, inputs, each, retain_graph=True, create_graph=create, allow_unused=True
     )
     return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
-        _ = self._place, self._rest
+        _ = self._pieces
 
     @property
     def own_size(self) -> int:
@@ -67,22 +68,28 @@ class Reading:
         return self.own_size + len(self.shared)
 
     @cached_property
-    def _place(self) -> Tensor:
-        """Rows of the identity that put u into z, (U, K)."""
-        return torch.eye(len(self.origin))[self.shared]
-
-    @cached_property
-    def _rest(self) -> Tensor:
-        """`origin` with zeros at the positions of u, (K,)."""
-        return self.origin.index_fill(0, self.shared, 0.0)
+    def _pieces(self) -> tuple[list[int], list[Tensor]]:
+        """The sizes of w and of the runs of z that are read, and what of `origin` follows each."""
+        sizes, others, read = [self.own_size], [self.origin[:0]], set(self.shared.tolist())
+        for is_read, run in groupby(range(len(self.origin)), read.__contains__):
+            at = list(run)
+            if is_read:
+                sizes.append(len(at))
+                others.append(self.origin[:0])
+            else:
+                others[-1] = self.origin[at]
+        return sizes, others
 
     def values(self, v: Tensor) -> Values:
         """Return the values of all sites at v (D + U,), in the shapes of one client."""
-        latents, size = self.program.latents, self.own_size
-        z = self._rest.to(v.dtype) + v[size:] @ self._place.to(v.dtype)
+        latents, (sizes, others) = self.program.latents, self._pieces
+        w, *runs = v.split(sizes)
+        # a product with rows of the identity would take twice as long, and its derivatives
+        pairs = zip([v[:0], *runs], others, strict=True)
+        z = torch.cat([part for read, other in pairs for part in (read, other.to(v.dtype))])
         values, _ = latents.global_block.unflatten(z)
-        if size:
-            values = {**values, **latents.local_block.unflatten(v[None, None, :size])[0]}
+        if self.own_size:
+            values = {**values, **latents.local_block.unflatten(w[None, None])[0]}
         return values
 
     def terms(self, v: Tensor, batch: ClientBatch) -> dict[str, Site]:

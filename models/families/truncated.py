@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from hierfl.models.families.family import ResponseFamily
 from hierfl.models.families.links import log1mexp, log_normal_between, log_normal_cdf
@@ -21,8 +22,8 @@ TIMES = ("exponential", "lognormal", "weibull")
 COUNTS = ("negative_binomial", "poisson")
 MOST = 1000  # counts between two bounds
 HIGHEST = 100  # lower bound of counts that have no upper one
-BEYOND = 200  # counts above such a bound that matter where few lie above it
-RARE = 1e-6
+BEYOND = 200  # counts above such a bound that matter for moments where few lie above it
+RARE, LEVELS = 1e-6, 32  # of a tail, and of the fraction that it is then taken from
 STEP, NODES = 0.25, 89  # of standard normal quantiles, from -8 to 14
 
 
@@ -270,7 +271,15 @@ def _between(base: Any, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return counts from low to high, (n, 1, ...), and their log probabilities, (n, *batch)."""
     count = torch.arange(int(max(low, 0)), int(high) + 1, dtype=torch.float64)
     count = count.view(-1, *[1] * len(base.batch_shape))
-    return count, base.log_prob(count)
+    first = base.log_prob(count[:1])
+    if len(count) == 1:
+        return count, first
+    # each from the one before: derivatives of log gamma functions take ten times as long
+    if isinstance(base, torch_dist.Poisson):
+        steps = base.rate.log() - count[1:].log()
+    else:
+        steps = (base.total_count + count[:-1]).log() - count[1:].log() + logsigmoid(base.logits)
+    return count, torch.cat([first, first + steps.cumsum(0)])
 
 
 def _log_mass_of_counts(base: Any, low: float, high: float) -> Tensor:
@@ -279,9 +288,30 @@ def _log_mass_of_counts(base: Any, low: float, high: float) -> Tensor:
     below = _between(base, 0, low - 1)[1].logsumexp(0)
     if low <= 1.0:
         return log1mexp(-below)
-    above = _between(base, low, low + BEYOND)[1].logsumexp(0)
+    above = _log_above(base, low)
     rare = below > math.log1p(-RARE)
     return torch.where(rare, above, log1mexp(torch.where(rare, torch.ones_like(below), -below)))
+
+
+def _log_above(base: Any, low: float) -> Tensor:
+    """Return log P(Y >= low) where the mean is below `low`, else a finite number.
+
+    P(Y >= low) is P(Y = low) times a series, of a negative binomial the continued fraction of the
+    incomplete beta function (https://dlmf.nist.gov/8.17.E22).
+    """
+    first, total = base.log_prob(torch.full(base.batch_shape, low)), torch.ones(())
+    if isinstance(base, torch_dist.Poisson):
+        rate = base.rate.clamp(max=low)
+        for k in range(2 * LEVELS, 0, -1):
+            total = 1.0 + rate / (low + k) * total
+        return first + total.log()
+    r, most = base.total_count, (low / base.total_count).log()
+    p = torch.minimum(base.logits, most).sigmoid()
+    for k in range(LEVELS, 0, -1):
+        m = k // 2
+        numerator = (low + m) * (low + r + m) if k % 2 else m * (m - r)
+        total = 1.0 - numerator / ((low + k) * (low + k - 1)) * p / total
+    return first - total.log()
 
 
 def _moments_of_counts(base: Any, low: float, high: float) -> tuple[Tensor, Tensor]:

@@ -188,3 +188,30 @@ def test_the_tails_of_truncated_numbers_are_those_of_scipy() -> None:
     assert fn.log_prob(torch.tensor(0.1).double()).item() == pytest.approx(known.logpdf(0.1))
     assert fn.mean.item() == pytest.approx(known.mean(), rel=1e-6)
     assert fn.variance.item() == pytest.approx(known.var(), rel=1e-4)
+
+
+COUNTED = [
+    (families.truncated(families.negative_binomial(), low=18), 0.3),
+    (families.truncated(families.negative_binomial(), low=18), 40.0),
+    (families.truncated(families.negative_binomial(), low=100), 1e5),
+    (families.truncated(families.poisson(), low=18), 0.0),
+]
+
+
+@pytest.mark.parametrize(("family", "shape"), COUNTED)
+def test_the_probability_above_a_bound_is_the_sum_of_all_counts_above(
+    family: Any, shape: float
+) -> None:
+    mean = np.geomspace(1e-3, 20.0 * family.bounds[0], 40)
+    own = {"shape": torch.tensor(shape)} if shape else {}
+    eta = torch.tensor(np.log(mean)).requires_grad_()
+    found = family.of(eta, **own).log_mass
+    count = np.arange(family.bounds[0], 100_000.0)[:, None]
+    known = st.nbinom(shape, shape / (shape + mean)) if shape else st.poisson(mean)
+    each = known.logpmf(count)
+    log_mass = np.logaddexp.reduce(each, 0)
+    np.testing.assert_allclose(found.detach().numpy(), log_mass, rtol=1e-8, atol=1e-8)
+    (slope,) = torch.autograd.grad(found.sum(), eta)
+    away = (count - mean) * shape / (shape + mean) if shape else count - mean
+    expected = (np.exp(each - log_mass) * away).sum(0)
+    np.testing.assert_allclose(slope.numpy(), expected, rtol=1e-6, atol=1e-8)
