@@ -22,18 +22,29 @@ Numbers = dict[str, np.ndarray]
 FEWEST, DIVERGING = 2000.0, 0.001
 AGAIN = ("--draws", "15000", "--accept", "0.99")
 # Of a test; again, non-centered, where that is not enough.
-FEW, FEW_AGAIN = ("--warmup", "500", "--draws", "1500"), ("--draws", "3000", "--accept", "0.99")
+FEW = ("--warmup", "500", "--draws", "1500", "--dense")
+FEW_AGAIN = ("--draws", "3000", "--accept", "0.99")
 FEWEST_OF_FEW = 400.0
 CURVES = re.compile(r"pyro.sample\('([^']+)', dist.Normal\(torch.zeros")  # of s() and gp()
 
 
-def pooled_nuts(made: hierfl.Formula, data: hierfl.ClientData, *, few: bool = False) -> Numbers:
-    """Return what `benchmarks.formula_sampler` saved of a program, run once and kept; of a `few` draws for a test."""
+def pooled_nuts(
+    made: hierfl.Formula, data: hierfl.ClientData, *, few: bool = False, apart: bool = False
+) -> Numbers:
+    """Return what `benchmarks.formula_sampler` saved of a program, run once and kept.
+
+    Args:
+        made: the formula, with its schema.
+        data: the rows.
+        few: draws for a test.
+        apart: non-centered at once.
+    """
     text = made.program()
     batch = hierfl.full_batch(data)
     fields = {**batch.fields, **batch.client_fields}
     rows: dict[str, Any] = {n: v.numpy() for n, v in fields.items()}
-    options = FEW if few else ()
+    groups = [*(term.site for term in made.layout.groups), *CURVES.findall(text)]
+    options = (*(FEW if few else ()), *(("--apart", *groups) if apart else ()))
     parts = [text.encode(), *(v.tobytes() for v in rows.values()), " ".join(options).encode()]
     digest = hashlib.sha256(b"".join(parts))
     kept = cache() / f"formula_nuts_{digest.hexdigest()[:16]}.npz"
@@ -49,7 +60,6 @@ def pooled_nuts(made: hierfl.Formula, data: hierfl.ClientData, *, few: bool = Fa
             effective, diverging = _quality(kept)
             least = FEWEST_OF_FEW if few else FEWEST
             if effective < least or diverging > DIVERGING:  # few rows a group, or a scale near 0
-                groups = [*(term.site for term in made.layout.groups), *CURVES.findall(text)]
                 again = FEW_AGAIN if few else AGAIN
                 subprocess.run([*call, *again, "--apart", *groups], cwd=ROOT, check=True)
                 more, fewer = _quality(files[2])

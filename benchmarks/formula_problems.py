@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ class Problem:
         frame: reads the rows.
         levels: groups that are agreed beforehand.
         data2: matrices that the formula names.
+        priors: of sites, in brms's words.
+        apart: NUTS draws groups and curves as standard Normal ones, as rows say little of each.
     """
 
     formula: str
@@ -33,6 +36,8 @@ class Problem:
     frame: Callable[[], pd.DataFrame]
     levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     data2: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    priors: Mapping[str, str] = field(default_factory=dict)
+    apart: bool = False
 
     def model(self, frame: pd.DataFrame) -> hierfl.Formula:
         """Return the formula and its schema; rows that miss a value are left out."""
@@ -42,6 +47,7 @@ class Problem:
             clients=self.clients,
             missing="drop",
             data2=dict(self.data2) or None,
+            priors=dict(self.priors),
         )
         return made.on(frame, levels=self.levels)
 
@@ -167,19 +173,32 @@ PROBLEMS = {
 }
 
 
-def schooling() -> pd.DataFrame:
-    """Return voters of 1988 by state, sex and race: their number, and those of each schooling."""
+def schooling(*by: str, states: int | None = None) -> pd.DataFrame:
+    """Return voters of 1988 by state, sex and race: their number, and those of each schooling.
+
+    Args:
+        *by: what voters are divided by as well: "age".
+        states: how many of those with the most voters. Default: all.
+    """
     raw = hierfl.datasets.election88()
     female, black = raw.fields["x"].numpy().astype(int).T
     state = np.array(raw.names)[raw.row_client.numpy()]
-    frame = pd.DataFrame({"state": state, "female": female, "black": black})
+    columns = {"state": state, "female": female, "black": black, "bush": raw.fields["y"].numpy()}
+    frame = pd.DataFrame({**columns, **{name: raw.fields[name].numpy() for name in by}})
+    largest = frame["state"].value_counts().index[:states]
     edu = raw.fields["edu"].numpy()
     counts = frame.assign(**{f"edu{k}": (edu == k).astype(int) for k in range(4)})
-    found = counts.groupby(["state", "female", "black"], as_index=False).sum()
+    counts = counts[counts["state"].isin(largest)]
+    found = counts.groupby(["state", "female", "black", *by], as_index=False).sum()
     names = [f"edu{k}" for k in range(4)]
     total = found[names].sum(axis=1)
     shares = (found[names] + 0.5).div(total + 2.0, axis=0).add_prefix("share_")
     return pd.concat([found.assign(voters=total), shares], axis=1)
+
+
+def stress() -> pd.DataFrame:
+    """Return nurses, whose levels of stress are four: few have the lowest and the highest of seven."""
+    return csv("nurses.csv").assign(stress=lambda f: f["stress"].clip(3, 6))
 
 
 def tilt() -> pd.DataFrame:
@@ -229,6 +248,8 @@ NEAR = pd.DataFrame(np.exp(np.array(KM) / -3000.0), index=PLACES, columns=PLACES
 
 NURSES = "stress ~ {} + scale(age) + (1 | hospital)"
 HEART = "oldpeak ~ scale(age) + sex + (1 | hospital)"
+# of the sd of a log mean: by default few hospitals leave a tail open, which a chain seldom reaches
+FEW_HOSPITALS = {"sd": "normal(0, 0.5)"}
 STATES = "edu0 ~ female + black + (1 | state)"
 # Problems of one term each, and of one family each.
 OF_TERMS = {
@@ -246,7 +267,14 @@ OF_TERMS = {
             )
         ),
     ),
-    "s": Problem("ill ~ s(age) + sex + (1 | hospital)", "bernoulli", "hospital", heart),
+    "s": Problem(
+        "ill ~ s(age) + sex + (1 | hospital)",
+        "bernoulli",
+        "hospital",
+        heart,
+        priors={"sd": "normal(0, 1)", "sds_s(age)": "normal(0, 1)"},
+        apart=True,
+    ),
     "gp": Problem(
         "stress ~ gp(age, k=8) + (1 | hospital)", "gaussian", "hospital", lambda: csv("nurses.csv")
     ),
@@ -266,10 +294,8 @@ OF_TERMS = {
     ),
 }
 OF_FAMILIES = {
-    "acat": Problem(NURSES.format("cs(wardtype)"), "acat", "hospital", lambda: csv("nurses.csv")),
-    "sratio": Problem(
-        NURSES.format("cs(wardtype)"), "sratio", "hospital", lambda: csv("nurses.csv")
-    ),
+    "acat": Problem(NURSES.format("cs(wardtype)"), "acat", "hospital", stress),
+    "sratio": Problem(NURSES.format("cs(wardtype)"), "sratio", "hospital", stress),
     "skew_normal": Problem(
         NURSES.format("wardtype"), "skew_normal", "hospital", lambda: csv("nurses.csv")
     ),
@@ -278,6 +304,8 @@ OF_FAMILIES = {
         "negative_binomial",
         "hospital",
         lambda: csv("trauma.csv"),
+        priors=FEW_HOSPITALS,
+        apart=True,
     ),
     "multinomial": Problem(
         "cbind(edu0, edu1, edu2, edu3) | trials(voters) ~ female + black + (1 | state)",
@@ -285,7 +313,9 @@ OF_FAMILIES = {
         "state",
         schooling,
     ),
-    "hurdle_gamma": Problem(HEART, "hurdle_gamma", "hospital", depression),
+    "hurdle_gamma": Problem(
+        HEART, "hurdle_gamma", "hospital", depression, priors=FEW_HOSPITALS, apart=True
+    ),
     "hurdle_lognormal": Problem(HEART, "hurdle_lognormal", "hospital", depression),
     "hurdle_poisson": Problem(STATES, "hurdle_poisson", "state", schooling),
     "hurdle_negative_binomial": Problem(STATES, "hurdle_negative_binomial", "state", schooling),
@@ -293,16 +323,17 @@ OF_FAMILIES = {
         STATES, "zero_inflated_negative_binomial", "state", schooling
     ),
     "ordered_beta": Problem(
-        "performance ~ scale(age) + sex + (1 | inst)",
+        "share ~ female + black + (1 | state)",
         "ordered_beta",
-        "inst",
-        lambda: lung().assign(performance=lambda f: f["ph.karno"] / 100.0),
+        "state",
+        lambda: schooling("age").assign(share=lambda f: f["bush"] / f["voters"]),
     ),
     "von_mises": Problem("tilt ~ walking + (1 | user)", "von_mises", "user", tilt),
     "dirichlet": Problem(
         "cbind(share_edu0, share_edu1, share_edu2, share_edu3) ~ female + black + (1 | state)",
         "dirichlet",
         "state",
-        schooling,
+        partial(schooling, "age", states=15),
+        apart=True,
     ),
 }

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--accept", type=float, default=0.95, help="acceptance that is aimed at")
+    parser.add_argument("--dense", action="store_true", help="adapt to correlations of all sites")
     parser.add_argument(
         "--apart", nargs="*", default=[], help="sites that are sampled non-centered"
     )
@@ -55,7 +56,12 @@ def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[
     from numpyro.infer import MCMC, NUTS, init_to_median
 
     began = time.perf_counter()
-    kernel = NUTS(model, target_accept_prob=args.accept, init_strategy=init_to_median())
+    kernel = NUTS(
+        model,
+        target_accept_prob=args.accept,
+        init_strategy=init_to_median(),
+        dense_mass=args.dense,
+    )
     run = MCMC(
         kernel,
         num_warmup=args.warmup,

@@ -75,11 +75,11 @@ def above(base: Any, count: Any) -> Any:
 
 def _log_binomial_tail(shape: Any, count: Any, p: Any) -> Any:
     """Return log P(Y >= count), by its terms: betainc has no derivative in the shape."""
-    k = jnp.arange(int(count))
+    k = jnp.arange(int(count) - 1)
     k = k.reshape(-1, *[1] * jnp.ndim(p))
-    each = gammaln(k + shape) - gammaln(k + 1.0) - gammaln(shape)
-    each = each + k * jnp.log(p) + shape * jnp.log1p(-p)
-    return jnp.log1p(-jnp.exp(jax.scipy.special.logsumexp(each, 0)))
+    steps = jnp.cumsum(jnp.log((k + shape) / (k + 1.0)) + jnp.log(p), 0)
+    below = jnp.logaddexp(jax.scipy.special.logsumexp(steps, 0), 0.0) + shape * jnp.log1p(-p)
+    return jnp.log1p(-jnp.exp(below))
 
 
 def truncated(base: Any, low: float = -math.inf, high: float = math.inf) -> Any:

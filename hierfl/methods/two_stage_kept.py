@@ -9,7 +9,6 @@ counts more, is arithmetic here:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from hierfl.methods.two_stage import server_rounds
 from hierfl.methods.two_stage_checks import DONE
 from hierfl.methods.two_stage_server import Rounds
 from hierfl.methods.two_stage_sums import RoundsOfSums
+from hierfl.methods.two_stage_weighted import Weighted, warn_of_sds, weighted
 from hierfl.methods.two_stage_weighting import ENOUGH, PROPOSING
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
@@ -36,7 +36,7 @@ from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import one_thread
-from hierfl.summaries.weights import k_hats_of, smoothed, unweighted
+from hierfl.summaries.weights import unweighted
 
 BEFORE_ASKING = ("stage", "inner_error")  # what a server resets when it asks
 OF_CLIENTS = ("seen", "weighted", "heavy", "failed")  # of the state, (N,) each
@@ -66,24 +66,6 @@ class Densities(NamedTuple):
     # (S, N) log p(y_k | z), local sites integrated out, up to a constant of each client; None where
     # clients have local sites that are not Normal, which the server has drawn
     log_likelihood: Tensor | None
-
-
-class Weighted(NamedTuple):
-    """A state with weighted draws, and how good they are."""
-
-    state: Tree
-    k_hat: float
-    effective: float
-    share: float  # of the draws, that is effective
-    error: float  # sd of the error of their log weights, in nats
-
-    def is_good(self, least: float) -> bool:
-        """Return whether the draws can be trusted, and at least a share of them is effective."""
-        return self.k_hat < K_HAT and self.share >= least and self.error <= GOOD
-
-    def error_of_means(self) -> float:
-        """Return how far means may be off, in posterior sds, by the weights' error and by chance."""
-        return math.hypot(self.error, self.effective**-0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,12 +192,14 @@ class Kept:
         """Return the state with weighted draws: those there are, or new ones, whichever are better."""
         first, new = self._weighted_again(state, out, after), self._drawn_again(state, out, after)
         tried = [*([] if first is None else [first]), next(new)]
-        good = [one for one in tried if one.is_good(ENOUGH)]
+        good = [one for one in tried if one.is_good(ENOUGH) and one.has_sds()]
         if not good:
             tried += new
             good = [one for one in tried if one.is_good(PROPOSING)]
         if good:
-            return min(good, key=Weighted.error_of_means).state
+            best = min(good, key=Weighted.worst)
+            warn_of_sds(best, after.work.surrogate.hierarchy.program)
+            return best.state
         how = "; ".join(f"k-hat {one.k_hat:.2f}, error {one.error:.2f} nats" for one in tried)
         raise AnotherRound(
             f"what the server has kept does not reach the posterior of the others ({how}; k-hat may "
@@ -260,7 +244,8 @@ class Kept:
         each, factors = self.ratios(out), Factors(**state["factors"])
         base = after.work.log_p(final["draws"], factors) - final["log_p"]
         base = torch.where(self.alive(), base, -torch.inf)
-        return _weighted({**state, "final": final, "share": self.state["share"]}, each, base, 0.0)
+        state = {**state, "final": final, "share": self.state["share"]}
+        return weighted(state, each, base, 0.0, after.work.shared)
 
     def _drawn_again(self, state: Tree, out: Tensor, after: Rounds) -> Iterator[Weighted]:
         """Yield new draws, of the others' factors and then about these, with log ratios carried over."""
@@ -273,7 +258,7 @@ class Kept:
 
         def told(state: Tree, wide: Tensor) -> Weighted:
             carried = carried_over(each, z, base, state["final"]["draws"][:, :shared], own)
-            return _weighted(state, carried.each, wide, carried.error)
+            return weighted(state, carried.each, wide, carried.error, shared)
 
         state = self._drawn(state, after)
         found = told(state, torch.zeros(len(state["final"]["draws"])))
@@ -303,28 +288,6 @@ class Kept:
             state = {**state, **work.of_any_client(kept, scouts["log_weights"], factors)}
         state = {**state, "scouts": scouts, "sampled": torch.tensor(True)}
         return tree_map(lambda v: v.detach().clone(), state)
-
-
-def _weighted(state: Tree, each: Tensor, base: Tensor, error: float) -> Weighted:
-    """Return the state with its final draws weighted by ratios (S, n) and `base` (S,)."""
-    ratios, rows = each.sum(1), len(state["each"])
-    weights = smoothed(ratios + base)
-    share, inner = float(state["share"]), state["inner_error"]
-    kept = each[torch.arange(rows) * (len(ratios) // rows)]
-    new = {
-        **state,
-        "final": {**state["final"], "log_weights": weights.log},
-        "ratios": ratios,
-        "each": kept,
-        "asked": kept.sum(1),
-        "inner_error": inner.nan_to_num().hypot(inner.new_tensor(error)) if error else inner,
-        "k_hat": torch.tensor(weights.k_hat),
-        "effective": torch.tensor(share * weights.effective),
-        "k_hat_client": k_hats_of(each).max(),
-        "proposed": torch.tensor(True),
-    }
-    effective = share * weights.effective
-    return Weighted(new, weights.k_hat, effective, effective / len(ratios), error)
 
 
 def _check_alike(one: Tree, other: Tree) -> None:

@@ -52,6 +52,14 @@ def moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (share @ (draws - mean).square()).sqrt()
 
 
+def error_of_sds(draws: Tensor, log_weights: Tensor) -> Tensor:
+    """Return the relative Monte Carlo error of the sds of weighted draws (S, K), (K,)."""
+    share = log_weights.exp()[:, None]
+    squares = share * (draws - (share * draws).sum(0)).square()
+    parts = (squares / squares.sum(0)).nan_to_num()  # of a number that does not move
+    return 0.5 * (parts - share).square().sum(0).sqrt()
+
+
 def apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the largest shift of a mean, in sds, and the largest relative change of an sd."""
     (mean, sd), (new_mean, new_sd) = one, other

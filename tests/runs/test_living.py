@@ -14,7 +14,9 @@ import torch
 import hierfl
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.clients import ClientData
+from hierfl.methods import two_stage_kept
 from hierfl.methods.two_stage_kept import AnotherRound
+from hierfl.methods.two_stage_weighted import Weighted
 from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, slopes
 from tests.summaries import programs
@@ -69,6 +71,27 @@ def is_on_grid(found: Fit, data: ClientData, *, sd_error: float = 0.05) -> None:
 
 
 # ------------------------------------------------------------------------------------ leaving
+def test_draws_whose_sds_rest_on_a_few_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """k-hat is one of weights alone; that of the draw that makes up a variance may be small."""
+    tried, weigh = list[Weighted](), two_stage_kept.weighted
+    poor = 1
+
+    def noted(*of: Any) -> Weighted:
+        found, fails = weigh(*of), len(tried) >= poor
+        tried.append(found._replace(of_sds=torch.full((2,), 0.4) if fails else found.of_sds))
+        return tried[-1]
+
+    monkeypatch.setattr(two_stage_kept, "weighted", noted)
+    found = binary().without("c1")
+    assert all(one.is_good(0.25) for one in tried)
+    chosen = found.progress.server["final"]["draws"]
+    torch.testing.assert_close(chosen, tried[0].state["final"]["draws"])
+    tried.clear()
+    poor = 0
+    with pytest.warns(UserWarning, match="the spread of 'mu' rests on a few draws.* 40%"):
+        binary().without("c1")
+
+
 @pytest.mark.parametrize("client", ["north", "west"])
 def test_without_a_client_sums_give_the_exact_posterior(client: str) -> None:
     found = gaussian().without(client)

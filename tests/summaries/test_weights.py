@@ -28,6 +28,24 @@ def test_a_heavy_client_has_a_large_weight_and_a_heavy_tail() -> None:
     assert is_heavy(torch.tensor([0.5, 0.1, 0.9]), log_ratios).tolist() == [True, False, False]
 
 
+def test_the_error_of_weighted_sds_is_that_of_many_replications() -> None:
+    g = torch.Generator().manual_seed(0)
+    draws = 1.3 * torch.randn(400, 500, 2, generator=g, dtype=torch.float64)
+    log_w = (-0.5 * draws[..., 0].square() * (1.0 - 1.3**-2)).log_softmax(1)
+    mean = torch.einsum("rs,rsk->rk", log_w.exp(), draws)
+    sds = torch.einsum("rs,rsk->rk", log_w.exp(), (draws - mean[:, None]).square()).sqrt()
+    known = sds.std(0) / sds.mean(0)
+    told = torch.stack([weights.error_of_sds(*one) for one in zip(draws, log_w, strict=True)])
+    torch.testing.assert_close(told.mean(0), known, rtol=0.1, atol=0.0)
+
+
+def test_one_draw_that_makes_up_most_of_a_variance_shows() -> None:
+    draws = torch.zeros(2000, 2).normal_(generator=torch.Generator().manual_seed(0))
+    draws[7, 1] = 50.0  # as far as 2,500 draws 1 sd away
+    error = weights.error_of_sds(draws, torch.full((2000,), -math.log(2000.0)))
+    assert float(error[0]) < 0.02 and float(error[1]) > 0.25
+
+
 def by_region(batch: ClientBatch) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(2.5))
