@@ -16,7 +16,7 @@ from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage_kept
 from hierfl.methods.two_stage_kept import AnotherRound
-from hierfl.methods.two_stage_weighted import Weighted
+from hierfl.methods.two_stage_weighted import Weighted, weighted
 from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, slopes
 from tests.summaries import programs
@@ -73,7 +73,7 @@ def is_on_grid(found: Fit, data: ClientData, *, sd_error: float = 0.05) -> None:
 # ------------------------------------------------------------------------------------ leaving
 def test_draws_whose_sds_rest_on_a_few_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """k-hat is one of weights alone; that of the draw that makes up a variance may be small."""
-    tried, weigh = list[Weighted](), two_stage_kept.weighted
+    tried, weigh = list[Weighted](), weighted
     poor = 1
 
     def noted(*of: Any) -> Weighted:
