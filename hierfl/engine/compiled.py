@@ -25,14 +25,14 @@ Signature = tuple[Any, ...]
 
 
 class End(NamedTuple):
-    """A lowered function of leaves for results that only the last of repeated steps needs, and their places."""
+    """A lowered function of leaves for sums that only the last of repeated steps needs; zeros like them."""
 
     run: Callable[..., Any]
-    places: tuple[int, ...]
+    zeros: tuple[Tensor, ...]
 
 
 class Graph(NamedTuple):
-    """A lowered function of leaves, the tree structure of its result, and what the last step adds."""
+    """A lowered function of leaves (and the sums of `end`), and the tree structure of its result."""
 
     run: Callable[..., Any]
     spec: Any
@@ -111,12 +111,10 @@ class Loop:
 
     def _graph_results(self, leaves: list[Tensor], last: bool) -> list[Tensor]:
         assert self._graph is not None
-        end = self._graph.end if last else None
-        late = () if end is None else end.run(*leaves)  # before the step overwrites the leaves
-        results = list(self._graph.run(*leaves))
-        for place, value in zip(() if end is None else end.places, late, strict=True):
-            results[place] = value
-        return results
+        end = self._graph.end
+        if end is None:
+            return list(self._graph.run(*leaves))
+        return list(self._graph.run(*leaves, *(end.run(*leaves) if last else end.zeros)))
 
     def value(self) -> Tree:
         """Return the working state as it is now."""
@@ -160,9 +158,18 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         rewrite(graph, given)
         shorten(graph)
         draw_together(graph)
-        end, places = cut_end(graph, given)
-        late = None if end is None else End(_lowered(end, leaves), places)
-        return Graph(_step(graph, leaves, given), shape[0], late)
+        cut, end = cut_end(graph, given), None
+        if cut is not None:
+            end = End(_lowered(cut, leaves), _zeros(cut))
+            leaves = [*leaves, *end.zeros]
+        return Graph(_step(graph, leaves, given), shape[0], end)
+
+
+def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
+    """Return zeros like the results of a graph."""
+    [end] = [node for node in graph.graph.nodes if node.op == "output"]
+    values = [node.meta["val"] for node in end.all_input_nodes]
+    return tuple(torch.zeros(v.shape, dtype=v.dtype, device=v.device) for v in values)
 
 
 # a product and a sum are one instruction; a weight's whole update is one kernel, of more than 16 parts

@@ -9,37 +9,46 @@ from torch import fx
 
 from hierfl.engine.draws import behind_of
 from hierfl.engine.entrywise import MANY
-from hierfl.engine.graph_rewrites import MUTATING, origin_of
+from hierfl.engine.graph_rewrites import MUTATING, VIEWS, origin_of, reaches
 
 aten = torch.ops.aten
 
 
-def cut_end(graph: fx.GraphModule, given: int) -> tuple[fx.GraphModule | None, tuple[int, ...]]:
-    """Cut out results that no later step reads, where they sum many numbers, such as the value of a KL.
+def cut_end(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
+    """Cut out sums of many numbers that only the last step needs, such as the value of a KL.
 
-    Return their graph, with the same inputs, and their places among the results; in `graph` they
-    are now the inputs of those places. Where a product is added in place, as in MAP's step, nothing
-    is cut: the sum then costs less than the end.
+    Return their graph, with the same inputs. In `graph` the sums are now inputs, behind all others;
+    before the last step anything may be given for them. Where a product is added in place, as in
+    MAP's step, nothing is cut: the sum then costs less than the end.
     """
-    inputs, outputs, end = _ends(graph, given)
-    if any(node.target in MUTATING for node in graph.graph.nodes):
-        return None, ()
+    inputs, outputs, _ = _ends(graph, given)
+    nodes = graph.graph.nodes
+    if any(node.target in MUTATING for node in nodes):
+        return None
     _read_shapes_alone(graph)
     both = list(zip(inputs, outputs, strict=False))
     if len(outputs) != given or not all(_are_alike(old, new) for old, new in both):
-        return None, ()  # the next step may have another graph, which reads other inputs
-    at = tuple(place for place, (old, new) in enumerate(both) if not old.users and new is not old)
-    needed = behind_of([new for place, new in enumerate(outputs) if place not in at])
-    if not any(_sums_many(node) for node in graph.graph.nodes if node not in needed):
-        return None, ()
-    own = fx.Graph()
-    copied: list[fx.Node] = own.graph_copy(graph.graph, {})  # type: ignore[assignment]
-    own.output([copied[place] for place in at])
+        return None  # the next step may have another graph, which reads other inputs
+    needed = behind_of([new for old, new in both if old.users or new is old])
+    sums = [node for node in nodes if _sums_many(node) and node not in needed]
+    return _end_of(graph, sums) if sums else None
+
+
+def _end_of(graph: fx.GraphModule, sums: list[fx.Node]) -> fx.GraphModule:
+    """Move sums to a graph of their own."""
+    own, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    own.graph_copy(graph.graph, copies)
+    own.output([copies[node] for node in sums])
     own.eliminate_dead_code()
-    end.args = ([inputs[i] if i in at else new for i, new in enumerate(outputs)],)
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    for place, node in reversed(list(enumerate(sums))):
+        with graph.graph.inserting_after(last):
+            given = graph.graph.placeholder(f"sum_{place}")
+        given.meta = dict(node.meta)
+        node.replace_all_uses_with(given)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return fx.GraphModule(graph, own), at
+    return fx.GraphModule(graph, own)
 
 
 def in_place(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
@@ -53,7 +62,7 @@ def in_place(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
     for place, (old, new) in enumerate(zip(inputs, outputs, strict=False)):
         large = _are_alike(old, new) and old.meta["val"].numel() >= MANY
         # what the step itself reads again, inductor would write twice
-        read_once = len(new.users) == 1
+        read_once = reaches(origins[place], VIEWS) == {end}
         if large and read_once and origins[place] not in taken and old not in origins:
             with graph.graph.inserting_before(end):
                 graph.graph.call_function(aten.copy_.default, (old, new))

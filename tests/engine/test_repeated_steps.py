@@ -57,8 +57,7 @@ def test_only_the_last_step_computes_a_large_sum_that_no_other_reads(
     step: Callable[[State, Tensor], State], not_lowered: None
 ) -> None:
     graph = traced(step)
-    end, places = cut_end(graph, 2)
-    assert places == ((1,) if step is move else ())
+    end = cut_end(graph, 2)
     assert (end is None) == (step is smoothed)
     sums = [node for node in graph.graph.nodes if node.target is aten.sum.dim_IntList]
     assert len(sums) == (0 if step is move else 1)
@@ -80,7 +79,7 @@ def test_every_step_has_all_results_unless_another_is_announced(not_lowered: Non
 
 
 def test_a_small_sum_stays() -> None:
-    assert cut_end(traced(move, wide=100), 2) == (None, ())
+    assert cut_end(traced(move, wide=100), 2) is None
 
 
 def test_ones_like_a_sum_read_its_shape_alone() -> None:
@@ -94,8 +93,7 @@ def test_ones_like_a_sum_read_its_shape_alone() -> None:
         return {"w": work["w"] - 0.1 * pull(torch.ones_like(each))[0], "loss": each}
 
     graph = traced(step)
-    _, places = cut_end(graph, 2)
-    assert places == (1,)
+    assert cut_end(graph, 2) is not None
     assert not any(node.target is aten.sum.dim_IntList for node in graph.graph.nodes)
 
 
