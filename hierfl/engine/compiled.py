@@ -176,6 +176,8 @@ def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
 OPTIONS = {
     "cpp.enable_floating_point_contract_flag": "fast",
     "cpp.max_horizontal_fusion_size": 64,
+    "size_asserts": False,
+    "alignment_asserts": False,
 }
 
 

@@ -209,7 +209,7 @@ class _Plan:
     passes: Tensor
     steps: int
     epochs: int | None
-    orders: Orders
+    orders: Orders | None
     half: Half | None
 
     @staticmethod
@@ -231,7 +231,8 @@ class _Plan:
             passes=passes,
             steps=int((passes * phase.count).max()) if by_epoch else phase.count,
             epochs=phase.count if by_epoch else None,
-            orders=Orders.of(keys, counts),
+            # any row will do for a step that scores none
+            orders=Orders.of(keys, counts) if phase.scores_rows else None,
             half=half,
         )
 
@@ -244,7 +245,9 @@ class _Plan:
                 active, epoch = epoch < self.epochs, epoch.clamp(max=self.epochs - 1)
             place = part[..., None] * self.size + torch.arange(self.size)  # (K, C, B)
             inside = place < self.counts[:, None]
-            within = self.orders.at(epoch, torch.where(inside, place, 0))
+            within = torch.where(inside, place, 0)
+            if self.orders is not None:
+                within = self.orders.at(epoch, within)
             if self.half is not None:
                 within = self.half.within(within)
             index = self.offsets[:, None] + torch.where(inside, within, 0)

@@ -216,7 +216,8 @@ def client_of(how: Setting, program: Program) -> Client:
 
     def start(message: Tree, own: Tree) -> Tree:
         theta = Stepped(message, how.global_optimizer.init(message))
-        return {"theta": theta, "phi": of.started(served(message, own)), "loss": torch.zeros(())}
+        phi = of.started(own["phi"])  # to be replaced by `restart` or the first `tune`
+        return {"theta": theta, "phi": phi, "seen": own["seen"], "loss": torch.zeros(())}
 
     def restart(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         return {**work, "phi": of.begin(message)}
@@ -232,11 +233,12 @@ def client_of(how: Setting, program: Program) -> Client:
             gradient, phi = of.outer(theta, batch)
             value = of.loss(phi.params, theta, after)
         moved = step(how.global_optimizer, gradient, work["theta"])
-        return {"theta": moved, "phi": phi, "loss": value}
+        return {**work, "theta": moved, "phi": phi, "loss": value}
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        phi, value = of.inner(work["phi"], message, batch)
-        return {**work, "phi": phi, "loss": value}
+        begun = work["phi"]._replace(params=served(message, {**work, "phi": work["phi"].params}))
+        phi, value = of.inner(begun, message, batch)
+        return {**work, "phi": phi, "seen": torch.ones(()), "loss": value}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up = {"loss": Share(work["loss"])}
