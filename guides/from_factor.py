@@ -20,8 +20,8 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
-from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, point
-from hierfl.summaries.exact import SUMS, Spread
+from hierfl.summaries.conditional import Proposal, own_shapes, point
+from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy
 from hierfl.summaries.own_scale import drawn as exactly
 
@@ -39,8 +39,9 @@ class FromFactor:
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
     Of several candidates from a wider q one is kept by importance weight. The mean weight gives an
-    unbiased estimate of p(y | z). `hierarchy` is set once the program is read; so is `spread`, if the
-    client keeps the sums of a Gaussian likelihood whose noise scale is its own: draws are then exact.
+    unbiased estimate of p(y | z). `hierarchy` is set once the program is read, with the `shapes` of
+    the client's own params; so is `spread`, if the client keeps the sums of a Gaussian likelihood whose
+    noise scale is its own: draws are then exact.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class FromFactor:
         self.model, self.latents, self.posterior = model, latents, posterior
         self.candidates = candidates
         self.hierarchy: Hierarchy | None = None
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.spread: Spread | None = None
 
     def __call__(self, batch: ClientBatch) -> None:
@@ -65,11 +67,7 @@ class FromFactor:
             return
         hierarchy, width, shapes = self.hierarchy, block.size, own_shapes(block.size, 0)
         if hierarchy is not None:
-            width = hierarchy.mixing_size + hierarchy.normal_size
-            sums = () if self.spread is None else SUMS
-            shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, sums)
-            if hierarchy.noise is not None:
-                shapes |= belief_shapes(hierarchy.reading.size) | {"num_rows": ()}
+            width, shapes = hierarchy.mixing_size + hierarchy.normal_size, self.shapes
         own = {}
         with batch.clients():
             for name, shape in shapes.items():  # one of each client in dimension 0
@@ -107,8 +105,8 @@ class FromFactor:
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
         e = first[None] if count == 1 else spread_out(first, count)
-        # half of them are of the prior alone where there are mixing variables
-        sides = torch.arange(count) * 2 // count * (hierarchy.mixing is not None)
+        # half of them are by the wide factor, or of the prior alone where there are mixing variables
+        sides = torch.arange(count) * 2 // count
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
             each = partial(candidate, hierarchy, drawn.vector, own, batch)
@@ -150,7 +148,7 @@ def candidate(
     e: Tensor,
     side: Tensor,
 ) -> Candidate:
-    """Return the candidate of normals e (C, M + Dn); `side` () is 1 for the prior alone."""
+    """Return the candidate of normals e (C, M + Dn); `side` () is 1 for the wide factor or the prior."""
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
@@ -158,7 +156,8 @@ def candidate(
     here, power, _ = hierarchy.at_scale(kept, z)
     factor = power * here.precision, power * here.shift
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
-    at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wider=wider)
+    wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
+    at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wide=wide, wider=wider)
     v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
     vector = hierarchy.local_vectors(at, z)

@@ -210,15 +210,15 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         if row_noise is not None:
             hierarchy, spread = with_noise(hierarchy, score, row_noise), None
         guide: FromFactor = program.guide  # type: ignore[assignment]
-        guide.hierarchy = hierarchy
         work = Rows(hierarchy, score, spread, row_noise)
+        guide.hierarchy, guide.shapes = hierarchy, work.shapes
         guide.spread = spread if work.by_grid else None
         if spread is not None and hierarchy.spread is None:
             guide.candidates = OF_FIRST_FACTOR
         phases = (Phase(work.step, together=True, nested=True, eager=True),)
         shared = len(hierarchy.reading.origin)
         # a log ratio has no noise, and of sums nothing is asked
-        weighted = draws if row_noise is None and spread is None else 0
+        weighted = draws if work.is_weighted else 0
         return Client(
             own={**work.nothing, "seen": torch.zeros(())},
             start=lambda message, own: dict(own),

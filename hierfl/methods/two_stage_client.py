@@ -29,6 +29,7 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import is_sampled, ratios_of
 
 FACTOR = ("precision", "shift")
+WIDE = 3.0  # times the sds of the belief, about which a second factor is
 IMPOSSIBLE = -1e6  # nats, of rows whose probability underflows
 
 
@@ -51,8 +52,12 @@ class Rows:
             spread is not None and hierarchy.spread is None and is_one_number(hierarchy, spread)
         )
         kept = SUMS if self.by_grid else ()
-        shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size, kept)
+        size, mixing = hierarchy.reading.size, hierarchy.mixing_size
+        self.is_weighted = spread is None and row_noise is None
+        self.has_wide = self.is_weighted and not mixing and hierarchy.normal_size > 0
+        shapes = own_shapes(size, mixing, kept, wide=self.has_wide)
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
+        self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
         self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
 
     def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -72,6 +77,7 @@ class Rows:
     def weighted(self, rows: PackedRows, keys: Tensor, message: Tree, work: Tree) -> Tree:
         """Return clients' log ratios at a message's draws, the variance of their error, and proposals."""
         where = self.proposals(message, work["fields"], work)
+        wide = self._wide(rows, message, work) if self.has_wide else {}
         ratios = ratios_of(
             self.hierarchy,
             rows,
@@ -85,7 +91,14 @@ class Rows:
         log = ratios.log.clamp(min=IMPOSSIBLE)
         # an error that is the same at all draws does no harm
         inner = torch.where(log > IMPOSSIBLE, ratios.error, 0.0).var(1)
-        return {**where, "log_ratios": log, "inner": inner}
+        return {**where, **wide, "log_ratios": log, "inner": inner}
+
+    def _wide(self, rows: PackedRows, message: Tree, factor: Tree) -> Tree:
+        """Return factors about a belief with sds of WIDE times those of the server's."""
+        belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(rows.clients)
+        before = Factor(factor["precision"], factor["shift"], none)
+        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0))
+        return {f"wide_{name}": getattr(found, name) for name in FACTOR}
 
     def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
         """Return clients' factors, and whether their rows were misread, which would disclose them."""
@@ -105,8 +118,11 @@ class Rows:
             wrong = misread(rows, batch, self.tested)
         if spread is None:
             belief = message["loc"], message["covariance"]
-            own = factor_of(rows, belief, self.nodes, before, work["seen"] > 0.0)
-            return {**rounded(own)._asdict(), "misread": wrong}
+            known = work["seen"] > 0.0
+            own = rounded(factor_of(rows, belief, self.nodes, before, known))._asdict()
+            # a client that joins later is not asked for weights
+            new = self.has_wide and not bool(known.all())
+            return {**own, **(self._wide(rows, message, own) if new else {}), "misread": wrong}
         found = sums_of(rows, spread)
         sums = rounded(Factor(found.precision, found.shift, none))
         sent = {"num_rows": found.num_rows, "square": found.square}

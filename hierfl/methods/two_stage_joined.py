@@ -44,6 +44,7 @@ def joined(before: Kept, after: Rounds, stay: Tensor, at: Tensor) -> Tree:
         "factors": factors,
         "scouts": scouts,
         "seen": begun["seen"].index_fill(0, at, True),
+        "powers": begun["powers"].index_copy(0, at, state["powers"][stay]),
         "stage": torch.tensor(GATHER),
         # the factors that are kept do not move: the first round of factors is the last
         **{name: torch.tensor(0.0) for name in ("moved", "changed")},

@@ -39,7 +39,7 @@ from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.weights import unweighted
 
 BEFORE_ASKING = ("stage", "inner_error")  # what a server resets when it asks
-OF_CLIENTS = ("seen", "weighted", "heavy", "failed")  # of the state, (N,) each
+OF_CLIENTS = ("seen", "weighted", "heavy", "failed", "powers")  # of the state, (N,) each
 
 
 class AnotherRound(ValueError):
@@ -261,7 +261,7 @@ class Kept:
             return weighted(state, carried.each, wide, carried.error, shared)
 
         state = self._drawn(state, after)
-        found = told(state, torch.zeros(len(state["final"]["draws"])))
+        found = told(state, after.work.wider(state, factors))
         yield found
         if after.work.surrogate.mixed:
             return

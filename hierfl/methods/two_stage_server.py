@@ -218,6 +218,7 @@ def _nothing(count: int, weighted: int, kept: int, each: Tensor) -> Tree:
     none = torch.zeros(count, dtype=torch.bool)
     return {
         **{name: none.clone() for name in ("seen", "weighted", "heavy", "failed")},
+        "powers": torch.ones(count),  # of the factors that the final draws are of
         "final": unweighted(weighted, kept),
         "before": {  # a proposal about weighted draws, which may fail
             "final": unweighted(weighted, kept),

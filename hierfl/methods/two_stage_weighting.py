@@ -17,6 +17,7 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import Start, sample
 from hierfl.summaries.surrogate import Surrogate, any_client
 from hierfl.summaries.weights import (
+    LIGHT,
     everywhere,
     is_heavy,
     k_hats_of,
@@ -30,6 +31,8 @@ FITTING = 0.3
 PROPOSING = 0.1  # likewise of the draws of a proposal
 # share that need not be drawn again, about the weighted draws, and the most numbers of such a draw
 ENOUGH, MOST_PROPOSED = 0.25, 12
+# powers of a factor that misses a tail of its client's likelihood, the first with light weights
+POWERS = (0.7, 0.5, 0.35, 0.25, 0.12, 0.0)
 ROUGH = 0.1  # sd of the error of a quadratic of z, in nats, with which all draws are weighted
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 
@@ -65,7 +68,10 @@ class Weighting:
 
     def sampled(self, state: Tree, factors: Factors, name: str, clock: Clock) -> Tree:
         """Return the state with new draws of the surrogate, as scouts or as the final ones."""
-        scouts = state["scouts"]
+        scouts, proposed = state["scouts"], state["proposed"]
+        if name == "final":
+            proposed = (state["powers"] < 1.0).any()
+            factors = factors.to_powers(state["powers"]) if bool(proposed) else factors
         start = Start(
             scouts["draws"], scouts["log_weights"], state["bounds"], not bool(state["sampled"])
         )
@@ -87,6 +93,7 @@ class Weighting:
             # the log density that they were drawn from, up to a constant
             name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
             "sampled": torch.tensor(True),
+            "proposed": proposed,
             "share": torch.tensor(found.share),
             "r_hat": torch.tensor(found.r_hat),
             **({"k_hat": torch.tensor(found.k_hat)} if exact else {}),
@@ -116,7 +123,7 @@ class Weighting:
             "ratios": ratios,
             "weighted": seen,
             "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
-            "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
+            "k_hat_client": self._worst(state, k_hats),
             "k_hat": torch.tensor(weights.k_hat),
             "effective": state["share"] * weights.effective,
         }
@@ -154,10 +161,34 @@ class Weighting:
                 "each": whole,
             }
         if more and left > 0 and not self.surrogate.mixed:
+            if not proposed and bool(state["heavy"].any()) and state["each"].shape[1]:
+                return self._tempered(state, factors, clock)
             return self.proposed({**state, "again": state["again"] + proposed}, state["final"])
         if k_hat >= K_HAT and again < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
+
+    def _worst(self, state: Tree, k_hats: Tensor) -> Tensor:
+        """Return the largest k-hat of a client's weights of draws of the surrogate."""
+        known: Tensor = state["k_hat_client"]
+        return known if bool(state["proposed"]) else known.nan_to_num().maximum(k_hats.max())
+
+    def _tempered(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+        """Return the state with draws of a surrogate whose factors reach into clients' tails."""
+        final, ids = state["final"], state["heavy"].nonzero()[:, 0]
+        z, each = final["draws"][self.asked(state)], state["each"][:, ids]
+        own, powers = factors.of(ids), torch.ones(len(ids))
+        whole, left = self.surrogate.log_marginals(z, own)[1], torch.ones(len(ids)) > 0.0
+        for power in POWERS:
+            powers[left] = power
+            there = self.surrogate.log_marginals(z, own.to_powers(powers))[1]
+            left = left & (k_hats_of(each + whole - there) > LIGHT)
+            if not bool(left.any()):
+                break
+        new = {**state, "powers": state["powers"].index_copy(0, ids, powers.to(state["powers"]))}
+        before = {name: state[name] for name in state["before"]}
+        drawn = self.sampled(new, factors, "final", clock)
+        return {**drawn, **self._asking(state), "before": before}
 
     def wider(self, state: Tree, factors: Factors) -> Tensor:
         """Return the surrogate's log density minus that which the draws are from, (S,)."""

@@ -1,6 +1,9 @@
 """A client's own parameters given the global ones: weighted points.
 
-With mixing parameters half are from the prior alone: weights stay finite where it has wide tails.
+A likelihood that is flat on one side is steeper near the posterior's bulk than far out, so that the
+factor misses a tail at draws with wide priors. Half of the candidates are by a factor about a wider
+belief; the two are one where the likelihood is Gaussian. With mixing parameters half of the points
+are from the prior alone: weights stay finite where it has wide tails.
 """
 
 from __future__ import annotations
@@ -44,9 +47,13 @@ class Proposal(NamedTuple):
         return -(0.5 * e.square() + 0.5 * LOG_2_PI + slope).sum(-1)
 
 
-def own_shapes(size: int, mixing: int, sums: tuple[str, ...] = ()) -> dict[str, tuple[int, ...]]:
+def own_shapes(
+    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums."""
     shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
+    if wide:
+        shapes |= {f"wide_{name}": shape for name, shape in shapes.items()}
     if mixing:
         shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
     return shapes | dict.fromkeys(sums, ())
@@ -67,15 +74,24 @@ def point(
     e: Tensor,
     side: Tensor,
     *,
+    wide: tuple[Tensor, Tensor] | None = None,
     wider: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return points (C, D) for e (C, M + Dn), and log p(w, t | z) factor(v) over their density."""
+    """Return points (C, D) for e (C, M + Dn), and log p(w, t | z) factor(v) over their density.
+
+    Those with a `side` of 1 are by the factor `wide` or, with mixing parameters, of the prior alone.
+    """
     if hierarchy.mixing is None or proposals is None:
-        of_w = given(hierarchy, hierarchy.local(z, row), z, *factor)
-        integral, mean, tril = _normal(of_w, wider)
-        # the Normal density at w, over that of the point
-        over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
-        return mean + (tril @ e[..., None])[..., 0], integral + over
+        normal = hierarchy.local(z, row)
+        of_w = given(hierarchy, normal, z, *factor)
+        if wide is None:
+            integral, mean, tril = _normal(of_w, wider)
+            # the Normal density at w, over that of the point
+            over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
+            return mean + (tril @ e[..., None])[..., 0], integral + over
+        of_sides = [_normal(of, wider)[1:] for of in (of_w, given(hierarchy, normal, z, *wide))]
+        w, log_q = _of_sides(of_sides, e, side)
+        return w, of_w.log(w) - log_q.logsumexp(0) + math.log(2.0)
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
@@ -83,12 +99,19 @@ def point(
     normal = hierarchy.local(z, row, t, found)
     alone = (factor[0] * 0.0, factor[1] * 0.0)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
-    each = [_normal(of, wider)[1:] for of in sides]
-    ws = [mean + (tril @ e[:, size:, None])[..., 0] for mean, tril in each]
-    w = torch.where(side > 0, ws[1], ws[0])
-    log_q = torch.stack([_log_normal(w, *of) for of in each]) + proposals.log_prob(t)
+    w, log_q = _of_sides([_normal(of, wider)[1:] for of in sides], e[:, size:], side)
+    log_q = log_q + proposals.log_prob(t)
     log_p = hierarchy.log_mixing(found, t) + sides[0].log(w)
     return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
+
+
+def _of_sides(
+    each: list[tuple[Tensor, Tensor]], e: Tensor, side: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return points (C, D) of one of two Normals, and the log densities of both there, (2, C)."""
+    ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in each]
+    w = torch.where(side > 0, ws[1], ws[0])
+    return w, torch.stack([_log_normal(w, *of) for of in each])
 
 
 def normals_of(

@@ -45,6 +45,18 @@ class Factors(NamedTuple):
     noisy_square: Tensor | None = None  # (N,) `square` with noise, which may be negative
     belief: Values | None = None  # of any client, (N, ...) each: as `belief_shapes` names them
 
+    def of(self, ids: Tensor) -> Factors:
+        """Return the factors of some clients, of a likelihood that is not Gaussian."""
+        fields = {name: value[ids] for name, value in self.fields.items()}
+        return Factors(self.precision[ids], self.shift[ids], fields)
+
+    def to_powers(self, powers: Tensor) -> Factors:
+        """Return the factors to the powers (N,), which widen them."""
+        powers = powers.to(self.shift.dtype)[:, None]
+        return self._replace(
+            precision=powers[..., None] * self.precision, shift=powers * self.shift
+        )
+
 
 class Noise(Protocol):
     """What is known from sums with noise."""

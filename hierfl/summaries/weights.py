@@ -23,6 +23,7 @@ TAIL = math.log(2.0)
 LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
 PASSES, LEAST_SHARE = 4, 0.4  # of the fit of a quadratic; of the draws asked for, effective in it
 HEAVY, FAR = 0.3, 1.5  # k-hat, and nats of the largest over the mean, of heavy weights
+LIGHT = 0.2  # k-hat of weights that are not heavy any more
 
 
 def unweighted(count: int, size: int) -> Tree:
