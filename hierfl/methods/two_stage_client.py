@@ -119,10 +119,10 @@ class Rows:
         if spread is None:
             belief = message["loc"], message["covariance"]
             known = work["seen"] > 0.0
-            own = rounded(factor_of(rows, belief, self.nodes, before, known))._asdict()
+            sent = rounded(factor_of(rows, belief, self.nodes, before, known))._asdict()
             # a client that joins later is not asked for weights
             new = self.has_wide and not bool(known.all())
-            return {**own, **(self._wide(rows, message, own) if new else {}), "misread": wrong}
+            return {**sent, **(self._wide(rows, message, sent) if new else {}), "misread": wrong}
         found = sums_of(rows, spread)
         sums = rounded(Factor(found.precision, found.shift, none))
         sent = {"num_rows": found.num_rows, "square": found.square}

@@ -161,7 +161,8 @@ class Weighting:
                 "each": whole,
             }
         if more and left > 0 and not self.surrogate.mixed:
-            if not proposed and bool(state["heavy"].any()) and state["each"].shape[1]:
+            many = self.shared > MOST_PROPOSED and state["each"].shape[1] > 0
+            if not proposed and many:
                 return self._tempered(state, factors, clock)
             return self.proposed({**state, "again": state["again"] + proposed}, state["final"])
         if k_hat >= K_HAT and again < AGAIN and left > 1:
@@ -171,7 +172,9 @@ class Weighting:
     def _worst(self, state: Tree, k_hats: Tensor) -> Tensor:
         """Return the largest k-hat of a client's weights of draws of the surrogate."""
         known: Tensor = state["k_hat_client"]
-        return known if bool(state["proposed"]) else known.nan_to_num().maximum(k_hats.max())
+        if bool(state["proposed"]) and bool(known.isfinite()):
+            return known
+        return torch.cat([known[None].nan_to_num(), k_hats]).max()
 
     def _tempered(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
         """Return the state with draws of a surrogate whose factors reach into clients' tails."""

@@ -64,7 +64,9 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     far = torch.tensor([[-0.4898, -3.6378, -2.8028, 1.5234, -40.6934]], dtype=torch.float64)
     batch = hierfl.full_batch(data)
     own = {name: v.expand(8, *v.shape) for name, v in work.nothing.items()}
-    sent = work.step(own, {"draws": far.repeat(2, 1)}, batch)["log_ratios"]
+    size = seen.hierarchy.reading.size
+    belief = {"loc": torch.zeros(size), "covariance": torch.eye(size)}
+    sent = work.step(own, {"draws": far.repeat(2, 1), **belief}, batch)["log_ratios"]
     assert bool(sent.isfinite().all()) and float(sent.min()) == IMPOSSIBLE
 
 
