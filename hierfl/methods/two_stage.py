@@ -215,17 +215,17 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         guide.spread = spread if work.by_grid else None
         if spread is not None and hierarchy.spread is None:
             guide.candidates = OF_FIRST_FACTOR
-        phases = (Phase(work.step, together=True, nested=True, eager=True),)
+        phase = Phase(work.step, together=True, nested=True, eager=True)
         shared = len(hierarchy.reading.origin)
         # a log ratio has no noise, and of sums nothing is asked
         weighted = draws if work.is_weighted else 0
         return Client(
             own={**work.nothing, "seen": torch.zeros(())},
             start=lambda message, own: dict(own),
-            phases=phases,
+            phases=(phase,),
             finish=work.finish,
             params=work.params,
-            adapt=phases,
+            adapt=(replace(phase, step=partial(work.step, new=True)),),
             most_adapting=1,
             seen=lambda own: own["seen"],
             refuses=lambda message, first: refused_message(message, first, weighted, shared),

@@ -29,7 +29,8 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import is_sampled, ratios_of
 
 FACTOR = ("precision", "shift")
-WIDE = 3.0  # times the sds of the belief, about which a second factor is
+# the second factor is about a belief with so many times the sds, by few steps
+WIDE, FEW = 4.0, 3
 IMPOSSIBLE = -1e6  # nats, of rows whose probability underflows
 
 
@@ -60,8 +61,11 @@ class Rows:
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
         self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
 
-    def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Return the working state with factors or, of a message with draws, with log ratios."""
+    def step(self, work: Tree, message: Tree, batch: ClientBatch, *, new: bool = False) -> Tree:
+        """Return the working state with factors or, of a message with draws, with log ratios.
+
+        `new` clients have joined after the fit: nobody asks them for log ratios.
+        """
         # weights are ratios of densities of hundreds of rows: single precision lacks the digits
         with double_precision(), torch.no_grad():
             rows = packed(self.score, batch, distinct=self.distinct)
@@ -69,7 +73,8 @@ class Rows:
             fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
             if "draws" not in message:
                 found = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
-                return {**found, **self.proposals(message, fields, found)}
+                wide = self._wide(rows, message, found) if new and self.has_wide else {}
+                return {**found, **wide, **self.proposals(message, fields, found)}
             if self.row_noise is not None:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
             return {**work, **self.weighted(rows, batch.key, message, {**work, "fields": fields})}
@@ -97,7 +102,7 @@ class Rows:
         """Return factors about a belief with sds of WIDE times those of the server's."""
         belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(rows.clients)
         before = Factor(factor["precision"], factor["shift"], none)
-        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0))
+        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0, later=FEW))
         return {f"wide_{name}": getattr(found, name) for name in FACTOR}
 
     def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
@@ -118,11 +123,8 @@ class Rows:
             wrong = misread(rows, batch, self.tested)
         if spread is None:
             belief = message["loc"], message["covariance"]
-            known = work["seen"] > 0.0
-            sent = rounded(factor_of(rows, belief, self.nodes, before, known))._asdict()
-            # a client that joins later is not asked for weights
-            new = self.has_wide and not bool(known.all())
-            return {**sent, **(self._wide(rows, message, sent) if new else {}), "misread": wrong}
+            own = factor_of(rows, belief, self.nodes, before, work["seen"] > 0.0)
+            return {**rounded(own)._asdict(), "misread": wrong}
         found = sums_of(rows, spread)
         sums = rounded(Factor(found.precision, found.shift, none))
         sent = {"num_rows": found.num_rows, "square": found.square}

@@ -105,9 +105,7 @@ def point(
     return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
 
 
-def _of_sides(
-    each: list[tuple[Tensor, Tensor]], e: Tensor, side: Tensor
-) -> tuple[Tensor, Tensor]:
+def _of_sides(each: list[tuple[Tensor, Tensor]], e: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
     """Return points (C, D) of one of two Normals, and the log densities of both there, (2, C)."""
     ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in each]
     w = torch.where(side > 0, ws[1], ws[0])

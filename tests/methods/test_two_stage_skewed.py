@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from scipy.special import log_expit
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 import hierfl
 from benchmarks.family_programs import additions_of, drawn, program
+from hierfl import ClientBatch
 from hierfl.methods.two_stage import seen_in
 from hierfl.methods.two_stage_client import IMPOSSIBLE, Rows
 
@@ -68,6 +72,48 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     belief = {"loc": torch.zeros(size), "covariance": torch.eye(size)}
     sent = work.step(own, {"draws": far.repeat(2, 1), **belief}, batch)["log_ratios"]
     assert bool(sent.isfinite().all()) and float(sent.min()) == IMPOSSIBLE
+
+
+EVENTS = torch.tensor([6.0, 12.0, 9.0, 40.0], dtype=torch.float64)
+TRIALS = torch.tensor([20.0, 20.0, 20.0, 40.0], dtype=torch.float64)
+
+
+@hierfl.model
+def logits(batch: ClientBatch) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 3.0))
+    sd = pyro.sample("sd", dist.HalfNormal(5.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(loc, sd))
+        with batch.data():
+            pyro.sample("y", dist.Binomial(batch.n, logits=own), obs=batch.y)
+
+
+def of_the_last() -> tuple[Tensor, Tensor]:
+    """Return a grid of the last client's own logit, and its exact posterior by quadrature."""
+    loc, log_sd = torch.linspace(-12.0, 12.0, 81).double(), torch.linspace(-4.0, 3.5, 101).double()
+    own = torch.linspace(-8.0, 30.0, 800).double()
+    log_p = EVENTS[:, None] * logsigmoid(own) + (TRIALS - EVENTS)[:, None] * logsigmoid(-own)
+    m, sd = loc[:, None, None], log_sd.exp()[:, None]
+    prior = -0.5 * ((own - m) / sd).square() - sd.log()
+    each = torch.stack([torch.logsumexp(prior + one, -1) for one in log_p], -1)
+    of_both = -0.5 * (loc[:, None] / 3.0).square() - 0.5 * (log_sd.exp() / 5.0).square() + log_sd
+    weights = (of_both + each.sum(-1)).flatten().softmax(0).view(len(loc), -1, 1)
+    return own, (weights * (prior + log_p[3]).softmax(-1)).sum((0, 1))
+
+
+def test_a_client_all_of_whose_trials_succeed() -> None:
+    """Its likelihood is flat above; the factor of the bulk alone gave 0.77 of the sd, a quantile off by 4."""
+    clients = {f"c{k}": {"y": EVENTS[k, None], "n": TRIALS[k, None]} for k in range(4)}
+    own, share = of_the_last()
+    mean = float(share @ own)
+    sd = float((share @ (own - mean).square()).sqrt())
+    top = float(own[(share.cumsum(0) < 0.99).sum()])
+    data = hierfl.ClientData.from_clients(clients)
+    fit = hierfl.fit(hierfl.methods.two_stage(logits), data, seed=0, progress=False)
+    drawn = fit.draws(8000).own["own"][:, 3].flatten().double()
+    assert abs(float(drawn.mean()) - mean) < 0.05 * sd
+    assert 0.9 < float(drawn.std()) / sd < 1.08
+    assert abs(float(drawn.quantile(0.99)) - top) < 1.5
 
 
 # Clients -> events of trials each, and the scale of the sd's prior; right answers had k-hats of 0.97,
