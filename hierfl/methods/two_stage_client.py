@@ -102,7 +102,7 @@ class Rows:
         """Return factors about a belief with sds of WIDE times those of the server's."""
         belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(rows.clients)
         before = Factor(factor["precision"], factor["shift"], none)
-        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0, later=FEW))
+        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0, steps=FEW))
         return {f"wide_{name}": getattr(found, name) for name in FACTOR}
 
     def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:

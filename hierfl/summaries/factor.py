@@ -64,14 +64,14 @@ def factor_of(
     before: Factor,
     known: Tensor,
     *,
-    later: int = LATER,
+    steps: int = LATER,
 ) -> Factor:
     """Return clients' factors by `belief`, m (V,) and C (V, V), and `before` where `known` (C,)."""
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     precision = prior + before.precision
     mean = times(inverse(precision)[0], prior @ loc + before.shift)
     if bool(known.all()):
-        return _settled(rows, (loc, prior), nodes, mean, precision, known, later)
+        return _settled(rows, (loc, prior), nodes, mean, precision, known, steps)
     mode, curvature, raised, slope = _climbed(rows, loc, prior)
     # points of a wide belief are too far out: the mode's curvature, this once
     if not len(rows.line.inside):
