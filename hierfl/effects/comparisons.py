@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -66,6 +67,7 @@ class Comparisons:
 
 
 @one_at_a_time
+@spelled
 def comparisons(
     fit: Fitted,
     variable: str,

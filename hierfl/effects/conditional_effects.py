@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from hierfl.core.arguments import shown
+from hierfl.core.arguments import shown, spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
@@ -75,6 +75,7 @@ class Effects:
 
 
 @one_at_a_time
+@spelled
 def effects(
     fit: Fitted,
     variable: str,

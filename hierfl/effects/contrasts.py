@@ -8,12 +8,14 @@ from typing import Any, get_args
 
 import pandas as pd
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.effects.comparisons import Comparison, Comparisons, comparisons
 from hierfl.effects.drawn import Fitted
 from hierfl.effects.predictor import Scale
 
 
+@spelled
 def contrasts(
     fit: Fitted,
     variable: str,

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -61,6 +62,7 @@ class Hypotheses:
 
 
 @one_at_a_time
+@spelled
 def hypotheses(
     fit: Fitted,
     hypothesis: str | Sequence[str],

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
@@ -47,6 +48,7 @@ class Icc:
 
 
 @one_at_a_time
+@spelled
 def icc(
     fit: Fitted,
     *,

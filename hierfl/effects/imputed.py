@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.noise import client_keys, fold, normals, root_key, uniforms, word
 from hierfl.core.process import one_at_a_time
@@ -60,6 +61,7 @@ class Imputed:
 
 
 @one_at_a_time
+@spelled
 def imputed(
     fit: Snapshot | Drawn,
     newdata: Frames | Literal["rows"] = "rows",

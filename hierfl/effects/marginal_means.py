@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.comparisons import comparisons
@@ -51,6 +52,7 @@ class MarginalMeans:
     prob: float
 
 
+@spelled
 def marginal_means(
     fit: Snapshot | Drawn,
     variable: str,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
@@ -49,6 +50,7 @@ class Predictions:
 
 
 @one_at_a_time
+@spelled
 def predictions(
     fit: Snapshot | Drawn,
     variable: str | None = None,

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -106,6 +107,7 @@ class Profile:
 
 
 @one_at_a_time
+@spelled
 def profile(
     fit: Snapshot | Drawn,
     column: str = "Intercept",

@@ -19,9 +19,8 @@ from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import distribution, predictor
-from hierfl.effects.predictor_rows import in_turn
+from hierfl.effects.predictor_rows import in_turn, rows_of_client
 from hierfl.models.families.survival import hazards
 from hierfl.posterior.snapshot import Snapshot
 
@@ -149,6 +148,12 @@ def _check(found: Drawn) -> None:
         raise ValueError("clients' rows are at their nodes: the check is for rows in one process")
     if not found.layout.common.columns:
         raise ValueError("the formula has no common columns, whose effects could be checked")
+    lacking = [n for n, v in found.data.fields.items() if n.startswith("has_") and not v.all()]
+    if lacking and found.formula.declared.imputed:
+        raise ValueError(
+            f"rows lack '{lacking[0].removeprefix('has_')}', which mi() imputes from their times: check a "
+            "fit of the rows that have it"
+        )
     if "upper" in additions:
         raise ValueError(
             "times are censored in intervals: the check is for exact and right-censored"
@@ -165,7 +170,7 @@ def _factor(found: Drawn) -> Tensor:
 
 def _of_client(found: Drawn, client: int, factor: Tensor) -> tuple[Any, ...]:
     """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
-    rows = completed(found, found.data, client, client)
+    rows = rows_of_client(found.formula, found.data, client)
     place = slice(int(found.data.offsets[client]), int(found.data.offsets[client + 1]))
     fields = {n: v[place].double().numpy() for n, v in found.data.fields.items() if v.dim() == 1}
     zeros = np.zeros(rows.count)

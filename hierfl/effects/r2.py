@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import shown_as
@@ -51,6 +52,7 @@ class R2:
 
 
 @one_at_a_time
+@spelled
 def r2(fit: Snapshot | Drawn, *, prob: float = PROB, draws: int = 1000, seed: int = 0) -> R2:
     """Return the Bayesian R2 of a formula, conditional on groups and marginal.
 

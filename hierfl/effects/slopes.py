@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from hierfl.core.arguments import spelled
 from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -57,6 +58,7 @@ class Slopes:
 
 
 @one_at_a_time
+@spelled
 def slopes(
     fit: Fitted,
     variable: str,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from hierfl.core.arguments import expect_path, spelled
 from hierfl.core.process import at_most, one_at_a_time
 from hierfl.data.absent import FILLS, RowsNotSaved, stand_in
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 from hierfl.engine.client_store import CheckpointError
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import begin
@@ -29,6 +30,9 @@ from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
 from hierfl.runs.records import about_data
 from hierfl.runs.result import Fit
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 T = TypeVar("T")
 
@@ -106,7 +110,7 @@ def load(
     method: Method | None = None,
     model: Model | None = None,
     guide: Guide | Family | None = None,
-    data: ClientData | None = None,
+    data: ClientData | Frames | None = None,
 ) -> Fit:
     """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
 
@@ -124,7 +128,8 @@ def load(
         method: that was fitted; None: built again.
         model: of the method that is built again, if neither hierfl's nor marked.
         guide: the same.
-        data: the clients' training rows, compared with a salted hash of those that were fitted;
+        data: the clients' training rows, of a formula as frames, compared with a salted hash of
+            those that were fitted;
             None: those saved with the fit. If there are none, the fit answers what needs no rows
             (global draws, new clients, and fitted clients where the guide reads no rows), and
             refuses everything else by `RowsNotSaved`.
@@ -151,12 +156,15 @@ def load(
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
     newest, record = saved.newest_record(found)
     who = record["about"]
-    there = saved.SavedData(data, None) if data is not None else saved.read(newest, record)
     same = {"method": who["method"] if method is None else describe(method)}
-    if there.data is not None:
-        same |= about_data(there.data)
     state.check_same(newest, who, same)  # before anything runs on the rows
     made = remade(who, handed) if method is None else method
+    there = (
+        saved.read(newest, record) if data is None else saved.SavedData(rows_in(made, data), None)
+    )
+    if there.data is not None:
+        same |= about_data(there.data)
+    state.check_same(newest, who, same)
 
     def set_up() -> Federation:
         settings = Settings(engine=who.get("engine", "vectorized"))
@@ -169,6 +177,17 @@ def load(
     grows = federation.server.grows
     progress = state.load(root, begin(federation), same | about_data(federation.data), grows=grows)
     return Fit(made, federation, progress, who["rounds"])
+
+
+def rows_in(method: Method, data: Any) -> ClientData:
+    """Return the rows that a user hands in, of a formula perhaps as frames."""
+    if not isinstance(data, ClientData):
+        from hierfl.formulas.formula import rows_of  # it imports formulae, half a second
+
+        data = rows_of(method.model, data)
+    expect_client_data(data, "data")
+    rows: ClientData = data
+    return rows
 
 
 def _without_rows(

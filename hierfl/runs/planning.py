@@ -108,6 +108,11 @@ def _formula_of(model: Any) -> Formula:
         raise TypeError(f"model is {shown(model)}: give a hierfl.formula, or a fit of one")
     if made.declared.family.bounds is not None:
         raise ValueError("a response with trunc() cannot be drawn: leave trunc() out")
+    if made.declared.imputed:
+        raise ValueError(
+            f"the formula imputes '{made.declared.imputed[0]}', and a drawn row has all its columns: "
+            f"simulate the formula with '{made.declared.imputed[0]}' in place of mi()"
+        )
     if made.declared.family.kind in ("category", "ordered", "counts", "shares"):
         raise ValueError(
             "a response of words or of several columns cannot be drawn: give its program and "

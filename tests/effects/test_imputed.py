@@ -16,9 +16,11 @@ from hierfl.effects.drawn import Drawn
 from hierfl.effects.imputed import imputed
 from hierfl.effects.predictions import predictions
 from hierfl.effects.profile import profile
+from hierfl.effects.proportional_hazards import proportional_hazards
 from hierfl.effects.r2 import r2
 from hierfl.effects.slopes import slopes
 from hierfl.formulas.formula import Formula
+from hierfl.runs.planning import simulate
 from tests.effects.made import repeated
 from tests.formulas.small import refused
 from tests.formulas.test_imputed import (
@@ -149,6 +151,12 @@ def test_what_is_refused() -> None:
     refused(
         lambda: imputed(found, frame.replace({"site": {"s1": "s99"}})), "'s99'", "was not fitted"
     )
+    of_times = made(f"days | event(died) ~ mi(dose) + (1 | site); {DOSE}", "weibull", frame)
+    times = at(of_times, frame, latent(conditioned(of_times, frame, {})), 20)
+    refused(lambda: proportional_hazards(times), "rows lack 'dose'", "from their times")
+    whole = frame.fillna({"dose": 1.0})
+    assert proportional_hazards(replace(times, data=of_times.data(whole))).frame.notna().any().any()
+    refused(lambda: simulate(formula, frame, clients=2, rows=9), "imputes 'dose'", "in place of mi")
     plain = made("y ~ age + (1 | site)", frame=frame)
     other = at(plain, frame, latent(conditioned(plain, frame, {})), 20)
     refused(lambda: imputed(other), "imputes nothing", "x | mi() ~ z")

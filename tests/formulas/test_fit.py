@@ -78,6 +78,23 @@ def test_a_saved_fit_knows_its_formula_and_schema(
     assert model.program() == fit.method.model.program()
 
 
+def test_frames_are_handed_in_where_a_fit_was_saved_without_rows(tmp_path: Path) -> None:
+    """They also say which ward is which, as the frames of the fit did."""
+    frame = patients(rows=12)
+    made = hierfl.formula("y ~ age + (1 | site/ward)", clients="site").on(frame)
+    fit = hierfl.fit(methods.fedsvi(made, guides.structured), frame, rounds=1, progress=False)
+    fit.save(tmp_path)
+    again = hierfl.load(tmp_path, data=frame)
+    assert torch.equal(again.predict(frame).mean, fit.predict(frame).mean)
+    assert again.r2(draws=50).frame.equals(fit.r2(draws=50).frame)
+    parts = {str(site): part for site, part in frame.groupby("site")}
+    assert hierfl.load(tmp_path, data=parts).r2(draws=50).frame.equals(again.r2(draws=50).frame)
+    with pytest.raises(hierfl.CheckpointError, match="rows"):
+        hierfl.load(tmp_path, data=frame.assign(age=frame["age"] + 1.0))
+    with pytest.raises(TypeError, match="frames is a list"):
+        hierfl.load(tmp_path, data=[frame])
+
+
 def test_the_user_s_priors_are_saved_too(tmp_path: Path) -> None:
     frame = patients(rows=12)
     priors = {"age": dist.Normal(0.0, 0.1), "sd": dist.HalfNormal(0.5)}
