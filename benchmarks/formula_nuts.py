@@ -22,9 +22,9 @@ Numbers = dict[str, np.ndarray]
 FEWEST, DIVERGING = 2000.0, 0.001
 AGAIN = ("--draws", "15000", "--accept", "0.99")
 # Of a test; again, non-centered, where that is not enough.
-FEW = ("--warmup", "500", "--draws", "1500", "--dense")
+FEW = ("--warmup", "400", "--draws", "1500", "--accept", "0.97", "--dense")
 FEW_AGAIN = ("--draws", "3000", "--accept", "0.99")
-FEWEST_OF_FEW = 400.0
+FEWEST_OF_FEW, DIVERGING_OF_FEW = 400.0, 0.005
 CURVES = re.compile(r"pyro.sample\('([^']+)', dist.Normal\(torch.zeros")  # of s() and gp()
 
 
@@ -58,12 +58,12 @@ def pooled_nuts(
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_bytes(files[2].read_bytes())
             effective, diverging = _quality(kept)
-            least = FEWEST_OF_FEW if few else FEWEST
-            if effective < least or diverging > DIVERGING:  # few rows a group, or a scale near 0
+            least, most = (FEWEST_OF_FEW, DIVERGING_OF_FEW) if few else (FEWEST, DIVERGING)
+            if effective < least or diverging > most:  # few rows a group, or a scale near 0
                 again = FEW_AGAIN if few else AGAIN
                 subprocess.run([*call, *again, "--apart", *groups], cwd=ROOT, check=True)
                 more, fewer = _quality(files[2])
-                if fewer < diverging if diverging > DIVERGING else more > effective:
+                if fewer < diverging if diverging > most else more > effective:
                     kept.write_bytes(files[2].read_bytes())
     with np.load(kept) as found:
         return dict(found)

@@ -305,7 +305,6 @@ OF_FAMILIES = {
         "hospital",
         lambda: csv("trauma.csv"),
         priors=FEW_HOSPITALS,
-        apart=True,
     ),
     "multinomial": Problem(
         "cbind(edu0, edu1, edu2, edu3) | trials(voters) ~ female + black + (1 | state)",
