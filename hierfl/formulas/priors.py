@@ -180,10 +180,19 @@ def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
             f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as "
             "dist.Normal(0, 1), or 'normal(0, 1)'"
         )
+    if name == "thresholds" and not prior.shape():
+        prior = _of_each(prior, default)
     if not {"sd", "sds", "sdgp"}.isdisjoint(keys):
         check_scale(f"the prior of '{name}'", prior)
     _check_values(name, default, prior, [len(t.columns) for t in found.common.terms])
     return prior
+
+
+def _of_each(prior: Any, default: Any) -> Any:
+    """Return the prior of all thresholds from that of one, as brms has it: in order where the default is."""
+    if isinstance(default, Ordered):
+        return Ordered(prior, default.size)
+    return prior.expand(default.shape()).to_event(len(default.event_shape))
 
 
 def _check_values(name: str, default: Any, prior: Any, sizes: Sequence[int]) -> None:

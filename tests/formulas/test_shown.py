@@ -45,6 +45,18 @@ def test_priors_are_listed_with_their_source() -> None:
         made().prior_summary()
 
 
+@pytest.mark.parametrize("family", ["cumulative", "sratio"])
+def test_one_prior_is_that_of_each_threshold(family: str) -> None:
+    """In order where those of the family are: the density of two draws is twice that of both."""
+    own = {"thresholds": "normal(0, 3)"}
+    formula = hierfl.formula("grade ~ age", family, clients="site", priors=own).on(frame())
+    prior: Any = formula.all_priors["thresholds"]
+    each = stats.norm(0, 3).logpdf([-1.0, 2.0]).sum()
+    wanted = each + (np.log(2.0) if family == "cumulative" else 0.0)
+    assert float(prior.log_prob(torch.tensor([-1.0, 2.0]))) == pytest.approx(wanted, rel=1e-5)
+    assert "dist.Normal(0.0, 3.0)" in formula.program()
+
+
 # brms's words -> scipy's distribution
 WORDS: dict[str, Any] = {
     "normal(1, 2)": stats.norm(1, 2),
