@@ -129,7 +129,7 @@ def with_noise(hierarchy: Hierarchy, score: UnitScore, how: RowNoise) -> Hierarc
     common="any sites",
     own="any sites",
     guide="weighted draws of the exact posterior",
-    kept="its own factor, and where its scalars that are not Normal lie",
+    kept="two factors of its own, and where its scalars that are not Normal lie",
     crosses="a Gaussian factor, then log ratios",
     discloses="summaries",
     new="one round: its own factor",
