@@ -9,13 +9,13 @@ are from the prior alone: weights stay finite where it has wide tails.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import LOG_2_PI, Quadratic, product
+from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, product, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import climb, curvature
@@ -89,8 +89,7 @@ def point(
             # the Normal density at w, over that of the point
             over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
             return mean + (tril @ e[..., None])[..., 0], integral + over
-        of_sides = [_normal(of, wider)[1:] for of in (of_w, given(hierarchy, normal, z, *wide))]
-        w, log_q = _of_sides(of_sides, e, side)
+        w, log_q = _of_sides((of_w, given(hierarchy, normal, z, *wide)), e, side, wider)
         return w, of_w.log(w) - log_q.logsumexp(0) + math.log(2.0)
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
@@ -99,17 +98,25 @@ def point(
     normal = hierarchy.local(z, row, t, found)
     alone = (factor[0] * 0.0, factor[1] * 0.0)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
-    w, log_q = _of_sides([_normal(of, wider)[1:] for of in sides], e[:, size:], side)
+    w, log_q = _of_sides(sides, e[:, size:], side, wider)
     log_q = log_q + proposals.log_prob(t)
     log_p = hierarchy.log_mixing(found, t) + sides[0].log(w)
     return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
 
 
-def _of_sides(each: list[tuple[Tensor, Tensor]], e: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
-    """Return points (C, D) of one of two Normals, and the log densities of both there, (2, C)."""
+def _of_sides(
+    sides: Sequence[Quadratic], e: Tensor, side: Tensor, wider: float
+) -> tuple[Tensor, Tensor]:
+    """Return points (C, D) of one of two widened Normals, and the log densities of both there, (2, C)."""
+    each = [_normal(of, wider)[1:] for of in sides]
     ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in each]
     w = torch.where(side > 0, ws[1], ws[0])
-    return w, torch.stack([_log_normal(w, *of) for of in each])
+    log_q = []
+    for of, (mean, tril) in zip(sides, each, strict=True):
+        away = (w - mean) / wider
+        square = dot(times(of.precision, away), away) + w.shape[-1] * LOG_2_PI
+        log_q.append(-0.5 * square - tril.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+    return w, torch.stack(log_q)
 
 
 def normals_of(
@@ -154,12 +161,6 @@ def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
     integral, covariance = of.log_integral()
     mean = (covariance @ of.shift[..., None])[..., 0]
     return integral, mean, wider * torch.linalg.cholesky_ex(covariance).L
-
-
-def _log_normal(w: Tensor, mean: Tensor, tril: Tensor) -> Tensor:
-    away = torch.linalg.solve_triangular(tril, (w - mean)[..., None], upper=False)[..., 0]
-    scale = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * (away.square().sum(-1) + w.shape[-1] * LOG_2_PI) - scale
 
 
 def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
