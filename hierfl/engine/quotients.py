@@ -38,17 +38,22 @@ def cancel_quotients(graph: fx.Graph, deviations: Deviations) -> None:
     becomes (s/t)^2 - 1, which divides once instead of twice.
     """
     terms: dict[fx.Node, Terms] = {}
-    shorter: list[fx.Node] = []
+    shorter: list[tuple[fx.Node, Deviations]] = []
+    drawn: Deviations = {}  # those that are read before the node
+    noises = {own.read: noise for noise, own in deviations.items()}
     for node in graph.nodes:
+        if node in noises:
+            drawn = {**drawn, noises[node]: deviations[noises[node]]}
         found = _terms(node, terms) if is_large_entrywise(node) else None
-        if found and len(found) <= MOST and 0.0 not in found.values():
+        # of a constant alone no node would have the shape
+        if found and any(found) and len(found) <= MOST and 0.0 not in found.values():
             terms[node] = found
-            if is_call(node, aten.mul.Tensor) and _is_shorter(node, terms, deviations):
-                shorter.append(node)
-    for node in reversed(shorter):
+            if is_call(node, aten.mul.Tensor) and _is_shorter(node, terms, drawn):
+                shorter.append((node, drawn))
+    for node, before in reversed(shorter):
         if node.users:  # else it went with a later one
             with graph.inserting_before(node):
-                new = _Sum(graph, node.meta["val"]).of(terms[node], deviations)
+                new = _Sum(graph, node.meta["val"]).of(terms[node], before)
             node.replace_all_uses_with(new)
             _erase(node)
     _invert_exponentials(graph)

@@ -123,6 +123,16 @@ def test_a_sum_that_others_read_is_computed_once(kept: bool) -> None:
     torch.testing.assert_close(graph(*s.values()), step(s), rtol=1e-5, atol=1e-6)
 
 
+def test_a_quotient_of_equal_numbers_keeps_its_shape() -> None:
+    def step(s: State) -> list[Tensor]:
+        scale = s["x"].exp()
+        one = scale * scale.reciprocal()
+        return [one, 3.0 * one, (s["loc"] / scale + one) * scale]
+
+    s = state()
+    torch.testing.assert_close(traced(step, s)(*s.values()), step(s), rtol=1e-5, atol=1e-6)
+
+
 KEYS = noise.client_keys(["a", "b"])
 
 
@@ -153,6 +163,20 @@ def test_weights_are_drawn_by_one_kernel_where_nothing_else_reads_their_noise(re
     assert count(graph, ops.samples_of.default) == int(not read)
     assert count(graph, ops.normals.default) == int(read)
     torch.testing.assert_close(graph(*s.values()), step(s), rtol=1e-5, atol=3e-6)
+
+
+def test_scaled_noise_that_is_read_before_the_draw_stays() -> None:
+    s = state() | {"keys": KEYS}
+
+    def step(s: State) -> list[Tensor]:
+        z, scale = drawn(s["keys"]), s["log_scale"].exp()
+        first = (2.0 * z) * scale
+        w = s["loc"] + scale * z
+        return [first, w, (3.0 * z) * scale]
+
+    graph = traced(step, s)
+    graph.graph.lint()
+    torch.testing.assert_close(graph(*s.values()), step(s), rtol=1e-5, atol=1e-5)
 
 
 def test_a_scale_that_is_no_exponential_of_an_input_keeps_its_noise() -> None:
