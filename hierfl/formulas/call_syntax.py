@@ -60,7 +60,7 @@ def columns_of_response(tokens: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
     plain = [t.kind in NAMES for t in inner[::2]] + [t.lexeme == "," for t in inner[1::2]]
     brackets = [t.lexeme for t in (*tokens[1:2], *tokens[-1:])]
     if called != "cbind" or brackets != ["(", ")"] or len(inner) % 2 == 0 or not all(plain):
-        advice = ELSEWHERE.get("p" if "/" in text else called)
+        advice = ELSEWHERE.get("p" if brackets[:1] == ["/"] else called)
         raise ValueError(
             f"the response '{text}' is no column: "
             + (f"write {advice}" if advice else "make a column of it first")

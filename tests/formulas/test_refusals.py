@@ -74,6 +74,7 @@ FORMULAS = [
     ("bf(y) ~ age", r"write a list in place of bf\(\)"),
     ("mvbind(y, dose) ~ age", "write a formula of each response"),
     ("wins / n ~ age", r"write successes \| trials\(n\)"),
+    ("log(y / 2) ~ age", "make a column of it first"),
     ("y ~ (age + sex)^2", r"\(a \+ b\) \*\* 2 for products"),
     ("y ~ s(site, bs='re')", r"are groups: write .* or \(1 \| hospital\)"),
     ("y ~ gp(age, k=5)", "take k=6 or more"),
