@@ -77,9 +77,7 @@ class FromFactor:
         normal = dist.Normal(zero, torch.ones_like(zero)).to_event(1)
         with batch.clients():
             first = pyro.sample("_local", normal, infer=AUXILIARY)
-        if (
-            hierarchy is None
-        ):  # while the program is read: near the start, where densities are finite
+        if hierarchy is None:  # the program is read near the start, where densities are finite
             emit(block, block.start + NEAR * first, batch)
             return
         vector, log_q = self._chosen(hierarchy, drawn, own, first[:, 0], batch)

@@ -64,7 +64,7 @@ class Rows:
 class Lacking:
     """A covariate that rows lack: which do, (n,), what a unit of it adds to their columns, and its draws, (S, n).
 
-    Both are 0 in other rows.
+    `step` and `values` are 0 in rows that have it.
     """
 
     gone: Tensor

@@ -176,7 +176,7 @@ def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
 OPTIONS = {
     "cpp.enable_floating_point_contract_flag": "fast",
     "cpp.max_horizontal_fusion_size": 64,
-    "size_asserts": False,
+    "size_asserts": False,  # checks of inputs take 0.05 to 0.1 ms of a call
     "alignment_asserts": False,
 }
 

@@ -128,11 +128,10 @@ def load(
         method: that was fitted; None: built again.
         model: of the method that is built again, if neither hierfl's nor marked.
         guide: the same.
-        data: the clients' training rows, of a formula as frames, compared with a salted hash of
-            those that were fitted;
-            None: those saved with the fit. If there are none, the fit answers what needs no rows
-            (global draws, new clients, and fitted clients where the guide reads no rows), and
-            refuses everything else by `RowsNotSaved`.
+        data: the clients' training rows; of a formula also frames. They are compared with a salted
+            hash of those that were fitted. None: those saved with the fit. If there are none, the
+            fit answers what needs no rows (global draws, new clients, and fitted clients where the
+            guide reads no rows), and refuses everything else by `RowsNotSaved`.
 
     Raises:
         TypeError: `folder` is no path.
@@ -160,7 +159,7 @@ def load(
     state.check_same(newest, who, same)  # before anything runs on the rows
     made = remade(who, handed) if method is None else method
     there = (
-        saved.read(newest, record) if data is None else saved.SavedData(rows_in(made, data), None)
+        saved.read(newest, record) if data is None else saved.SavedData(_rows_in(made, data), None)
     )
     if there.data is not None:
         same |= about_data(there.data)
@@ -179,7 +178,7 @@ def load(
     return Fit(made, federation, progress, who["rounds"])
 
 
-def rows_in(method: Method, data: Any) -> ClientData:
+def _rows_in(method: Method, data: Any) -> ClientData:
     """Return the rows that a user hands in, of a formula perhaps as frames."""
     if not isinstance(data, ClientData):
         from hierfl.formulas.formula import rows_of  # it imports formulae, half a second
