@@ -226,7 +226,6 @@ class _Continuous:
         near = -torch.log1p(torch.special.ndtr(z) * torch.expm1(-self.gap))
         far = -torch.logaddexp(log_normal_cdf(-z), log_normal_cdf(z) - self.gap)
         hazard = self.start + torch.where(self.gap < 1.0, near, far)
-        like = self.fn.base.mean.dtype
         if not self.is_normal:
             found = self.of.time_at(hazard)
         else:
@@ -234,7 +233,7 @@ class _Continuous:
             low = torch.special.ndtri(-torch.expm1(-deep))
             x = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
             found = self.loc + self.scale * torch.where(self.flip, -x, x)
-        return found.clamp(self.fn.low, self.fn.high).to(like)
+        return found.clamp(self.fn.low, self.fn.high).to(self.fn.base.mean.dtype)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return mean and variance, by sums over normal quantiles."""
@@ -272,8 +271,6 @@ def _between(base: Any, low: float, high: float) -> tuple[Tensor, Tensor]:
     count = torch.arange(int(max(low, 0)), int(high) + 1, dtype=torch.float64)
     count = count.view(-1, *[1] * len(base.batch_shape))
     first = base.log_prob(count[:1])
-    if len(count) == 1:
-        return count, first
     # each from the one before: derivatives of log gamma functions take ten times as long
     if isinstance(base, torch_dist.Poisson):
         steps = base.rate.log() - count[1:].log()
@@ -288,9 +285,8 @@ def _log_mass_of_counts(base: Any, low: float, high: float) -> Tensor:
     below = _between(base, 0, low - 1)[1].logsumexp(0)
     if low <= 1.0:
         return log1mexp(-below)
-    above = _log_above(base, low)
     rare = below > math.log1p(-RARE)
-    return torch.where(rare, above, log1mexp(torch.where(rare, torch.ones_like(below), -below)))
+    return torch.where(rare, _log_above(base, low), log1mexp((-below).masked_fill(rare, 1.0)))
 
 
 def _log_above(base: Any, low: float) -> Tensor:
@@ -345,11 +341,10 @@ def _counts(fn: Truncated) -> Tensor:
         return found
     base, count = _double(fn.base), max(fn.low, 0.0)
     rest = torch.rand_like(mass) * mass
-    while True:
+    while bool(left.any()):
         rest = rest - base.log_prob(torch.full_like(mass, count)).exp()
         taken = left & ((rest <= 0.0) | (count >= min(fn.high, max(fn.low, 0.0) + 1000.0)))
         found = torch.where(taken, torch.full_like(found, count), found)
         left = left & ~taken
-        if not bool(left.any()):
-            return found
         count += 1.0
+    return found
