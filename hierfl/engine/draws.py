@@ -17,7 +17,7 @@ from hierfl.engine.entrywise import (
     same_numbers,
     squeeze,
 )
-from hierfl.engine.graph_rewrites import VIEWS, is_call, reaches
+from hierfl.engine.graph_rewrites import VIEWS, behind_of, is_call, reaches
 from hierfl.engine.quotients import Deviation, cancel_quotients
 
 aten = torch.ops.aten
@@ -128,14 +128,3 @@ def _called_once(
             results.append(graph.graph.call_function(getitem, (drawn, place)))
             results[-1].meta["val"] = node.meta["val"]
     return results
-
-
-def behind_of(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return all nodes that some nodes are computed from, and these."""
-    found, left = set(), list(nodes)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found

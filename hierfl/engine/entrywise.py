@@ -66,7 +66,7 @@ class Writer:
 
 
 def squeeze(graph: fx.Graph) -> None:
-    """Compute on tensors without dimensions of size 1: inductor fuses loops of equal ranges alone."""
+    """Compute on tensors without dimensions of size 1: inductor fuses only loops of equal ranges."""
     for node in list(graph.nodes):
         if not isinstance(value := node.meta.get("val"), Tensor) or value.numel() < MANY:
             continue

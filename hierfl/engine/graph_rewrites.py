@@ -241,6 +241,17 @@ def reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
     return found
 
 
+def behind_of(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return all nodes that some nodes are computed from, and these."""
+    found, left = set(), list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
+
+
 def _is_read_once(weight: fx.Node) -> bool:
     chain = [weight]
     while any(is_call(chain[-1], view) for view in VIEWS):

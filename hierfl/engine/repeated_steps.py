@@ -7,9 +7,8 @@ import copy
 import torch
 from torch import fx
 
-from hierfl.engine.draws import behind_of
 from hierfl.engine.entrywise import MANY
-from hierfl.engine.graph_rewrites import MUTATING, VIEWS, origin_of, reaches
+from hierfl.engine.graph_rewrites import MUTATING, VIEWS, behind_of, origin_of, reaches
 
 aten = torch.ops.aten
 
