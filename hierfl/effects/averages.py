@@ -148,8 +148,8 @@ def _set_by(formula: Formula, setting: Setting) -> tuple[Rows, Places] | None:
         return None
     if ";" in formula.text:
         raise ValueError(
-            "the fit keeps no columns apart of parameters with terms: pass the clients' frames, "
-            "newdata=frames"
+            "the fit keeps no single columns where parameters or covariates have formulas: pass the "
+            "clients' frames, newdata=frames"
         )
     sites = [None, *(term.site for term in formula.layout.groups)]
     places = {site: _columns_of(formula, site, setting.variable) for site in sites}
