@@ -165,7 +165,7 @@ def _check_call(call: LazyCall) -> None:
 
 def _check_smooth(call: LazyCall) -> None:
     """Refuse a smooth of several columns, one of groups, and a `by` that is no column."""
-    if "'re'" in str(call):
+    if "'re'" in str(call).replace('"', "'"):
         raise ValueError(
             f"'{call}' are groups: write ({call.args[0]} | hospital), or (1 | hospital)"
         )

@@ -77,6 +77,7 @@ FORMULAS = [
     ("log(y / 2) ~ age", "make a column of it first"),
     ("y ~ (age + sex)^2", r"\(a \+ b\) \*\* 2 for products"),
     ("y ~ s(site, bs='re')", r"are groups: write .* or \(1 \| hospital\)"),
+    ('y ~ s(site, bs="re")', r"are groups: write .* or \(1 \| hospital\)"),
     ("y ~ gp(age, k=5)", "take k=6 or more"),
     ("y ~ mo(age)", "'age' has 192 different values, such as .* as categories: .*cut it"),
     ("y ~ C(age)", "'age' has 192 different values, such as .* as categories: .*cut it"),
