@@ -21,6 +21,7 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.predictor import distribution, predictor
 from hierfl.effects.predictor_rows import in_turn, rows_of_client
+from hierfl.formulas.layout import NO_NAME
 from hierfl.models.families.survival import hazards
 from hierfl.posterior.snapshot import Snapshot
 
@@ -105,8 +106,8 @@ def proportional_hazards(
     Raises:
         TypeError: the fit is of another model.
         ValueError: the family has no proportional hazards, a parameter has terms, times are censored on
-            the left or in intervals, there are no common columns or fewer than two events; or
-            `transform` is another word.
+            the left or in intervals, rows lack a covariate of `mi()`, there are no common columns or
+            fewer than two events; or `transform` is another word.
         RowsNotSaved: the rows were not saved with the fit.
     """
     if transform not in get_args(Transform):
@@ -148,12 +149,12 @@ def _check(found: Drawn) -> None:
         raise ValueError("clients' rows are at their nodes: the check is for rows in one process")
     if not found.layout.common.columns:
         raise ValueError("the formula has no common columns, whose effects could be checked")
-    lacking = [n for n, v in found.data.fields.items() if n.startswith("has_") and not v.all()]
-    if lacking and found.formula.declared.imputed:
-        raise ValueError(
-            f"rows lack '{lacking[0].removeprefix('has_')}', which mi() imputes from their times: check a "
-            "fit of the rows that have it"
-        )
+    for name in found.formula.declared.imputed:
+        if not bool(found.data.fields[f"has_{NO_NAME.sub('_', name)}"].all()):
+            raise ValueError(
+                f"rows lack '{name}', which mi() imputes from their times: check a fit of the rows "
+                "that have it"
+            )
     if "upper" in additions:
         raise ValueError(
             "times are censored in intervals: the check is for exact and right-censored"
