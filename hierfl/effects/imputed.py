@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 IN_CACHE = 400_000  # points x draws x rows whose densities are held at once
 
 
+class NothingMissing(ValueError):
+    """All rows have the covariates of `mi()`."""
+
+
 @shown_as(with_intervals)
 @dataclass(frozen=True, eq=False)
 class Imputed:
@@ -123,7 +127,7 @@ def _tabled(
 ) -> Imputed:
     names = found.formula.declared.imputed
     if not parts:
-        raise ValueError(f"all rows have {' and '.join(names)}: there is nothing to impute")
+        raise NothingMissing(f"all rows have {' and '.join(names)}: there is nothing to impute")
     rows = data.frame_rows
     order = torch.arange(data.num_rows) if rows is None else rows.order.argsort()
     labels: Any = np.arange(data.num_rows) if rows is None else np.array(rows.labels, dtype=object)

@@ -14,6 +14,7 @@ from torch import Tensor
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
+from hierfl.effects.imputed import NothingMissing
 from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
@@ -84,8 +85,7 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
         if question.kind in ("summaries", "draws"):
             return question, _of_sites(node, fit, question)
         if question.kind == "imputed":
-            found = fit.imputed(draws=question.draws, seed=question.seed).frame
-            _write(node, question, "csv", found.to_csv(index=False).encode())
+            _write(node, question, "csv", _imputed(fit, question).to_csv(index=False).encode())
             return question, {}
         return question, _of_rows(node, fit, question, asked.tree["rows"])
     except Refused:
@@ -94,6 +94,14 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
         raise NodeFailed(
             f"{question.kind} of client '{node.client}' fail: its log says why"
         ) from error
+
+
+def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
+    """Return the table of what the client's rows lack, without a line where they lack nothing."""
+    try:
+        return fit.imputed(draws=question.draws, seed=question.seed).frame
+    except NothingMissing:
+        return pd.DataFrame(columns=["row", "client", "column", "mean", "sd", "low", "high"])
 
 
 def _of_sites(node: Node, fit: Fit, question: Question) -> Tree:

@@ -23,6 +23,7 @@ def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, fa
     frame = lacking(rows=24)
     # one that knows four values tells none of them, and one knows none
     frame.loc[(frame["site"] == "s5") & (frame.index % 24 > 3), "dose"] = np.nan
+    frame.loc[frame["site"] == "s1", "dose"] = frame["dose"].fillna(1.0)  # who lacks nothing
     parts = {str(site): part for site, part in frame.groupby("site")}
     texts = [TEXTS[0].replace("y ~", f"{response} ~"), TEXTS[1]]
     formula = hierfl.formula(texts, family, clients="site")
@@ -41,7 +42,11 @@ def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, fa
     assert not found.given and set(found.withheld) == set(parts)
     assert set(found.withheld.values()) == {"missing values of rows stay at their node"}
     files = {name: [*(tmp_path / name).glob("answers/*-imputed-50-1.csv")] for name in parts}
-    every = pd.concat([pd.read_csv(*files[name]) for name in parts], ignore_index=True)
+    tables = {name: pd.read_csv(*files[name]) for name in parts}
+    assert not len(tables["s1"])
+    some = [table for table in tables.values() if len(table)]
+    assert all([*table.columns] == [*some[0].columns] for table in tables.values())
+    every = pd.concat(some, ignore_index=True)
     wanted = here.imputed(draws=50, seed=1).frame
     assert len(every) == len(wanted) > frame["dose"].isna().sum()
     wanted = wanted.sort_values(["client", "row"], ignore_index=True)
