@@ -38,10 +38,11 @@ class FromFactor:
 
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
-    Of several candidates from a wider q one is kept by importance weight. The mean weight gives an
-    unbiased estimate of p(y | z). `hierarchy` is set once the program is read, with the `shapes` of
-    the client's own params; so is `spread`, if the client keeps the sums of a Gaussian likelihood whose
-    noise scale is its own: draws are then exact.
+    Of an even number of candidates, half from a wider q and half by a second factor or of the prior
+    alone, one is kept by importance weight. The mean weight gives an unbiased estimate of p(y | z).
+    `hierarchy` is set once the program is read, with the `shapes` of the client's own params; so is
+    `spread`, if the client keeps the sums of a Gaussian likelihood whose noise scale is its own: draws
+    are then exact.
     """
 
     def __init__(
