@@ -149,7 +149,7 @@ class ModelRead:
             built = guide
             if isinstance(guide, Family):
                 built = guide.build(model, latents, **guide.options)
-            two = _prototype(self.data, [0, self.data.num_clients - 1])
+            two = _prototype(self.data, self.data.by_name[[0, -1]].tolist())
             guided, reads = _trace(built, one, "guide", seed, Answer({}, one))
             guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))
             check_cover(latents, guided)
@@ -172,7 +172,9 @@ class ModelRead:
 
 
 def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
-    one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
+    # by name: what a method begins with must not depend on the order in which clients are given
+    ends = data.by_name[[0, -1]].tolist()
+    one, two = _prototype(data, ends[:1]), _prototype(data, ends)
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         pair, _ = _trace(model, two, "model", seed, _Start())

@@ -23,6 +23,7 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
 from hierfl.method import Clock, Reports
 from hierfl.methods.two_stage_checks import DONE, warn
+from hierfl.program.sites import Model
 from hierfl.runs.result import Fit
 from tests.methods.test_two_stage import same
 from tests.programs import exact, federation, fit, slopes, three
@@ -62,6 +63,38 @@ def test_draws_do_not_depend_on_the_order_of_clients() -> None:
     assert all(torch.equal(value, here.shared[name]) for name, value in there.shared.items())
     order = [other.clients.index(name) for name in one.clients]
     assert all(torch.equal(v, here.own[name][:, order]) for name, v in there.own.items())
+
+
+def of_fields(batch: ClientBatch) -> None:
+    """A prior of the clients' own sites that reads a client field; the sites are not Normal."""
+    mu, b = (pyro.sample(name, dist.Normal(0.0, 2.0)) for name in ("mu", "b"))
+    with batch.clients():
+        a = pyro.sample("a", dist.StudentT(5.0, mu + b * batch.z, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=a), obs=batch.y)
+
+
+def of_fields_normal(batch: ClientBatch) -> None:
+    """As `of_fields`, with Normal sites."""
+    mu, b = (pyro.sample(name, dist.Normal(0.0, 2.0)) for name in ("mu", "b"))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu + b * batch.z, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=a), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(of_fields, marks=pytest.mark.slow), of_fields_normal]
+)
+def test_what_a_run_begins_with_does_not_depend_on_the_first_client(model: Model) -> None:
+    """The first belief was at the fields of the client that was given first."""
+    y, z = (torch.arange(60) % 7 < 3).double(), torch.tensor([0.3, -2.0, 1.1])
+    data = ClientData.from_arrays(list("abc") * 20, y=y, client_fields={"z": z})
+    one, other = (
+        fit(two_stage(model, draws=200), of) for of in (data, data.select(["c", "a", "b"]))
+    )
+    for name, value in one.draws(200).shared.items():
+        torch.testing.assert_close(other.draws(200).shared[name], value, rtol=1e-9, atol=1e-9)
 
 
 # ---------------------------------------------------------------- clients that fail
