@@ -224,6 +224,7 @@ def _nothing(count: int, weighted: int, kept: int, each: Tensor) -> Tree:
             "final": unweighted(weighted, kept),
             "ratios": torch.zeros(weighted),
             "each": each,
+            "powers": torch.ones(count),
             "proposed": torch.tensor(False),
             **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
         },

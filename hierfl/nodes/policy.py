@@ -22,10 +22,10 @@ from hierfl.nodes.messages import Refused
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 DISCLOSES = ("sums", "summaries")
 Approve = Literal["ask", "always"]
-# of answers about the client, of which the last never leaves: it has a value of each row
+# of answers about the client; "imputed" never leaves: it has a value of each row
 Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 KINDS: tuple[str, ...] = get_args(Kind)
-LEAVES = (*KINDS[:-1], "descriptions")  # of its rows, of which it need not have fitted anything
+LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "descriptions")  # of its rows, of which it need not have fitted anything
 
 
 class Forbidden(Refused):
