@@ -25,7 +25,8 @@ Approve = Literal["ask", "always"]
 # of answers about the client; "imputed" never leaves: it has a value of each row
 Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 KINDS: tuple[str, ...] = get_args(Kind)
-LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "descriptions")  # of its rows, of which it need not have fitted anything
+# "descriptions": of its rows, of which it need not have fitted anything
+LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "descriptions")
 
 
 class Forbidden(Refused):
