@@ -24,18 +24,19 @@ from hierfl.effects.predictor_rows import (
     Lacking,
     Rows,
     data_of,
+    has_covariate,
     in_turn,
     rows_of_client,
     step_of_client,
 )
 from hierfl.formulas.formula import Frames
-from hierfl.formulas.layout import NO_NAME
 from hierfl.models.families.over_normal import FINE, OverNormal
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from xarray import DataArray
 
+COLUMNS = ("row", "client", "column", "mean", "sd", "low", "high")  # of a table
 IN_CACHE = 400_000  # points x draws x rows whose densities are held at once
 
 
@@ -164,7 +165,7 @@ def completed(found: Drawn, data: ClientData, place: int, client: int) -> Rows:
     rows = rows_of_client(formula, data, place)
     lost = {}
     for name in formula.declared.imputed:
-        has = data.fields[f"has_{NO_NAME.sub('_', name)}"]
+        has = has_covariate(data, name)
         gone = has[int(data.offsets[place]) : int(data.offsets[place + 1])] == 0.0
         if bool(gone.any()):
             step = step_of_client(formula, data, place, name)

@@ -208,6 +208,11 @@ def step_of_client(formula: Formula, data: ClientData, client: int, name: str) -
     return _of_layout(formula.layout, data, client, by=f"_by_{NO_NAME.sub('_', name)}")
 
 
+def has_covariate(data: ClientData, name: str) -> Tensor:
+    """Return 1 for each row of some data that has a covariate of mi(), else 0, (n,)."""
+    return data.fields[f"has_{NO_NAME.sub('_', name)}"]
+
+
 def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") -> Rows:
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     count = place.stop - place.start

@@ -20,8 +20,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.predictor import distribution, predictor
-from hierfl.effects.predictor_rows import in_turn, rows_of_client
-from hierfl.formulas.layout import NO_NAME
+from hierfl.effects.predictor_rows import has_covariate, in_turn, rows_of_client
 from hierfl.models.families.survival import hazards
 from hierfl.posterior.snapshot import Snapshot
 
@@ -150,7 +149,7 @@ def _check(found: Drawn) -> None:
     if not found.layout.common.columns:
         raise ValueError("the formula has no common columns, whose effects could be checked")
     for name in found.formula.declared.imputed:
-        if not bool(found.data.fields[f"has_{NO_NAME.sub('_', name)}"].all()):
+        if not bool(has_covariate(found.data, name).all()):
             raise ValueError(
                 f"rows lack '{name}', which mi() imputes from their times: check a fit of the rows "
                 "that have it"

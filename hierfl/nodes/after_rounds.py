@@ -62,7 +62,8 @@ def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes
     Raises:
         ValueError: the model is no formula with `mi()`.
     """
-    if "mi(" not in getattr(fit.method.model, "text", ""):
+    declared = getattr(fit.method.model, "declared", None)
+    if declared is None or not declared.imputed:
         raise ValueError("the model is no formula with mi(x), so that nothing is imputed")
     return ask_nodes(fit, "imputed", lambda found: None, draws=draws, seed=seed)
 

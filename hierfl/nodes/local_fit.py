@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
-from hierfl.effects.imputed import NothingMissing
+from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
@@ -101,7 +101,7 @@ def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
     try:
         return fit.imputed(draws=question.draws, seed=question.seed).frame
     except NothingMissing:
-        return pd.DataFrame(columns=["row", "client", "column", "mean", "sd", "low", "high"])
+        return pd.DataFrame(columns=COLUMNS)
 
 
 def _of_sites(node: Node, fit: Fit, question: Question) -> Tree:
