@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pyro.nn import PyroModule
 from torch import Tensor
 
 from hierfl import methods, models
@@ -173,7 +174,8 @@ def _no_method(method: Any) -> str | None:
     result = sys.modules.get("hierfl.runs.result")
     if result is not None and isinstance(method, result.Fit):
         return "model is a Fit: hand over the method that it was fitted by, fit.method"
-    if isinstance(method, torch.nn.Module) and not hasattr(method, "__name__"):
+    network = isinstance(method, torch.nn.Module) and not isinstance(method, PyroModule)
+    if network and not hasattr(method, "__name__"):
         return f"model is the network '{kind}': wrap it, hierfl.methods.fedavg(hierfl.models.network(net))"
     if callable(method) and not isinstance(method, type):
         return None

@@ -12,7 +12,7 @@ Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from typing import NamedTuple
@@ -33,7 +33,6 @@ from hierfl.program.sites import Values
 from hierfl.program.traces import Site, per_client, scored
 from hierfl.summaries.effects import Effects, seen_effects
 
-TRIES = 4  # random points
 AWAY = 0.5  # how far they lie from the starting values, in unconstrained numbers
 # likewise where curvature is looked for: of a column in units of 100 all other points lie far out
 NEARER = (AWAY, 0.05, 0.005)
@@ -41,7 +40,6 @@ ALONG_ROW, ALONE = 13, 9  # Gauss-Hermite nodes of a predictor, and of an s of o
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 TESTS = 2  # test points of each size
-DRAWN = 16  # times that labels are drawn, of a likelihood that may not always read the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,53 +113,35 @@ class Reading:
 
 @once_a_program
 def read_likelihood(program: Program) -> Reading:
-    """Find by trial which global sites a likelihood reads; refuse unknown non-centered forms."""
+    """Find which global sites a likelihood reads; refuse unknown non-centered forms.
+
+    A site is read if the likelihood is computed from it, whatever its derivative at these rows is:
+    other rows may pick other entries, or take the other branch.
+    """
     block = program.latents.global_block
     everything = Reading(program, torch.arange(block.size), block.start)
-    with untouched_store(), unchecked(), double_precision():
-        g = torch.Generator().manual_seed(0)
-        batch = moved_rows(program, g)
-        felt = torch.zeros(block.size)
-        for _ in range(TRIES):
-            v = start_of(everything).double()
-            v = v + AWAY * torch.randn(len(v), generator=g)
-            with torch.enable_grad():
-                v.requires_grad_()
-                (slope,) = torch.autograd.grad(everything.log_likelihood(v, batch), v)
-            felt = felt + slope[everything.own_size :].nan_to_num(nan=1.0).abs()
-        if not all_linked(everything.terms(v.detach(), batch)):
-            felt = felt + _felt_at_others(everything, batch, g)
+    with untouched_store(), unchecked(), double_precision(), torch.enable_grad():
+        batch = moved_rows(program, torch.Generator().manual_seed(0))
+        values = everything.values(start_of(everything).double().requires_grad_())
+        terms = terms_at(program, values, batch).values()
+        total = sum(scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms)
+        sites = [values[site.name] for site in block.sites]
+        slopes = (
+            torch.autograd.grad(total, sites, allow_unused=True)
+            if sites and total.requires_grad
+            else [None] * len(sites)
+        )
     pieces = torch.arange(block.size).split([site.size for site in block.sites])
-    read = [j for piece in pieces if bool((felt[piece] > 0.0).any()) for j in piece.tolist()]
+    read = [
+        j
+        for at, slope in zip(pieces, slopes, strict=True)
+        if slope is not None
+        for j in at.tolist()
+    ]
     effects = seen_effects(program, read)
     absorbed = set() if effects is None else set(effects.inside.tolist())
-    left = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)
-    return Reading(program, left, block.start, effects)
-
-
-def _felt_at_others(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Tensor:
-    """Return how labels that the program draws depend on global sites, (K,): a zero at a hurdle hides some."""
-    felt = torch.zeros(len(reading.origin))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for _ in range(DRAWN):
-            v = start_of(reading).double()
-            v = v + AWAY * torch.randn(len(v), generator=g)
-            try:
-                terms = reading.terms(v, batch)
-                labels = {
-                    reading.program.labels[name]: terms[name]["fn"].sample().to(site["value"].dtype)
-                    for name, site in terms.items()
-                    if name in reading.program.labels
-                }
-                other = replace(batch, fields={**batch.fields, **labels})
-                with torch.enable_grad():
-                    v.requires_grad_()
-                    (slope,) = torch.autograd.grad(reading.log_likelihood(v, other), v)
-            except FAILS:  # of a distribution that nobody can draw from
-                return felt
-            felt = felt + slope[reading.own_size :].nan_to_num(nan=0.0).abs()
-    return felt
+    shared = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)
+    return Reading(program, shared, block.start, effects)
 
 
 def is_curved(reading: Reading) -> bool:

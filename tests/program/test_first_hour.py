@@ -16,6 +16,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule, PyroSample
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides, methods, models, optimizers
@@ -459,3 +460,34 @@ def test_an_update_that_is_not_finite_speaks_of_what_the_method_has(rates: bool)
         list(run_rounds(federation_, begin(federation_), 3))
     assert ("learning rate (optimizer)" in str(caught.value)) == rates
     assert bool(re.search(r"standardize", str(caught.value))) == (not rates)
+
+
+class Regression(PyroModule):
+    """A model as Pyro's tutorials write it, with priors on a layer's parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = PyroSample(dist.Normal(0.0, 1.0))
+        self.layer = PyroModule[torch.nn.Linear](2, 1)
+        self.layer.weight = PyroSample(dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
+
+    def forward(self, batch: ClientBatch) -> None:
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        linear = self.slope * batch.x + self.layer(batch.z)[..., 0]
+        with batch.clients():
+            own = pyro.sample("a", dist.Normal(0.0, tau))
+            with batch.data():
+                pyro.sample("y", dist.Normal(own + linear, 0.7), obs=batch.y)
+
+
+def test_a_pyro_module_is_a_model() -> None:
+    x, z, y = torch.randn(60), torch.randn(60, 2), torch.randn(60)
+    data = ClientData.from_arrays(torch.arange(60) // 10, x=x, z=z, y=y)
+    module = Regression()
+    as_module, as_function = (
+        hierfl.fit(model, data, seed=0).posterior(draws=100, seed=0).posterior
+        for model in (module, lambda batch: module(batch))
+    )
+    assert "layer.weight" in as_module
+    for site in as_module.data_vars:
+        np.testing.assert_array_equal(as_module[site], as_function[site])

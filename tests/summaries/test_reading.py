@@ -9,8 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+import hierfl
+from hierfl import ClientData, guides
 from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.read import read
 from hierfl.summaries.reading import Reading, read_likelihood, seen_line
 from tests.summaries import programs
 from tests.summaries.programs import packed_rows, people, program_of, rows_of_client
@@ -106,3 +109,54 @@ def test_numbers_outside_the_predictor_are_kept_apart() -> None:
     assert line.rest.tolist() == [1, 2]
     assert seen_line(read_likelihood(program_of(programs.gumbel))).inside.tolist() == []
     assert seen_line(read_likelihood(program_of(programs.counts))).inside.tolist() == [*range(5)]
+
+
+def by_week(looped: bool) -> Any:
+    """Return a model of 20 weekly effects, of which a row picks one by its code, as sites or a vector."""
+
+    def model(batch: ClientBatch) -> None:
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        if looped:
+            weekly = [pyro.sample(f"b_{week}", dist.Normal(0.0, 1.0)) for week in range(20)]
+            effects = torch.stack(weekly, -1)
+        else:
+            effects = pyro.sample("b", dist.Normal(torch.zeros(20), 1.0).to_event(1))
+        with batch.clients():
+            own = pyro.sample("a", dist.Normal(0.0, tau))
+            with batch.data():
+                rate = torch.exp(own + effects[batch.week])
+                pyro.sample("y", dist.Poisson(rate), obs=batch.y)
+
+    return model
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_sites_that_only_later_rows_pick_are_read(backwards: bool) -> None:
+    """The program is read on five rows of a client; the other weeks are read as well."""
+    g = torch.Generator().manual_seed(0)
+    week = (torch.arange(20).flip(0) if backwards else torch.arange(20)).repeat(6)
+    y = torch.poisson(torch.exp(0.5 * torch.randn(120, generator=g)), generator=g)
+    data = ClientData.from_arrays(torch.arange(6).repeat_interleave(20), week=week, y=y)
+    fits = [hierfl.fit(by_week(looped), data, seed=0) for looped in (True, False)]
+    scalars, vector = (fit.posterior(draws=1000, seed=0).posterior for fit in fits)
+    means = torch.tensor([float(scalars[f"b_{w}"].mean()) for w in range(20)])
+    sds = torch.from_numpy(vector["b"].std(("chain", "draw")).values)
+    apart = (means - torch.from_numpy(vector["b"].mean(("chain", "draw")).values)).abs() / sds
+    assert apart.max() < 0.15
+
+
+def test_a_likelihood_reads_the_site_of_a_branch_that_no_row_of_the_prototype_takes() -> None:
+    def model(batch: ClientBatch) -> None:
+        zero = pyro.sample("zero", dist.Normal(0.0, 1.0))
+        size = pyro.sample("size", dist.Normal(0.0, 1.0))
+        unread = pyro.sample("unread", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            own = pyro.sample("a", dist.Normal(unread, 1.0))
+            with batch.data():
+                none = torch.nn.functional.logsigmoid(zero + own)
+                some = dist.Poisson(torch.exp(size + own)).log_prob(batch.y)
+                pyro.factor("y_term", torch.where(batch.y == 0.0, none, some))
+
+    data = ClientData.from_arrays([0] * 9 + [1] * 9, y=torch.arange(18.0) % 9 + 1.0)
+    reading = read_likelihood(read(model, guides.delta, data))
+    assert sorted(read_sites(reading)) == ["size", "zero"]
