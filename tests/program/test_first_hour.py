@@ -468,7 +468,7 @@ class Regression(PyroModule):
     def __init__(self) -> None:
         super().__init__()
         self.slope = PyroSample(dist.Normal(0.0, 1.0))
-        self.layer = PyroModule[torch.nn.Linear](2, 1)
+        self.layer = PyroModule[torch.nn.Linear](2, 1, bias=False)
         self.layer.weight = PyroSample(dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
 
     def forward(self, batch: ClientBatch) -> None:
