@@ -26,6 +26,7 @@ from hierfl.program.traces import (
     Site,
     in_clients,
     is_deterministic,
+    is_enumerable,
     is_factor,
     is_latent,
     with_one_changed,
@@ -49,16 +50,21 @@ if hasattr(constraints, "MixtureSameFamilyConstraint"):
     transform_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
 
 
+class Enumerable(ProgramError):
+    """A discrete latent site of finite support: the program is read once it is summed out."""
+
+
 def check_support(site: Site) -> None:
     """Refuse a latent site that no vector of real numbers can stand for."""
     name, fn = site["name"], site["fn"]
     kind = kind_of(fn)
     support = support_of(name, fn)
     if getattr(support, "is_discrete", False):
+        if is_enumerable(site):
+            raise Enumerable(f"site '{name}' is discrete")
         raise ProgramError(
-            f"site '{name}' is discrete ({kind}) and latent, which no guide of hierfl supports: "
-            "sum it out in the likelihood (dist.MixtureSameFamily, dist.DiscreteHMM: docs/recipes.md), "
-            "or observe it"
+            f"site '{name}' is discrete ({kind}) and latent, with no finite support to sum it out "
+            "over: give it one, such as a Binomial's, or observe it"
         )
     if kind == "Delta":
         raise ProgramError(

@@ -20,6 +20,7 @@ from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
+    Enumerable,
     Recorded,
     check_density,
     check_names,
@@ -177,7 +178,13 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     one, two = _prototype(data, ends[:1]), _prototype(data, ends)
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
-        pair, _ = _trace(model, two, "model", seed, _Start())
+        try:
+            pair, _ = _trace(model, two, "model", seed, _Start())
+        except Enumerable:
+            from hierfl.program.enumerated import summed_out  # few programs need it
+
+            model = summed_out(model, two)
+            pair, _ = _trace(model, two, "model", seed, _Start())
         single, reads = _trace(model, one, "model", seed, _Start())
         with untouched_store():
             labels = label_fields(model, pair, two)

@@ -57,6 +57,12 @@ def is_latent(site: Site) -> bool:
     )
 
 
+def is_enumerable(site: Site) -> bool:
+    """Return whether a latent site is discrete with finite support: a number or a vector."""
+    fn = site["fn"]
+    return is_latent(site) and getattr(fn, "has_enumerate_support", False) and fn.event_dim < 2
+
+
 def is_deterministic(site: Site) -> bool:
     """Return whether a site is a `pyro.deterministic`: a computed, named value."""
     return site["type"] == "sample" and bool(site["infer"].get("_deterministic"))

@@ -48,11 +48,15 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     (
         "is discrete",
         BOTH,
-        "Bernoulli BetaBinomial Binomial Categorical DirichletMultinomial ExtendedBetaBinomial "
-        "ExtendedBinomial GammaPoisson Geometric LogNormalNegativeBinomial Multinomial "
-        "NegativeBinomial "
-        "OneHotCategorical OneHotCategoricalStraightThrough OrderedLogistic Poisson SpanningTree "
-        "ZeroInflatedDistribution ZeroInflatedNegativeBinomial ZeroInflatedPoisson",
+        "DirichletMultinomial GammaPoisson Geometric LogNormalNegativeBinomial Multinomial "
+        "NegativeBinomial Poisson SpanningTree ZeroInflatedDistribution "
+        "ZeroInflatedNegativeBinomial ZeroInflatedPoisson",
+    ),
+    (
+        "is discrete",
+        ("global",),
+        "Bernoulli BetaBinomial Binomial Categorical ExtendedBetaBinomial ExtendedBinomial "
+        "OneHotCategorical OneHotCategoricalStraightThrough OrderedLogistic",
     ),
     (
         "no map from real numbers onto its support",

@@ -141,7 +141,7 @@ def test_missing_values_of_clients() -> None:
 def test_another_mistake_is_named_before_the_missing_values() -> None:
     def wrong(batch: ClientBatch) -> None:
         with batch.clients():
-            pyro.sample("k", dist.Bernoulli(0.5))
+            pyro.sample("k", dist.Poisson(0.5))
         plain(batch)
 
     with pytest.raises(ProgramError, match="'k' is discrete"):

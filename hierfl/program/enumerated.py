@@ -1,0 +1,238 @@
+"""Discrete latent sites, summed out of a program before anything else reads it.
+
+    p(y | z) = sum_k p(k | z) p(y | k, z),    z the continuous sites, k the discrete ones
+
+Sites with finite support are enumerated in dimensions left of all plates, as Pyro's `EnumMessenger`
+does it, also in `pyro.markov` loops. What comes out of `summed_out` has continuous sites alone:
+
+* The only site that depends on some labels, in the same plates as they, keeps its name and has the
+  mixture of its distributions. It can be scored, drawn and predicted.
+* Other components, such as a hidden Markov chain, or a kind of client that many rows depend on,
+  become one `pyro.factor`, by row or by client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import opt_einsum
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.trace_struct import Trace
+from torch import Tensor
+
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch
+from hierfl.program.elimination import Component, Tables, plates_of
+from hierfl.program.mixture import Mixture
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Model, Values
+from hierfl.program.traces import (
+    Center,
+    Site,
+    is_deterministic,
+    is_enumerable,
+    is_latent,
+    samples,
+)
+
+LARGEST = 1 << 20  # entries of a table that an elimination needs, for each client or row
+TINY = 1e-30  # rate of a Poisson that a label sets to 0
+# where a run of a program leaves its tables, in place of its sums
+_TABLES: ContextVar[list[Tables] | None] = ContextVar("tables", default=None)
+
+
+class _Enumerated(EnumMessenger):
+    """Enumerates discrete sites, and hides them and what depends on them from the handlers outside.
+
+    `sites` holds what is hidden. Without components, all sites are kept and none is hidden.
+    """
+
+    def __init__(self, nesting: int, components: Sequence[Component] | None) -> None:
+        super().__init__(first_available_dim=-1 - nesting)
+        self.nesting, self.sites = nesting, Trace()
+        self.discovers = components is None
+        whole = components or ()
+        self.mixtures = {c.terms[0]: c for c in whole if c.is_mixture}
+        self.factors = {name for c in whole if not c.is_mixture for name in c.terms}
+
+    def _pyro_sample(self, msg: Site) -> None:
+        name = msg["name"]
+        if is_enumerable(msg) and not msg["done"]:
+            msg["infer"] = {**msg["infer"], "enumerate": "parallel"}
+            msg["stop"] = True
+        super()._pyro_sample(msg)
+        if isinstance(msg["fn"], dist.Poisson):
+            # of a rate of 0 the slope is no number: a label takes its rate away
+            msg["fn"] = dist.Poisson(msg["fn"].rate.clamp(min=TINY))
+        if name in self.mixtures:
+            labels = [self.sites.nodes[label] for label in self.mixtures[name].labels]
+            weights = [site["fn"].log_prob(site["value"]) for site in labels]
+            total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
+            msg["fn"] = Mixture(msg["fn"], total, self.nesting)
+        elif name in self.factors:
+            msg["stop"] = not is_latent(msg)
+        elif is_deterministic(msg) and self._is_enumerated(msg["value"]):
+            msg["stop"] = True
+
+    def _is_enumerated(self, value: Tensor) -> bool:
+        return value.dim() > self.nesting and any(n > 1 for n in value.shape[: -self.nesting])
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        fn, value = msg["fn"], msg["value"]
+        if not isinstance(fn, TorchDistributionMixin) or not isinstance(value, Tensor):
+            return
+        if self.discovers and is_latent(msg) and not msg["stop"]:  # continuous: any value does
+            beyond = value.dim() - fn.event_dim - self.nesting
+            value = msg["value"] = value[(0,) * max(0, beyond)]
+        # Pyro's reads value.data, which vmap forbids
+        shape = value.shape[: value.dim() - fn.event_dim]
+        ids = msg["infer"].setdefault("_dim_to_id", {})
+        ids.update(self._param_dims.get(msg["name"], {}))
+        self._value_dims[msg["name"]] = {
+            dim: number for dim, number in ids.items() if len(shape) >= -dim and shape[dim] > 1
+        }
+        if self.discovers or msg["stop"] or msg["name"] in self.factors:
+            # the factor has the scale of its plates, and a factor by client takes whole batches
+            self.sites.add_node(msg["name"], **{**msg, "scale": 1.0})
+
+
+def summed_out(model: Model, batch: ClientBatch) -> Model:
+    """Return a program without discrete latent sites, of one whose discrete sites have finite support.
+
+    Args:
+        model: the program.
+        batch: a few rows of two clients.
+
+    Raises:
+        ProgramError: a discrete site is global, or decides about a continuous site and more; or an
+            elimination needs too large a table.
+    """
+    nesting = _nesting(model, batch)
+    components = _components(model, batch, nesting)
+
+    @wraps(model, updated=())
+    def marginal(batch: ClientBatch) -> Any:
+        tables = _TABLES.get()
+        whole = components if tables is None else [replace(c, is_mixture=False) for c in components]
+        with _Enumerated(nesting, whole) as enumerated:
+            value = model(batch)
+        for component in whole:
+            if component.is_mixture:
+                continue
+            own = Tables.of(component, enumerated.sites, batch)
+            if tables is None:
+                _add_factor(component, own.log_sum(), batch)
+            else:
+                tables.append(own)
+        return value
+
+    return marginal
+
+
+def tables_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> list[Tables]:
+    """Return the log densities of a program's discrete sites, given its continuous ones."""
+    tables: list[Tables] = []
+    token = _TABLES.set(tables)
+    try:
+        program.conditioned(values, params, batch)
+    finally:
+        _TABLES.reset(token)
+    return tables
+
+
+def _add_factor(component: Component, total: Tensor, batch: ClientBatch) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(batch.clients())
+        if DATA in component.plates:
+            stack.enter_context(batch.data())
+        pyro.factor(component.name, total)
+
+
+def _nesting(model: Model, batch: ClientBatch) -> int:
+    """Return how many batch dimensions the plates of a program take."""
+    with Center(), _First(), pyro.validation_enabled(False):
+        trace: Any = pyro.poutine.trace(model).get_trace(batch)
+    stacks = (site["cond_indep_stack"] for _, site in samples(trace))
+    return max([2, *(-frame.dim for stack in stacks for frame in stack if frame.vectorized)])
+
+
+class _First(pyro.poutine.messenger.Messenger):  # type: ignore[misc]
+    """Sets discrete latent sites to the first value of their support."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if is_enumerable(msg) and not msg["done"]:
+            msg["value"], msg["done"] = msg["fn"].enumerate_support(expand=True)[0], True
+
+
+def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Component, ...]:
+    """Return which discrete sites are summed out together, from one run of the program."""
+    with Center(), pyro.validation_enabled(False), _Enumerated(nesting, None) as enumerated:
+        model(batch)
+    trace = enumerated.sites
+    trace.compute_log_prob()
+    trace.pack_tensors()
+    plates = set(trace.plate_to_symbol.values())
+    tables = {n: set(site["packed"]["log_prob"]._pyro_dims) - plates for n, site in samples(trace)}
+    groups: list[tuple[set[str], list[str]]] = []
+    for name, dims in tables.items():
+        if not dims or is_deterministic(trace.nodes[name]):
+            continue
+        touching = [group for group in groups if group[0] & dims]
+        groups = [group for group in groups if not group[0] & dims]
+        whole = set(dims).union(*(group[0] for group in touching))
+        groups.append((whole, [*(n for group in touching for n in group[1]), name]))
+    labels = {name for name in tables if is_enumerable(trace.nodes[name])}
+    # labels that nothing depends on sum to 1
+    return tuple(_component(trace, names) for _, names in groups if not labels.issuperset(names))
+
+
+def _component(trace: Trace, names: Sequence[str]) -> Component:
+    order = [name for name in trace.nodes if name in names]
+    labels = tuple(name for name in order if is_enumerable(trace.nodes[name]))
+    terms = tuple(name for name in order if name not in labels)
+    stacks = {name: plates_of(trace.nodes[name]) for name in order}
+    if any(CLIENTS not in stacks[name] for name in order):
+        outside = next(name for name in order if CLIENTS not in stacks[name])
+        raise ProgramError(
+            f"site '{outside}' is discrete, or depends on a discrete site, outside of "
+            "batch.clients(): a discrete site of all clients is not summed out; fit the model once "
+            "for each of its values, and compare them by fit.evidence or hierfl.compare_models"
+        )
+    markov = any("_markov_depth" in trace.nodes[name]["infer"] for name in labels)
+    alike = len({*stacks.values()}) == 1
+    is_mixture = len(terms) == 1 and alike and not markov
+    latent = [name for name in terms if is_latent(trace.nodes[name])]
+    if latent and not is_mixture:
+        raise ProgramError(
+            f"site '{latent[0]}' is continuous, and depends on discrete site '{labels[0]}', which "
+            "other sites depend on as well: give it a distribution that does not"
+        )
+    _check_size(trace, labels, order)
+    common = frozenset.intersection(*stacks.values())
+    return Component(labels, terms, common, is_mixture)
+
+
+def _check_size(trace: Trace, labels: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse an elimination that needs too large a table."""
+    plates = set(trace.plate_to_symbol.values())
+    tables = [trace.nodes[name]["packed"]["log_prob"] for name in names]
+    shapes = [
+        [n for d, n in zip(t._pyro_dims, t.shape, strict=True) if d not in plates] for t in tables
+    ]
+    inputs = ["".join(d for d in t._pyro_dims if d not in plates) for t in tables]
+    _, path = opt_einsum.contract_path(",".join(inputs) + "->", *shapes, shapes=True)
+    size = int(path.largest_intermediate)
+    if size > LARGEST:
+        raise ProgramError(
+            f"summing out '{labels[0]}' and {len(labels) - 1} other discrete sites needs a table of "
+            f"{size:,} entries for each client or row, and {LARGEST:,} is the most: let each depend "
+            "on fewer others, or mark a loop over time by pyro.markov"
+        )

@@ -1,0 +1,81 @@
+"""The mixture of a distribution over the values of discrete sites, which are its leading batch dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+
+
+class Mixture(TorchDistribution):
+    """The mixture of a distribution's leading batch dimensions, (*K, *plates), by log weights.
+
+    Args:
+        fn: the components.
+        log_weights: normalized over the leading dimensions, of a shape that broadcasts to theirs.
+        plates: the number of batch dimensions that stay.
+    """
+
+    arg_constraints: Mapping[str, Any] = {}
+
+    def __init__(self, fn: Any, log_weights: Tensor, plates: int) -> None:
+        shape = torch.broadcast_shapes(fn.batch_shape, log_weights.shape)
+        self.fn, self.log_weights = fn, log_weights
+        self.over = tuple(range(len(shape) - plates))
+        super().__init__(shape[len(self.over) :], fn.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """That of the components."""
+        return self.fn.support
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Always False: the component is drawn."""
+        return False
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
+        """Return the mixture for more plates."""
+        shape = torch.Size(batch_shape)
+        fn = self.fn.expand(torch.broadcast_shapes(self.fn.batch_shape, shape))
+        return Mixture(fn, self.log_weights, len(shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of the mixture, of the batch shape."""
+        joint = self.log_weights + self.fn.log_prob(value)
+        return joint.logsumexp(tuple(range(joint.dim() - len(self.batch_shape))))
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw a component of each entry, and its value."""
+        shape = torch.Size(sample_shape)
+        weights = self.log_weights.exp().expand(*self._sizes, *self.batch_shape)
+        flat = weights.flatten(0, len(self.over) - 1).movedim(0, -1)
+        label = torch.distributions.Categorical(flat).sample(shape)
+        values = self.fn.expand((*self._sizes, *self.batch_shape)).sample(shape)
+        values = values.flatten(len(shape), len(shape) + len(self.over) - 1)
+        index = label.unsqueeze(len(shape))[(..., *[None] * self.event_dim)]
+        index = index.expand(*shape, 1, *self.batch_shape, *self.event_shape)
+        return values.gather(len(shape), index).squeeze(len(shape))
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the components' means."""
+        return self._average(self.fn.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The mean of the components' variances, and the variance of their means."""
+        mean = self.fn.mean
+        return self._average(self.fn.variance) + self._average((mean - self.mean) ** 2)
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        shape = torch.broadcast_shapes(self.fn.batch_shape, self.log_weights.shape)
+        return tuple(shape[: len(self.over)])
+
+    def _average(self, value: Tensor) -> Tensor:
+        weights = self.log_weights.exp()[(..., *[None] * self.event_dim)]
+        return (weights * value).sum(self.over)

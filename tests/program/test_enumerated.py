@@ -1,0 +1,398 @@
+"""Discrete latent sites are summed out: the same densities as the sum by hand, in every method."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import config_enumerate
+from torch import Tensor
+
+import hierfl
+from hierfl import ClientBatch, ClientData, guides, methods
+from hierfl.data.batch import full_batch
+from hierfl.program.enumerated import LARGEST
+from hierfl.program.handlers import unchecked
+from hierfl.program.program import ProgramError
+from hierfl.program.read import read
+from hierfl.program.terms import log_joint
+
+TIMES = 4
+
+
+def data(seed: int = 0) -> ClientData:
+    """Return three clients of 5, 9 and 7 rows: a number, a count, a yes or no, a sequence, three ratings."""
+    g = torch.Generator().manual_seed(seed)
+    clients = torch.arange(3).repeat_interleave(torch.tensor([5, 9, 7]))
+    count = len(clients)
+    fields = {
+        "y": 1.5 * torch.randn(count, generator=g),
+        "n": torch.randint(0, 4, (count,), generator=g).float(),
+        "w": (torch.rand(count, generator=g) < 0.4).float(),
+        "h": (torch.rand(count, TIMES, generator=g) < 0.5).float(),
+        "ratings": torch.randint(0, 3, (count, 3), generator=g),
+    }
+    return ClientData.from_arrays(clients, **fields)
+
+
+def shared() -> tuple[Tensor, Tensor, Tensor]:
+    """Sample what all models here have: a location, a gain and a share."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    gain = pyro.sample("gain", dist.LogNormal(0.0, 0.5))
+    share = pyro.sample("share", dist.Beta(2.0, 3.0))
+    return mu, gain, share
+
+
+def bernoulli(share: Tensor) -> Tensor:
+    """Return the log probabilities of 0 and 1, (2, ...)."""
+    return torch.stack([torch.log1p(-share), share.log()])
+
+
+# ------------------------------------------------------------ a label of each row
+def row_label(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            label = pyro.sample("label", dist.Bernoulli(share))
+            pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
+
+
+def row_label_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            terms = [dist.Normal(own + gain * k, 0.7).log_prob(batch.y) for k in (0.0, 1.0)]
+            pyro.factor("y", (torch.stack(terms) + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
+# ------------------------------------------------------------ two labels, one given the other
+def nested_labels(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            first = pyro.sample("first", dist.Bernoulli(share))
+            weights = torch.stack([torch.ones_like(first), 1.0 + first, 3.0 * first + 0.5], -1)
+            second = pyro.sample("second", dist.Categorical(weights))
+            pyro.sample("y", dist.Normal(own + gain * second, 0.5 + first), obs=batch.y)
+            pyro.sample("w", dist.Bernoulli(0.2 + 0.5 * first), obs=batch.w)
+
+
+def nested_labels_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            terms = []
+            for first, second in itertools.product((0.0, 1.0), range(3)):
+                weights = torch.tensor([1.0, 1.0 + first, 3.0 * first + 0.5])
+                term = bernoulli(share)[int(first)] + (weights / weights.sum())[second].log()
+                term = term + dist.Normal(own + gain * second, 0.5 + first).log_prob(batch.y)
+                terms.append(term + dist.Bernoulli(0.2 + 0.5 * first).log_prob(batch.w))
+            pyro.factor("rows", torch.stack(terms).logsumexp(0))
+
+
+# ------------------------------------------------------------ a hidden Markov chain of each row
+def chain(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            state = torch.zeros(())
+            for t in pyro.markov(range(TIMES)):
+                up = torch.where(state > 0.0, share, 0.3)
+                state = pyro.sample(f"state_{t}", dist.Bernoulli(up))
+                logits = own + gain * state
+                pyro.sample(f"h_{t}", dist.Bernoulli(logits=logits), obs=batch.h[..., t])
+
+
+def chain_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            terms = []
+            for path in itertools.product((0, 1), repeat=TIMES):
+                term, before = torch.zeros(()), 0
+                for t, state in enumerate(path):
+                    up = share if before else torch.tensor(0.3)
+                    term = term + bernoulli(up)[state]
+                    seen = dist.Bernoulli(logits=own + gain * state)
+                    term, before = term + seen.log_prob(batch.h[..., t]), state
+                terms.append(term)
+            pyro.factor("rows", torch.stack(terms).logsumexp(0))
+
+
+# ------------------------------------------------------------ animals caught and caught again
+def captures(batch: ClientBatch) -> None:
+    mu, _, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            alive = torch.ones(())
+            for t in pyro.markov(range(1, TIMES)):
+                alive = pyro.sample(f"alive_{t}", dist.Bernoulli(alive * share))
+                caught = dist.Bernoulli(alive * own.sigmoid())
+                pyro.sample(f"h_{t}", caught, obs=batch.h[..., t])
+
+
+def captures_by_hand(batch: ClientBatch) -> None:
+    """The probability that an animal is never seen after its last capture, backwards in time."""
+    mu, _, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        caught, never = own.sigmoid(), [torch.ones(())]
+        for _ in range(1, TIMES):
+            never.append(1.0 - share + share * (1.0 - caught) * never[-1])
+        with batch.data():
+            times = torch.arange(1, TIMES) * (batch.h[..., 1:] > 0.0)
+            last = times.amax(-1)
+            term = last * share.log()
+            for t in range(1, TIMES):
+                seen = dist.Bernoulli(caught).log_prob(batch.h[..., t])
+                term = term + torch.where(last >= t, seen, 0.0)
+                term = term + torch.where(last == t, never[TIMES - 1 - t].log(), 0.0)
+            pyro.factor("rows", term + torch.where(last == 0, never[-1].log(), 0.0))
+
+
+# ------------------------------------------------------------ annotators of each item
+def annotators(batch: ClientBatch) -> None:
+    mu, _, _ = shared()
+    prior = torch.ones(3, 3, 3) + 3.0 * torch.eye(3)
+    confusion = pyro.sample("confusion", dist.Dirichlet(prior).to_event(2))
+    with batch.clients():
+        tilt = pyro.sample("a", dist.Normal(mu, 1.0))
+        logits = torch.stack([torch.zeros_like(tilt), tilt, -tilt], -1)
+        with batch.data():
+            truth = pyro.sample("truth", dist.Categorical(logits=logits))
+            for j in range(3):
+                seen = dist.Categorical(confusion[j][truth.long()])
+                pyro.sample(f"rating_{j}", seen, obs=batch.ratings[..., j])
+
+
+def annotators_by_hand(batch: ClientBatch) -> None:
+    mu, _, _ = shared()
+    prior = torch.ones(3, 3, 3) + 3.0 * torch.eye(3)
+    confusion = pyro.sample("confusion", dist.Dirichlet(prior).to_event(2))
+    with batch.clients():
+        tilt = pyro.sample("a", dist.Normal(mu, 1.0))
+        logits = torch.stack([torch.zeros_like(tilt), tilt, -tilt], -1).log_softmax(-1)
+        with batch.data():
+            terms = [
+                logits[..., k] + sum(confusion[j, k][batch.ratings[..., j]].log() for j in range(3))
+                for k in range(3)
+            ]
+            pyro.factor("rows", torch.stack(terms).logsumexp(0))
+
+
+# ------------------------------------------------------------ zero inflation
+def zeros(batch: ClientBatch) -> None:
+    mu, _, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            never = pyro.sample("never", dist.Bernoulli(share))
+            pyro.sample("n", dist.Poisson(own.exp() * (1.0 - never)), obs=batch.n)
+
+
+def zeros_by_hand(batch: ClientBatch) -> None:
+    mu, _, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            some = dist.ZeroInflatedPoisson(own.exp(), gate=share)
+            pyro.sample("n", some, obs=batch.n)
+
+
+# ------------------------------------------------------------ kinds of clients
+def kinds(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(share))
+        own = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + mu + gain * kind, 0.7), obs=batch.y)
+
+
+def kinds_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(0.0, 1.0))
+        sums = [
+            batch.sum(dist.Normal(own + mu + gain * k, 0.7).log_prob(batch.y)) for k in (0.0, 1.0)
+        ]
+        pyro.factor("rows", (torch.stack(sums) + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
+# ------------------------------------------------------------ kinds of clients, with their own priors
+def kinds_of_priors(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(share))
+        own = pyro.sample("a", dist.Normal(mu + gain * kind, 0.5 + kind))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, 0.7), obs=batch.y)
+
+
+def kinds_of_priors_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        weights = torch.stack([1.0 - share, share]).expand(batch.num_clients, 1, 2)
+        locs = torch.stack([mu, mu + gain]).expand(weights.shape)
+        components = dist.Normal(locs, torch.tensor([0.5, 1.5]))
+        own = pyro.sample("a", dist.MixtureSameFamily(dist.Categorical(weights), components))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, 0.7), obs=batch.y)
+
+
+# ------------------------------------------------------------ a kind of client and labels of its rows
+def kinds_and_labels(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(share))
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            label = pyro.sample("label", dist.Bernoulli(0.2 + 0.6 * kind))
+            pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
+
+
+def kinds_and_labels_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        sums = []
+        for chance in (torch.tensor(0.2), torch.tensor(0.8)):
+            terms = [dist.Normal(own + gain * k, 0.7).log_prob(batch.y) for k in (0.0, 1.0)]
+            mixed = (torch.stack(terms) + bernoulli(chance)[:, None, None]).logsumexp(0)
+            sums.append(batch.sum(mixed))
+        pyro.factor("rows", (torch.stack(sums) + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
+Program = Callable[[ClientBatch], None]
+PAIRS: dict[str, tuple[Program, Program]] = {
+    "row label": (row_label, row_label_by_hand),
+    "nested labels": (nested_labels, nested_labels_by_hand),
+    "chain": (chain, chain_by_hand),
+    "captures": (captures, captures_by_hand),
+    "annotators": (annotators, annotators_by_hand),
+    "zeros": (zeros, zeros_by_hand),
+    "kinds": (kinds, kinds_by_hand),
+    "kinds of priors": (kinds_of_priors, kinds_of_priors_by_hand),
+    "kinds and labels": (kinds_and_labels, kinds_and_labels_by_hand),
+}
+VALUES = {"mu": 0.3, "gain": 1.4, "share": 0.35}
+
+
+def density(model: Program, rows: ClientData) -> Callable[[Tensor], Tensor]:
+    """Return the log joint density of rows and local sites, (C,), at gain and each client's own site."""
+    program, batch = read(model, guides.delta, rows), full_batch(rows, torch.arange(3))
+    g = torch.Generator().manual_seed(1)
+    own = torch.randn(3, 1, generator=g)
+    confusion = torch.rand(3, 3, 3, generator=g) + torch.eye(3)
+
+    def log_density(point: Tensor) -> Tensor:
+        values: dict[str, Tensor] = {name: torch.tensor(v) for name, v in VALUES.items()}
+        values |= {"gain": point[0].exp(), "share": point[1].sigmoid(), "a": own + point[2]}
+        values["confusion"] = confusion / confusion.sum(-1, keepdim=True)
+        with unchecked():
+            return log_joint(program.model, values, batch, {})[0]
+
+    return log_density
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func's own
+@pytest.mark.parametrize("name", PAIRS)
+def test_log_densities_and_derivatives_are_those_of_the_sum_by_hand(name: str) -> None:
+    point = torch.tensor([0.3, -0.4, 0.1], dtype=torch.float64)
+    enumerated, by_hand = (density(model, data()) for model in PAIRS[name])
+    torch.testing.assert_close(enumerated(point), by_hand(point), rtol=0.0, atol=1e-10)
+    for derivative in (torch.func.jacrev, torch.func.hessian):
+        here, there = (derivative(of)(point) for of in (enumerated, by_hand))
+        torch.testing.assert_close(here, there, rtol=1e-8, atol=1e-8)
+    points = point + 0.1 * torch.arange(6.0, dtype=torch.float64).view(2, 3)
+    mapped = torch.vmap(enumerated)(points)
+    torch.testing.assert_close(
+        mapped, torch.stack([by_hand(p) for p in points]), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "method", "rounds"),
+    [
+        ("kinds", methods.two_stage, None),
+        ("row label", partial(methods.fedsvi, guide=guides.structured), 3),
+        ("chain", methods.fedlaplace, 6),
+    ],
+)
+def test_methods_take_them_as_the_sum_by_hand(name: str, method: Any, rounds: int | None) -> None:
+    fits = [hierfl.fit(method(model), data(), rounds=rounds, seed=0) for model in PAIRS[name]]
+    first, second = (fit.posterior(draws=100, seed=0).posterior for fit in fits)
+    for site in ("mu", "gain", "share", "a"):
+        here, there = (torch.from_numpy(p[site].values) for p in (first, second))
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
+
+
+def test_marked_sites_and_unmarked_ones_are_the_same() -> None:
+    point = torch.tensor([0.3, -0.4, 0.1], dtype=torch.float64)
+    marked = density(config_enumerate(chain, default="parallel"), data())
+    assert torch.equal(marked(point), density(chain, data())(point))
+
+
+def test_predictions_average_over_labels() -> None:
+    fit = hierfl.fit(row_label, data(), seed=0)
+    by_hand = hierfl.fit(mixture_by_torch, data(), seed=0)
+    torch.testing.assert_close(fit.predict(data()).mean, by_hand.predict(data()).mean)
+
+
+def mixture_by_torch(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            locs = torch.stack(torch.broadcast_tensors(own, own + gain), -1)
+            weights = torch.stack([1.0 - share, share]).expand(locs.shape)
+            mixture = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(locs, 0.7))
+            pyro.sample("y", mixture, obs=batch.y)
+
+
+# ------------------------------------------------------------ what is refused
+def counts(batch: ClientBatch) -> None:
+    with batch.clients(), batch.data():
+        latent = pyro.sample("latent", dist.Poisson(2.0))
+        pyro.sample("y", dist.Normal(latent, 1.0), obs=batch.y)
+
+
+def of_all_clients(batch: ClientBatch) -> None:
+    which = pyro.sample("which", dist.Bernoulli(0.5))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(which, 1.0), obs=batch.y)
+
+
+def all_pairs(batch: ClientBatch) -> None:
+    with batch.clients(), batch.data():
+        states = [pyro.sample(f"s_{t}", dist.Bernoulli(torch.tensor(0.4))) for t in range(24)]
+        pyro.sample(
+            "y", dist.Normal(torch.stack(torch.broadcast_tensors(*states)).sum(0), 1.0), obs=batch.y
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (counts, "site 'latent' is discrete .* no finite support"),
+        (of_all_clients, "'which' is discrete.*outside of batch.clients"),
+        (all_pairs, f"needs a table of .* {LARGEST:,} is the most"),
+    ],
+)
+def test_what_cannot_be_summed_out_is_refused_by_name(model: Program, message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        read(model, guides.delta, data())
