@@ -55,13 +55,13 @@ def plates_of(site: Site) -> Plates:
     return frozenset(frame.name for frame in site["cond_indep_stack"] if frame.vectorized)
 
 
-class _Ring(LogRing):  # type: ignore[misc]
+class _Ring(LogRing):
     """Log space, by a backend that `torch.func` can carry; products leave padded rows out."""
 
     _backend = "hierfl.program.log_einsum"
 
     def __init__(self, rows: Tensor, symbols: Mapping[str, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.data = symbols.get(DATA)
         dims = {-1: self.data, -2: symbols.get(CLIENTS)}
         self.rows = None if self.data is None else packed.pack(rows.clone(), dims)
@@ -69,7 +69,7 @@ class _Ring(LogRing):  # type: ignore[misc]
     def product(self, term: Any, ordinal: Plates) -> Any:
         if self.data in ordinal:
             term = packed.scale_and_mask(term, mask=self.rows)
-        return super().product(term, ordinal)
+        return super().product(term, ordinal)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class Tables:
         trace, symbols = self.trace, self.trace.plate_to_symbol
         tree: OrderedDict[Plates, list[Tensor]] = OrderedDict()
         for name, site in trace.nodes.items():
-            table = site["packed"]["log_prob"]
+            table: Any = site["packed"]["log_prob"]
             dims = table._pyro_dims
             table = (table + shifts[name] if shifts and name in shifts else table) / heat
             table._pyro_dims = dims
@@ -143,7 +143,7 @@ class Tables:
 
     def by_value(self, name: str, table: Tensor) -> Tensor:
         """Return a label's table, of its own values and plates alone, as (*plates, C, B or 1, K)."""
-        dims = list(self.trace.nodes[name]["packed"]["log_prob"]._pyro_dims)
+        dims = list(self._dims(name))
         own = self._symbol(name)
         plates = set(self.trace.plate_to_symbol.values())
         others = [axis for axis, dim in enumerate(dims) if dim not in plates and dim != own]
@@ -160,7 +160,12 @@ class Tables:
         return table.reshape(*shape, table.shape[-1])
 
     def _symbol(self, name: str) -> str:
-        return str(self.trace.nodes[name]["infer"]["_enumerate_symbol"])
+        site: Any = self.trace.nodes[name]
+        return str(site["infer"]["_enumerate_symbol"])
+
+    def _dims(self, name: str) -> str:
+        site: Any = self.trace.nodes[name]
+        return str(site["packed"]["log_prob"]._pyro_dims)
 
     def _axis(self, name: str) -> int:
         return int(

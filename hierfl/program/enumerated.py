@@ -73,7 +73,7 @@ class _Enumerated(EnumMessenger):
             # of a rate of 0 the slope is no number: a label takes its rate away
             msg["fn"] = dist.Poisson(msg["fn"].rate.clamp(min=TINY))
         if name in self.mixtures:
-            labels = [self.sites.nodes[label] for label in self.mixtures[name].labels]
+            labels: Any = [self.sites.nodes[label] for label in self.mixtures[name].labels]
             weights = [site["fn"].log_prob(site["value"]) for site in labels]
             total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
             msg["fn"] = Mixture(msg["fn"], total, self.nesting)
@@ -164,7 +164,7 @@ def _nesting(model: Model, batch: ClientBatch) -> int:
     return max([2, *(-frame.dim for stack in stacks for frame in stack if frame.vectorized)])
 
 
-class _First(pyro.poutine.messenger.Messenger):  # type: ignore[misc]
+class _First(pyro.poutine.messenger.Messenger):
     """Sets discrete latent sites to the first value of their support."""
 
     def _pyro_sample(self, msg: Site) -> None:
@@ -194,7 +194,7 @@ def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Compone
     return tuple(_component(trace, names) for _, names in groups if not labels.issuperset(names))
 
 
-def _component(trace: Trace, names: Sequence[str]) -> Component:
+def _component(trace: Any, names: Sequence[str]) -> Component:
     order = [name for name in trace.nodes if name in names]
     labels = tuple(name for name in order if is_enumerable(trace.nodes[name]))
     terms = tuple(name for name in order if name not in labels)
@@ -220,7 +220,7 @@ def _component(trace: Trace, names: Sequence[str]) -> Component:
     return Component(labels, terms, common, is_mixture)
 
 
-def _check_size(trace: Trace, labels: Sequence[str], names: Sequence[str]) -> None:
+def _check_size(trace: Any, labels: Sequence[str], names: Sequence[str]) -> None:
     """Refuse an elimination that needs too large a table."""
     plates = set(trace.plate_to_symbol.values())
     tables = [trace.nodes[name]["packed"]["log_prob"] for name in names]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -19,7 +18,7 @@ class Mixture(TorchDistribution):
         plates: the number of batch dimensions that stay.
     """
 
-    arg_constraints: Mapping[str, Any] = {}
+    arg_constraints: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, fn: Any, log_weights: Tensor, plates: int) -> None:
         shape = torch.broadcast_shapes(fn.batch_shape, log_weights.shape)

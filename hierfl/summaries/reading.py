@@ -124,7 +124,8 @@ def read_likelihood(program: Program) -> Reading:
         batch = moved_rows(program, torch.Generator().manual_seed(0))
         values = everything.values(start_of(everything).double().requires_grad_())
         terms = terms_at(program, values, batch).values()
-        total = sum(scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms)
+        sums = [scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms]
+        total = torch.stack(sums).sum()
         sites = [values[site.name] for site in block.sites]
         slopes = (
             torch.autograd.grad(total, sites, allow_unused=True)

@@ -31,7 +31,7 @@ def data(seed: int = 0) -> ClientData:
     g = torch.Generator().manual_seed(seed)
     clients = torch.arange(3).repeat_interleave(torch.tensor([5, 9, 7]))
     count = len(clients)
-    fields = {
+    fields: dict[str, Any] = {
         "y": 1.5 * torch.randn(count, generator=g),
         "n": torch.randint(0, 4, (count,), generator=g).float(),
         "w": (torch.rand(count, generator=g) < 0.4).float(),
@@ -335,7 +335,8 @@ def test_log_densities_and_derivatives_are_those_of_the_sum_by_hand(name: str) -
 )
 def test_methods_take_them_as_the_sum_by_hand(name: str, method: Any, rounds: int | None) -> None:
     fits = [hierfl.fit(method(model), data(), rounds=rounds, seed=0) for model in PAIRS[name]]
-    first, second = (fit.posterior(draws=100, seed=0).posterior for fit in fits)
+    idata: list[Any] = [fit.posterior(draws=100, seed=0) for fit in fits]
+    first, second = (found.posterior for found in idata)
     for site in ("mu", "gain", "share", "a"):
         here, there = (torch.from_numpy(p[site].values) for p in (first, second))
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
