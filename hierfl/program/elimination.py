@@ -1,16 +1,12 @@
-"""Sums over the values of discrete sites by Pyro's message passing, and what they say of each site.
+"""Sums over the values of discrete sites, by Pyro's message passing.
 
-    log Z = log sum_k exp sum_i t_i(k),    t_i the log densities of labels and of what depends on them
-    p(k_i = v | all else) = d log Z / d t_i(v)
-
-A site's table of log densities with `v` fixed has -inf elsewhere, so that draws of all sites follow
-one after another. Divided by a temperature near 0, log Z is that of the most probable values alone.
+log sum_k exp sum_i t_i(k),    t_i the log densities of labels and of what depends on them
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +20,6 @@ from torch import Tensor
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.traces import Site
 
-COLD = 1e-4  # the temperature at which the most probable values alone count
-NEVER = -1e30  # log density of a value that a draw did not take
 Plates = frozenset[str]
 
 
@@ -72,105 +66,27 @@ class _Ring(LogRing):
         return super().product(term, ordinal)  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """The packed log densities of a component's sites, whose dimensions have a letter each.
-
-    trace: the sites, packed.
-    component: which of them are labels.
-    batch: the rows.
-    """
-
-    trace: Trace
-    component: Component
-    batch: ClientBatch
-
-    @staticmethod
-    def of(component: Component, sites: Trace, batch: ClientBatch) -> Tables:
-        """Return the tables of a component out of the sites of one run."""
-        trace = Trace()
-        for name in (*component.labels, *component.terms):
-            trace.add_node(name, **sites.nodes[name])
-        trace.compute_log_prob()
-        trace.pack_tensors()
-        return Tables(trace, component, batch)
-
-    def log_sum(self, shifts: Mapping[str, Tensor] | None = None, heat: float = 1.0) -> Tensor:
-        """Return log Z, (C, B) by row or (C, 1), with `shifts` added to the labels' tables."""
-        trace, symbols = self.trace, self.trace.plate_to_symbol
-        tree: OrderedDict[Plates, list[Tensor]] = OrderedDict()
-        for name, site in trace.nodes.items():
-            table: Any = site["packed"]["log_prob"]
-            dims = table._pyro_dims
-            table = (table + shifts[name] if shifts and name in shifts else table) / heat
-            table._pyro_dims = dims
-            tree.setdefault(frozenset(symbols[p] for p in plates_of(site)), []).append(table)
-        summed = set(trace.symbol_to_dim) - set(symbols.values())
-        # asking for the mask is how a program says that its density of several rows leaves padding out
-        ring = _Ring(self.batch.mask(), symbols)
-        total = torch.zeros(())
-        for own, tensors in contract_tensor_tree(tree, summed, ring=ring).items():
-            inner = own - {symbols[name] for name in (CLIENTS, DATA) if name in symbols}
-            for tensor in tensors:
-                total = total + _by_row(ring.product(tensor, inner), symbols)
-        by_row = DATA in self.component.plates
-        return total.expand(self.batch.num_clients, self.batch.num_rows if by_row else 1)
-
-    def probabilities(self, shifts: Mapping[str, Tensor], heat: float = 1.0) -> dict[str, Tensor]:
-        """Return the probabilities of each label's values given `shifts`, in the form of its table."""
-
-        def total(moved: Mapping[str, Tensor]) -> Tensor:
-            sums = self.log_sum(moved, heat)
-            if sums.shape[-1] > 1:  # padded rows say nothing
-                sums = torch.where(self.batch.mask(), sums, 0.0)
-            return heat * sums.sum()
-
-        slopes: dict[str, Tensor] = torch.func.grad(total)(dict(shifts))
-        return slopes
-
-    def shifts(self) -> dict[str, Tensor]:
-        """Return zeros in the form of the labels' tables."""
-        nodes = self.trace.nodes
-        return {n: torch.zeros_like(nodes[n]["packed"]["log_prob"]) for n in self.component.labels}
-
-    def drawn(self, name: str, chances: Tensor, uniforms: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return one value of a label drawn by its probabilities, as 0 and 1 in the form of its table."""
-        axis = self._axis(name)
-        up = chances.cumsum(axis)
-        point = uniforms(chances.select(axis, 0)).unsqueeze(axis) * up.narrow(axis, -1, 1)
-        at = (up <= point).sum(axis, keepdim=True).clamp(max=chances.shape[axis] - 1)
-        return torch.zeros_like(chances).scatter(axis, at, 1.0)
-
-    def by_value(self, name: str, table: Tensor) -> Tensor:
-        """Return a label's table, of its own values and plates alone, as (*plates, C, B or 1, K)."""
-        dims = list(self._dims(name))
-        own = self._symbol(name)
-        plates = set(self.trace.plate_to_symbol.values())
-        others = [axis for axis, dim in enumerate(dims) if dim not in plates and dim != own]
-        table = table.sum(others) if others else table
-        dims = [dim for axis, dim in enumerate(dims) if axis not in others]
-        order = sorted(
-            (dim for dim in dims if dim != own), key=self.trace.symbol_to_dim.__getitem__
-        )
-        table = table.permute([dims.index(dim) for dim in [*order, own]])
-        depth = max([2, *(-self.trace.symbol_to_dim[dim] for dim in order)])
-        shape = [1] * depth
-        for dim, size in zip(order, table.shape, strict=False):
-            shape[self.trace.symbol_to_dim[dim]] = size
-        return table.reshape(*shape, table.shape[-1])
-
-    def _symbol(self, name: str) -> str:
-        site: Any = self.trace.nodes[name]
-        return str(site["infer"]["_enumerate_symbol"])
-
-    def _dims(self, name: str) -> str:
-        site: Any = self.trace.nodes[name]
-        return str(site["packed"]["log_prob"]._pyro_dims)
-
-    def _axis(self, name: str) -> int:
-        return int(
-            self.trace.nodes[name]["packed"]["log_prob"]._pyro_dims.index(self._symbol(name))
-        )
+def log_sum(component: Component, sites: Trace, batch: ClientBatch) -> Tensor:
+    """Return the log of the sum over a component's labels, (C, B) by row or (C, 1) by client."""
+    trace = Trace()
+    for name in (*component.labels, *component.terms):
+        trace.add_node(name, **sites.nodes[name])
+    trace.compute_log_prob()
+    trace.pack_tensors()
+    symbols = trace.plate_to_symbol
+    tree: OrderedDict[Plates, list[Tensor]] = OrderedDict()
+    for site in trace.nodes.values():
+        own = frozenset(symbols[plate] for plate in plates_of(site))
+        tree.setdefault(own, []).append(site["packed"]["log_prob"])
+    summed = set(trace.symbol_to_dim) - set(symbols.values())
+    # asking for the mask is how a program says that its density of several rows leaves padding out
+    ring = _Ring(batch.mask(), symbols)
+    total = torch.zeros(())
+    for own, tensors in contract_tensor_tree(tree, summed, ring=ring).items():
+        inner = own - {symbols[name] for name in (CLIENTS, DATA) if name in symbols}
+        for tensor in tensors:
+            total = total + _by_row(ring.product(tensor, inner), symbols)
+    return total.expand(batch.num_clients, batch.num_rows if DATA in component.plates else 1)
 
 
 def _by_row(value: Any, symbols: Mapping[str, str]) -> Tensor:
