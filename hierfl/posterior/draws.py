@@ -9,6 +9,7 @@ from functools import partial
 import pandas as pd
 import torch
 from pyro import poutine
+from torch import Tensor
 
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -153,11 +154,15 @@ def at_draws(
         clients = clients_at_once(snapshot, snapshot.federation.data if rows is None else rows)
 
         def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
-            values = {**given, **shared}
+            values, index = {**given, **shared}, torch.arange(count, dtype=torch.int32)
+
+            def at(draw: Tensor, latents: Values) -> Tree:
+                return one(params, latents, asked.redrawn(draw))
+
             if snapshot.program.in_vmap:
                 at_once = max(1, draws_at_once(asked.num_rows, snapshot.program) // clients)
-                return torch.vmap(lambda v: one(params, v, asked), chunk_size=at_once)(values)
-            each = [one(params, {n: v[s] for n, v in values.items()}, asked) for s in range(count)]
+                return torch.vmap(at, chunk_size=at_once)(index, values)
+            each = [at(index[s], {n: v[s] for n, v in values.items()}) for s in range(count)]
             return tree_map(lambda *v: torch.stack(v), *each)
 
         return each_client(snapshot, all_draws, rows=rows, given=own)

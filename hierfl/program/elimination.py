@@ -1,6 +1,10 @@
-"""Sums over the values of discrete sites, by Pyro's message passing.
+"""Sums over the values of discrete sites by Pyro's message passing, and what they say of each site.
 
-log sum_k exp sum_i t_i(k),    t_i the log densities of labels and of what depends on them
+    log Z = log sum_k exp sum_i t_i(k)
+    p(k_i = v | all else) = d log Z / d t_i(v)
+
+Here t_i are the log densities of labels and of what depends on them. Draws of all labels follow one
+after another: values that a label did not take are ruled out of its t_i.
 """
 
 from __future__ import annotations
@@ -66,27 +70,85 @@ class _Ring(LogRing):
         return super().product(term, ordinal)  # type: ignore[no-untyped-call]
 
 
-def log_sum(component: Component, sites: Trace, batch: ClientBatch) -> Tensor:
-    """Return the log of the sum over a component's labels, (C, B) by row or (C, 1) by client."""
-    trace = Trace()
-    for name in (*component.labels, *component.terms):
-        trace.add_node(name, **sites.nodes[name])
-    trace.compute_log_prob()
-    trace.pack_tensors()
-    symbols = trace.plate_to_symbol
-    tree: OrderedDict[Plates, list[Tensor]] = OrderedDict()
-    for site in trace.nodes.values():
-        own = frozenset(symbols[plate] for plate in plates_of(site))
-        tree.setdefault(own, []).append(site["packed"]["log_prob"])
-    summed = set(trace.symbol_to_dim) - set(symbols.values())
-    # asking for the mask is how a program says that its density of several rows leaves padding out
-    ring = _Ring(batch.mask(), symbols)
-    total = torch.zeros(())
-    for own, tensors in contract_tensor_tree(tree, summed, ring=ring).items():
-        inner = own - {symbols[name] for name in (CLIENTS, DATA) if name in symbols}
-        for tensor in tensors:
-            total = total + _by_row(ring.product(tensor, inner), symbols)
-    return total.expand(batch.num_clients, batch.num_rows if DATA in component.plates else 1)
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The packed log densities of a component's sites, whose dimensions have a letter each.
+
+    trace: the sites, packed.
+    component: which of them are labels.
+    batch: the rows.
+    """
+
+    trace: Trace
+    component: Component
+    batch: ClientBatch
+
+    @staticmethod
+    def of(component: Component, sites: Trace, batch: ClientBatch) -> Tables:
+        """Return the tables of a component out of the sites of one run."""
+        trace = Trace()
+        for name in (*component.labels, *component.terms):
+            trace.add_node(name, **sites.nodes[name])
+        trace.compute_log_prob()
+        trace.pack_tensors()
+        return Tables(trace, component, batch)
+
+    def log_sum(self, shifts: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return log Z, (C, B) by row or (C, 1) by client.
+
+        Args:
+            shifts: label -> what is added to its log densities, (K, C, B or 1).
+        """
+        trace, symbols = self.trace, self.trace.plate_to_symbol
+        tree: OrderedDict[Plates, list[Tensor]] = OrderedDict()
+        for name, site in trace.nodes.items():
+            table = site["packed"]["log_prob"]
+            if shifts and name in shifts:
+                table = _shifted(site, shifts[name])
+            own = frozenset(symbols[plate] for plate in plates_of(site))
+            tree.setdefault(own, []).append(table)
+        summed = set(trace.symbol_to_dim) - set(symbols.values())
+        # asking for the mask is how a program says that its density of several rows leaves padding out
+        ring = _Ring(self.batch.mask(), symbols)
+        total = torch.zeros(())
+        for own, tensors in contract_tensor_tree(tree, summed, ring=ring).items():
+            inner = own - {symbols[name] for name in (CLIENTS, DATA) if name in symbols}
+            for tensor in tensors:
+                total = total + _by_row(ring.product(tensor, inner), symbols)
+        by_row = DATA in self.component.plates
+        return total.expand(self.batch.num_clients, self.batch.num_rows if by_row else 1)
+
+    def probabilities(self, shifts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the probabilities of each label's values given `shifts`, (K, C, B or 1)."""
+
+        def total(moved: Mapping[str, Tensor]) -> Tensor:
+            sums = self.log_sum(moved)
+            return (torch.where(self.batch.mask(), sums, 0.0) if sums.shape[1] > 1 else sums).sum()
+
+        slopes: dict[str, Tensor] = torch.func.grad(total)(dict(shifts))
+        return slopes
+
+    def no_shifts(self) -> dict[str, Tensor]:
+        """Return zeros in the form of `shifts`."""
+        rows, found = self.batch.num_rows, {}
+        for name in self.component.labels:
+            site: Any = self.trace.nodes[name]
+            count = site["fn"].enumerate_support(expand=False).shape[0]
+            width = rows if DATA in plates_of(site) else 1
+            found[name] = torch.zeros(count, self.batch.num_clients, width)
+        return found
+
+
+def _shifted(site: Any, shift: Tensor) -> Tensor:
+    """Return a label's packed log densities with a shift (K, C, B or 1)."""
+    between = -site["infer"]["_enumerate_dim"] - 3
+    shift = shift.reshape(shift.shape[0], *[1] * between, *shift.shape[1:])
+    whole: Any = packed.broadcast_all(
+        site["packed"]["log_prob"], packed.pack(shift, site["infer"]["_dim_to_symbol"])
+    )
+    total = whole[0] + whole[1]
+    total._pyro_dims = whole[0]._pyro_dims
+    return total
 
 
 def _by_row(value: Any, symbols: Mapping[str, str]) -> Tensor:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -28,10 +30,10 @@ from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.elimination import Component, log_sum, plates_of
+from hierfl.program.elimination import Component, Tables, plates_of
 from hierfl.program.mixture import Mixture
-from hierfl.program.program import ProgramError
-from hierfl.program.sites import Model
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
     Center,
     Site,
@@ -43,6 +45,8 @@ from hierfl.program.traces import (
 
 LARGEST = 1 << 20  # entries of a table that an elimination needs, for each client or row
 TINY = 1e-30  # rate of a Poisson that a label sets to 0
+# where a run of a program leaves the tables of its discrete sites, in place of adding their sums
+_TABLES: ContextVar[list[Tables] | None] = ContextVar("tables", default=None)
 
 
 class _Enumerated(EnumMessenger):
@@ -73,7 +77,9 @@ class _Enumerated(EnumMessenger):
             weights = [site["fn"].log_prob(site["value"]) for site in labels]
             total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
             msg["fn"] = Mixture(msg["fn"], total, self.nesting)
-        elif name in self.factors or (is_deterministic(msg) and self._is_enumerated(msg["value"])):
+        elif name in self.factors:
+            msg["stop"] = not is_latent(msg)  # of a latent one the value comes from outside
+        elif is_deterministic(msg) and self._is_enumerated(msg["value"]):
             msg["stop"] = True
 
     def _is_enumerated(self, value: Tensor) -> bool:
@@ -93,7 +99,7 @@ class _Enumerated(EnumMessenger):
         self._value_dims[msg["name"]] = {
             dim: number for dim, number in ids.items() if len(shape) >= -dim and shape[dim] > 1
         }
-        if self.discovers or msg["stop"]:
+        if self.discovers or msg["stop"] or msg["name"] in self.factors:
             # the factor has the scale of its plates, and a factor by client takes whole batches
             self.sites.add_node(msg["name"], **{**msg, "scale": 1.0})
 
@@ -114,14 +120,34 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
 
     @wraps(model, updated=())
     def marginal(batch: ClientBatch) -> Any:
-        with _Enumerated(nesting, components) as enumerated:
+        asked_for = _TABLES.get()
+        summed = components
+        if asked_for is not None:
+            summed = tuple(replace(component, is_mixture=False) for component in components)
+        with _Enumerated(nesting, summed) as enumerated:
             value = model(batch)
-        for component in components:
-            if not component.is_mixture:
-                _add_factor(component, log_sum(component, enumerated.sites, batch), batch)
+        for component in summed:
+            if component.is_mixture:
+                continue
+            tables = Tables.of(component, enumerated.sites, batch)
+            if asked_for is None:
+                _add_factor(component, tables.log_sum(), batch)
+            else:
+                asked_for.append(tables)
         return value
 
     return marginal
+
+
+def tables_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> list[Tables]:
+    """Return the log densities of a program's discrete sites, given its continuous ones."""
+    tables: list[Tables] = []
+    token = _TABLES.set(tables)
+    try:
+        program.conditioned(values, params, batch)
+    finally:
+        _TABLES.reset(token)
+    return tables
 
 
 def _add_factor(component: Component, total: Tensor, batch: ClientBatch) -> None:

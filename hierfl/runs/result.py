@@ -20,6 +20,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
+from hierfl.posterior.discrete import infer_discrete
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, in_frame_order, predict
@@ -271,6 +272,7 @@ class Fit:
         return updated(self, self._rows(rows, asked=False), rounds)
 
     personalize, update = personalize.personalize, personalize.update
+    infer_discrete = infer_discrete
 
     def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarize every site as a table, local ones by client, and say whether to trust the fit.

@@ -397,3 +397,55 @@ def all_pairs(batch: ClientBatch) -> None:
 def test_what_cannot_be_summed_out_is_refused_by_name(model: Program, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         read(model, guides.delta, data())
+
+
+# ------------------------------------------------------------ the labels afterwards
+def fitted(model: Program) -> hierfl.Fit:
+    """Return a quick fit: what is inferred of labels holds at whatever draws it has."""
+    method = methods.fedsvi(model, guides.structured)
+    return hierfl.fit(method, data(), rounds=20, seed=0, progress=False)
+
+
+def share_of(fit: hierfl.Fit, site: str) -> tuple[Tensor, Tensor]:
+    """Return the probabilities of 1 of a site, and the share of draws that are 1."""
+    found = fit.infer_discrete(draws=2000, seed=0)
+    chances = found.frame.loc[found.frame.site == site, 1].to_numpy()
+    return torch.tensor(chances), found.draws[site].double().mean(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func's own
+@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [
+        ("row label", "label"),
+        ("nested labels", "first"),
+        ("chain", "state_2"),
+        ("kinds and labels", "kind"),
+        ("kinds and labels", "label"),
+        ("kinds of priors", "kind"),
+    ],
+)
+def test_labels_are_drawn_by_their_probabilities(name: str, site: str) -> None:
+    chances, share = share_of(fitted(PAIRS[name][0]), site)
+    assert 0.0 < chances.min() and chances.max() < 1.0
+    torch.testing.assert_close(share, chances, rtol=0.0, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+def test_probabilities_of_a_label_are_those_by_hand() -> None:
+    fit = fitted(row_label)
+    draws = fit.draws(2000, seed=0)
+    own = draws.own["a"].repeat_interleave(fit.federation.data.counts.long(), 1)
+    y, share = fit.federation.data.fields["y"], draws.shared["share"][:, None]
+    one = dist.Normal(own + draws.shared["gain"][:, None], 0.7).log_prob(y) + share.log()
+    zero = dist.Normal(own, 0.7).log_prob(y) + torch.log1p(-share)
+    by_hand = (one - torch.logaddexp(one, zero)).exp().mean(0)
+    torch.testing.assert_close(share_of(fit, "label")[0], by_hand.double(), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+def test_a_program_without_discrete_sites_has_no_labels() -> None:
+    with pytest.raises(ValueError, match="no discrete latent site"):
+        fitted(row_label_by_hand).infer_discrete()
