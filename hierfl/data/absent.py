@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from hierfl.core.trees import tree_map
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import offsets_of
 
 # Two stand-ins where rows do not matter, so that it shows where they do.
 FILLS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 2.0), (0.5, 0.25))
+
+
+T = TypeVar("T")
+NOT_SAVED = "this fit was saved without its clients' rows, which are needed here"
+HAND_IN = "hand them in, hierfl.load(folder, data=...)"
 
 
 class RowsNotSaved(LookupError):
@@ -46,15 +52,60 @@ class Absent(Tensor):
         """Answer what is asked of the shape, and refuse what is asked of the values."""
         masked = len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
         if func not in cls.of_shape or masked:
-            raise RowsNotSaved(
-                "this fit was saved without its clients' rows, which are needed here: hand them "
-                "in, hierfl.load(folder, data=...)"
-            )
+            raise RowsNotSaved(f"{NOT_SAVED}: {HAND_IN}")
         base: Any = super()
         found = base.__torch_function__(func, types, args, kwargs or {})
         if isinstance(found, Absent):
             found.fills = args[0].fills
         return found
+
+
+class Unknown(Tensor):
+    """What depends on rows that are not there: a shape and a dtype, which all that is made of it has too.
+
+    It has no values (it is on the device "meta"), so that none can be read or decide anything.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute shapes alone; refuse to write into a tensor that has values."""
+        name, options = getattr(func, "__name__", ""), dict(kwargs or {})
+        writes = name.endswith("_") and not name.endswith("__")
+        writes = writes or name in ("__set__", "__setitem__") or name.startswith("__i")
+        if "out" in options or (writes and not isinstance(args[0], cls)):
+            raise RowsNotSaved(f"{NOT_SAVED}: {HAND_IN}")
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*_of_tensors(_shape_alone, args), **_of_tensors(_shape_alone, options))
+        return _of_tensors(lambda v: v.as_subclass(cls), result)
+
+
+def _shape_alone(values: Tensor) -> Tensor:
+    if isinstance(values, Unknown):
+        return values.as_subclass(Tensor)
+    return torch.empty(values.shape, dtype=values.dtype, device="meta")
+
+
+def _of_tensors(change: Callable[[Tensor], Tensor], tree: T) -> T:
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def unknown(values: Tensor) -> Tensor:
+    """Return what is known of a tensor without its values: its shape and its dtype."""
+    return torch.empty(values.shape, dtype=values.dtype, device="meta").as_subclass(Unknown)
+
+
+class Sites(dict[str, Tensor]):
+    """Values of those sites that do not depend on rows that are not there; others are refused."""
+
+    def __missing__(self, name: str) -> Tensor:
+        """Raise `RowsNotSaved`."""
+        raise RowsNotSaved(f"{NOT_SAVED} ('{name}' depends on them): {HAND_IN}")
 
 
 def absent(shape: tuple[int, ...], dtype: torch.dtype, fills: tuple[float, float]) -> Tensor:

@@ -163,10 +163,11 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
         names = ", ".join(f"'{name}'" for name in table.points[:5])
         more = f" and {len(table.points) - 5} more" if len(table.points) > 5 else ""
         remarks.append(f"Point estimates, without sd and interval: {names}{more}.")
-    if table.without_local:
+    if table.unknown:
+        names = ", ".join(f"'{name}'" for name in table.unknown)
         remarks.append(
-            "Local sites are left out, since they depend on rows that were not saved with the "
-            "fit: hand them in, hierfl.load(folder, data=...)."
+            f"Left out, since they depend on rows that were not saved with the fit: {names}. Hand "
+            "the rows in, hierfl.load(folder, data=...)."
         )
     elif lacks_rows(fit):
         remarks.append("Shrinkage is left out, since the rows were not saved with the fit.")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_count
 from hierfl.core.intervals import PROB, check_prob, least_draws, percent
+from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import is_corrected
 from hierfl.formulas.design_terms import Term
@@ -23,8 +24,8 @@ from hierfl.formulas.smooth_sources import drawn_spread
 from hierfl.formulas.structures import drawn_values
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
-from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites
+from hierfl.posterior.draws import known_sites, posterior_draws
+from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites, lacks_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,19 +226,18 @@ def drawn(fit: Fitted, what: str, *, draws: int = 1000, seed: int = 0, prob: flo
             f"fit.{what} is for fits of a hierfl.formula, and the model is '{_name(model)}': use "
             f"fit.predict(rows), or fit a formula"
         )
-    if over is not None:
-        keep = global_sites(whole.program)
-        found = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
-    elif is_corrected(whole.progress.history):
-        found = corrected(whole, draws, seed=seed).draws
+    if over is None and is_corrected(whole.progress.history):  # which takes rows
+        sites = corrected(whole, draws, seed=seed).draws
     else:
-        found = posterior_draws(whole, draws=draws, seed=seed)
+        keep = global_sites(whole.program) if over is not None else known_sites(whole)
+        sites = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
+    own = {name: value.detach().double() for name, value in sites.own.items()}
     return Drawn(
         model,
         whole.clients if over is None else (),  # own coefficients are at the nodes
         whole.federation.data,
-        {name: value.detach().double() for name, value in found.shared.items()},
-        {name: value.detach().double() for name, value in found.own.items()},
+        {name: value.detach().double() for name, value in sites.shared.items()},
+        Sites(own) if over is None and lacks_rows(whole) else own,
         seed=seed,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pandas as pd
 import torch
@@ -26,16 +25,17 @@ from hierfl.posterior.client_loop import (
 from hierfl.posterior.snapshot import (
     Restricted,
     Snapshot,
+    all_sites,
     by_state_alone,
-    global_sites,
+    first_client,
     lacks_rows,
-    the_same_for_any_rows,
 )
 from hierfl.program.failures import root_of
 from hierfl.program.handlers import Answer, NoKeyedDraw, NoSampler
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site
+from hierfl.program.without_rows import values_of
 
 
 def _shown(found: Draws) -> Shown:
@@ -81,35 +81,46 @@ def posterior_draws(
     fit: Snapshot, *, draws: int = 1000, seed: int = 0, keep: Collection[str] | None = None
 ) -> Draws:
     """Draw every latent site from the guide, or those in `keep`; clients share global draws."""
+    fit = by_state_alone(fit)
     program = fit.program
-    if lacks_rows(fit):
-        if keep is None or not set(keep) <= global_sites(program):
-            by_state_alone(fit)  # refuses a guide that reads rows
-        again = partial(posterior_draws, draws=draws, seed=seed, keep=keep)
-        return the_same_for_any_rows(fit, again, lambda found: [found.shared, found.own])
+    names = [name for name in all_sites(program) if keep is None or name in keep]
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
-        values = program.draw(params, own)
-        values = {**values, **program.derive(values, params, asked)}
-        return values if keep is None else {n: v for n, v in values.items() if n in keep}
+        values = program.draw_all(params, own, asked)
+        return {name: values[name] for name in names}
 
     chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=draws, seed=seed))
     return joined_draws(program, [chunk.found for chunk in chunks])
 
 
+def known_sites(fit: Snapshot) -> frozenset[str]:
+    """Return the names of the sites that can be drawn: all, but those that depend on missing rows."""
+    if not lacks_rows(fit):
+        return frozenset(all_sites(fit.program))
+    few = by_state_alone(first_client(fit))
+    names: set[str] = set()
+
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
+        names.update(few.program.draw_all(params, own, asked))
+        return {}
+
+    for _ in mapped_or_in_turn(few, lambda s: each_draw(s, one, draws=1, seed=0)):
+        pass
+    return frozenset(names)
+
+
 @one_at_a_time
 def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     """Draw every site from the model's prior, at the fit's learned params; no row is read."""
+    fit = by_state_alone(fit)
     program = fit.program
-    if lacks_rows(fit):
-        again = partial(prior_draws, draws=draws, seed=seed)
-        return the_same_for_any_rows(fit, again, lambda found: [found.shared, found.own])
-    names = (*(site.name for site in program.latents.sites), *program.derived)
+    names = all_sites(program)
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
         with Answer(params, asked, reparameterized=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(asked).nodes
-        return {name: nodes[name]["value"] for name in names}
+        values = values_of(nodes, names)
+        return {name: values[name] for name in names}
 
     chunks = mapped_or_in_turn(
         fit, lambda s: each_draw(s, one, draws=draws, seed=seed, salt="prior")

@@ -96,13 +96,12 @@ def summaries(
     fit: Snapshot, large: Mapping[str, Network], draws: int, seed: int
 ) -> dict[str, Tensor]:
     """Summarize networks draw by draw at each client, so that their weights are never gathered."""
-    program = fit.program
+    fit = by_state_alone(fit)
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        values = program.draw(params, own)
-        values = {**values, **program.derive(values, params, asked)}
+        values = fit.program.draw_all(params, own, asked)
         return {name: net.summary(values, 0) for name, net in large.items()}
 
-    parts = [chunk.found for chunk in each_draw(by_state_alone(fit), one, draws=draws, seed=seed)]
+    parts = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]
     whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
     return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}

@@ -215,11 +215,11 @@ def predict(
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
     needed = None if program.reads_all_rows else program.reads.guide
-    few = by_state_alone(restricted(fit, rows, fields=needed))
+    few = restricted(by_state_alone(fit), rows, fields=needed)
 
     def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-            return one(params, program.draw(params, own), asked)
+            return one(params, few.program.draw(params, own), asked)
 
         def each(snapshot: Snapshot) -> Iterator[Chunk]:
             return each_draw(snapshot, at_draw, draws=count, seed=seed, rows=rows, first=first)

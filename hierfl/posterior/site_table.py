@@ -20,13 +20,19 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.arviz_groups import EXPAND, feature_dim
 from hierfl.posterior.client_loop import each_client, each_draw
-from hierfl.posterior.draws import Draws, joined_draws, mapped_or_in_turn, posterior_draws
+from hierfl.posterior.draws import (
+    Draws,
+    joined_draws,
+    known_sites,
+    mapped_or_in_turn,
+    posterior_draws,
+)
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split
 from hierfl.posterior.shrinkage import shrinkage, width_of
 from hierfl.posterior.snapshot import (
     Snapshot,
+    all_sites,
     by_state_alone,
-    global_sites,
     lacks_rows,
     learned_params,
 )
@@ -42,14 +48,14 @@ Networks = Mapping[str, Network]
 
 @dataclass(frozen=True, eq=False)
 class SiteTable:
-    """The table, the `points` without sd, and the `first` draws or None; `without_local`: global sites only."""
+    """The table, the `points` without sd, and the `first` draws or None; `unknown` sites depend on missing rows."""
 
     frame: pd.DataFrame
     spread: tuple[str, ...]
     points: tuple[str, ...]
     not_finite: tuple[str, ...]
     by_layer: tuple[str, ...]
-    without_local: bool
+    unknown: tuple[str, ...]
     first: Draws | None
 
 
@@ -59,15 +65,10 @@ def site_table(
 ) -> SiteTable:
     """Tabulate mean, sd, interval and shrinkage of every number; keep the first `keep` draws."""
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
-    no_rows = lacks_rows(fit)
-    without_local = no_rows and bool(fit.program.reads.guide)
+    no_rows, names = lacks_rows(fit), known_sites(fit)
+    fit = by_state_alone(fit)
     learned = _learned(fit)
-    if without_local:
-        drawn = posterior_draws(fit, draws=draws, seed=seed, keep=global_sites(fit.program))
-        chunks: Iterable[Draws] = [drawn]
-        large: Networks = {}
-    else:
-        large, chunks = _drawn(by_state_alone(fit), draws, seed, expand, derived=not no_rows)
+    large, chunks = _drawn(fit, draws, seed, expand, names)
     of_learned = split(learned, None, expand)[1]
     kept: list[Draws] = []
     found = _summarized(_noted(chunks, kept, 0 if large else keep), prob) | _summarized(
@@ -86,7 +87,7 @@ def site_table(
         points=tuple(name for name, site in found.items() if site.is_finite and not site.is_spread),
         not_finite=tuple(name for name, site in found.items() if not site.is_finite),
         by_layer=tuple(networks),
-        without_local=without_local,
+        unknown=tuple(name for name in all_sites(fit.program) if name not in names),
         first=_together(kept) if kept else None,
     )
 
@@ -108,20 +109,16 @@ def _together(kept: list[Draws]) -> Draws:
 
 
 def _drawn(
-    fit: Snapshot, draws: int, seed: int, expand: int, *, derived: bool
+    fit: Snapshot, draws: int, seed: int, expand: int, names: frozenset[str]
 ) -> tuple[Networks, Iterator[Draws]]:
     """Return the networks that are summarized by layer, and the draws of each chunk of clients."""
     program = fit.program
-    names = {site.name for site in program.latents.sites} | (
-        {*program.derived} if derived else set()
-    )
     large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)[1]
     width = width_of(program)
     inside = {site for net in large.values() for part in net.parts.values() for site in part}
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        values = program.draw(params, own)
-        values |= program.derive(values, params, asked) if derived else {}
+        values = program.draw_all(params, own, asked)
         layers = {name: net.summary(values, 0) for name, net in large.items()}
         return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
 

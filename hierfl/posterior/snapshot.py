@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -12,8 +12,8 @@ from pyro import poutine
 from pyro.poutine.trace_struct import Trace
 
 from hierfl.core.arguments import shown
-from hierfl.core.trees import Tree, named_leaves
-from hierfl.data.absent import RowsNotSaved, is_absent, stand_in
+from hierfl.core.trees import Tree
+from hierfl.data.absent import is_absent, stand_in
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.client_store import subset
@@ -25,6 +25,7 @@ from hierfl.program.check_data import check_labels
 from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
 from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import ParamSpec, Program
+from hierfl.program.without_rows import WithoutRows
 
 
 class Snapshot(Protocol):
@@ -196,53 +197,31 @@ def model_trace(fit: Snapshot) -> Trace:
             return poutine.trace(given).get_trace(batch)
 
 
-Found = TypeVar("Found")
-
-
 def lacks_rows(fit: Snapshot) -> bool:
     """Return whether the rows of a fit's clients are not there."""
-    return is_absent(fit.federation.data)
+    return is_absent(fit.federation.data) or isinstance(fit.program.guide, WithoutRows)
 
 
 def by_state_alone(fit: Snapshot) -> Snapshot:
-    """Return a fit whose guide can run, with stand-in rows where it reads none."""
-    if not lacks_rows(fit):
+    """Return a fit whose program computes what does not depend on rows that are not there.
+
+    Made-up rows stand in for them in the loop over clients; the program cannot read these.
+    """
+    if not is_absent(fit.federation.data):
         return fit
-    if fit.program.reads.guide:
-        raise _needed(f"the guide reads the clients' {', '.join(sorted(fit.program.reads.guide))}")
-    return _with_stand_in(fit, 0)
+    old = fit.federation.program
+    program = replace(old, model=WithoutRows(old.model), guide=WithoutRows(old.guide))
+    data = stand_in(fit.federation.data, 0)
+    federation = replace(fit.federation, data=data, program=program)
+    return Restricted(fit.method, federation, fit.progress, fit.message)
 
 
-def the_same_for_any_rows(
-    fit: Snapshot, draw: Callable[[Snapshot], Found], tensors: Callable[[Found], object]
-) -> Found:
-    """Return what a function gives with two stand-ins for the missing rows, if it is the same."""
-    first, second = (draw(_with_stand_in(fit, which)) for which in (0, 1))
-    ours, theirs = named_leaves(tensors(first)), named_leaves(tensors(second))
-    for name, value in ours.items():
-        if not torch.equal(value, theirs[name]):
-            raise _needed(f"'{_site(name)}' depends on them")
-    return first
+def all_sites(program: Program) -> tuple[str, ...]:
+    """Return the names of all sites, latent and deterministic."""
+    return (*(site.name for site in program.latents.sites), *program.derived)
 
 
 def global_sites(program: Program) -> frozenset[str]:
     """Return the names of the global sites, latent and deterministic."""
     latent = {site.name for site in program.latents.sites if not site.is_local}
     return frozenset(latent | {n for n, plates in program.derived.items() if plates is None})
-
-
-def _site(leaf: str) -> str:
-    """Return the site in the name of a leaf, such as "[1]['slope']"."""
-    return leaf.split("[")[-1].strip("]'")
-
-
-def _with_stand_in(fit: Snapshot, which: int) -> Restricted:
-    federation = replace(fit.federation, data=stand_in(fit.federation.data, which))
-    return Restricted(fit.method, federation, fit.progress, fit.message)
-
-
-def _needed(why: str) -> RowsNotSaved:
-    return RowsNotSaved(
-        f"this fit was saved without its clients' rows, which are needed here ({why}): hand them "
-        "in, hierfl.load(folder, data=...)"
-    )

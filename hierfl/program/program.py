@@ -14,11 +14,13 @@ from torch.distributions.constraints import Constraint
 from hierfl.core.arguments import shown
 from hierfl.core.process import unpickled
 from hierfl.core.tables import Shown, shown_as
+from hierfl.data.absent import Sites
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
 from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Center, Site, scored
+from hierfl.program.without_rows import of_all_sites, values_of
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -184,14 +186,21 @@ class Program:
         """Draw every latent site from the guide once, by the batch's keys."""
         with Answer(params, batch):
             nodes: dict[str, Site] = poutine.trace(self.guide).get_trace(batch).nodes
-        return {site.name: nodes[site.name]["value"] for site in self.latents.sites}
+        return values_of(nodes, (site.name for site in self.latents.sites))
+
+    def draw_all(self, params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
+        """Draw every latent site by a client's `own` rows, and the deterministic ones of `asked`."""
+        values = self.draw(params, own)
+        derived = self.derive(values, params, asked)
+        known = {**values, **derived}
+        return Sites(known) if Sites in (type(values), type(derived)) else known
 
     def derive(self, values: Values, params: Params, batch: ClientBatch) -> Values:
         """Return the model's deterministic sites at given values of its latent sites."""
         if not self.derived:
             return {}
         nodes = self.conditioned(values, params, batch)
-        return {name: nodes[name]["value"] for name in self.derived}
+        return values_of(nodes, self.derived)
 
     def observed(
         self, values: Values, batch: ClientBatch, params: Params
@@ -210,6 +219,7 @@ class Program:
 
     def conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
         """Return the trace's nodes given latent sites."""
+        values = of_all_sites(values, self.latents, self.model)
         with Answer(params, batch, reparameterized=False):
             nodes: dict[str, Site] = (
                 poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
