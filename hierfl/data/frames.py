@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,23 @@ class FrameRows:
         return FrameRows(
             self.place[rows], self.index, None if self.known is None else self.known[rows]
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of it as tensors, to be saved with the rows; labels that are no numbers are texts."""
+        plain = range(len(self.index)) if self.index.nlevels > 1 else self.index.tolist()
+        text = json.dumps(list(plain), default=str).encode()
+        found = {"frame.place": self.place, "frame.index": torch.tensor(list(text)).byte()}
+        return found if self.known is None else {**found, "frame.known": self.known}
+
+    @staticmethod
+    def of_tensors(found: Mapping[str, Tensor]) -> FrameRows:
+        """Read what `tensors` returned."""
+        labels, place = json.loads(bytes(found["index"].tolist())), found["place"]
+        if place.dtype != torch.int64 or not set(place.tolist()) <= set(range(len(labels))):
+            raise ValueError("the rows' places are none of their frame")
+        import pandas as pd  # slow to import
+
+        return FrameRows(place, pd.Index(labels), found.get("known"))
 
     @property
     def order(self) -> Tensor:

@@ -21,7 +21,7 @@ from hierfl.diagnostics.check import (
 )
 from hierfl.engine.aggregate import COMPARED, CONFLICTS, FEWEST
 from hierfl.engine.client_store import taken
-from hierfl.engine.rounds import records_of
+from hierfl.engine.left_out import absent_from, left_out_of_rounds, records_of
 from hierfl.posterior.snapshot import Snapshot
 
 AT_ONCE = 4096  # clients whose states are looked at together
@@ -128,10 +128,10 @@ def _chains(fit: Snapshot) -> Iterator[Check]:
 
 
 def _left_out(fit: Snapshot) -> Iterator[Check]:
-    found = records_of(fit.progress.history, "left_out")
-    if not any("left_out" in record for record in fit.progress.history):
+    history = fit.progress.history
+    if not any("left_out" in record for record in history):
         return
-    rounds = len(fit.progress.history)
+    found, rounds, absent = left_out_of_rounds(history), len(history), absent_from(history)
     each = [
         f"{name} (in {len(times)} of {rounds} rounds, first in round {times[0][0] + 1}: "
         f"{times[0][1]['reason']})"
@@ -141,15 +141,25 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
         2 * len(times) > rounds or any(number_ == rounds - 1 for number_, _ in times)
         for times in found.values()
     )
+    answers = []
+    if absent:
+        who = listed([f"{name} ({why})" for name, why in absent.items()])
+        answers.append(
+            f"{len(absent)} of {len(fit.clients) + len(absent)} clients took no part: {who}. The "
+            "result says nothing of them. Fix their rows and fit again, or take the fit as one of "
+            "the others."
+        )
+    if found:
+        answers.append(
+            f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. "
+            "The result is as if they had not taken part in those rounds, and what they keep is as "
+            "it was before. Fix their rows, or fit without them (data.select)."
+        )
     yield answered(
         "Was every client's update counted?",
-        bool(found),
-        f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. "
-        "The result is as if they had not taken part in those rounds, and what they keep is as "
-        "it was before. Fix their rows, or fit without them (data.select)."
-        if found
-        else "Yes: no client was left out of any round.",
-        "fatal" if lasting else "note",
+        bool(answers),
+        " ".join(answers) or "Yes: no client was left out of any round.",
+        "fatal" if lasting or absent else "note",
     )
 
 

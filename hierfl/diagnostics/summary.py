@@ -16,7 +16,8 @@ from hierfl.core.trees import nbytes
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
-from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected, left_out_of
+from hierfl.engine.left_out import times_left_out
+from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected
 from hierfl.posterior.site_table import SiteTable, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 
@@ -129,7 +130,7 @@ def _affordable(fit: Snapshot) -> int:
 
 def brief(fit: Snapshot) -> Shown:
     """Return what a fit prints: what was run, sizes, and what its history alone says of trust."""
-    times = left_out_of(fit.progress.history)
+    times = times_left_out(fit.progress.history)
     skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
     kept = nbytes(fit.federation.client.own)
     title = (

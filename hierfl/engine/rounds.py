@@ -53,11 +53,6 @@ class Progress:
         return f"Progress(round {self.round}, server {sizes(self.server)})"
 
 
-def left_out_of(history: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many times a client was left out of a round."""
-    return sum(len(record.get("left_out", ())) for record in history)
-
-
 def chosen_of(history: Sequence[Mapping[str, Any]]) -> str | None:
     """Return which method was chosen for a model, and why; None where the method was named."""
     found = history[0].get(CHOSEN) if history else None
@@ -74,17 +69,6 @@ def without_correction(history: tuple[dict[str, Any], ...]) -> tuple[dict[str, A
     if not is_corrected(history):
         return history
     return (*history[:-1], {k: v for k, v in history[-1].items() if k != CORRECTED})
-
-
-def records_of(
-    history: Iterable[Mapping[str, Any]], column: str
-) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Return a column of the history ("left_out", "far_out") by client, with the rounds."""
-    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-    for record in history:
-        for one in record.get(column) or ():
-            found.setdefault(one["client"], []).append((record["round"], one))
-    return found
 
 
 def begin(

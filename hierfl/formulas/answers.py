@@ -12,6 +12,7 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 from numpy.typing import NDArray
 
+from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,
@@ -67,9 +68,10 @@ def of_columns(
         if wanted is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
             kind = "category"
         if wanted == "number" and kind != "number":
-            raise ValueError(
+            raise RowsFault(
                 f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the "
-                "formula reads it as a number: convert it"
+                "formula reads it as a number: convert it",
+                f"column '{name}' holds words, and the formula reads it as a number",
             )
         if kind == "number":
             values = numbers(frame[name])  # mi() allows missing ones
@@ -92,9 +94,10 @@ def of_groups(
     for name in own:
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (odd := values[values % 1.0 != 0.0]).size:
-            raise ValueError(
+            raise RowsFault(
                 f"column '{name}' of client '{client}' holds the number {odd[0]:.6g}, and stands "
-                f"behind a bar, where groups do: write ({name} | {clients}), or make it a category"
+                f"behind a bar, where groups do: write ({name} | {clients}), or make it a category",
+                f"column '{name}' holds a number with decimals, and stands behind a bar",
             )
     names = group_names(frame, own, client)
     counts = Counter(names.tolist())
@@ -197,9 +200,10 @@ def of_design(
         if "trials" in declared.parts.additions:
             trials = rows[declared.parts.additions["trials"]].to_numpy()
             if (trials <= 0.0).any():
-                raise ValueError(
+                raise RowsFault(
                     f"column '{declared.parts.additions['trials']}' of client '{client}' has no "
-                    f"trials in row {int((trials <= 0.0).argmax())}: leave the row out"
+                    f"trials in row {int((trials <= 0.0).argmax())}: leave the row out",
+                    f"column '{declared.parts.additions['trials']}' has a row without trials",
                 )
             values = values / trials
         total = sums(values)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hierfl.data.clients import ClientData
+from hierfl.data.faults import RowsFault
 from hierfl.data.frames import FrameRows
 from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names
@@ -290,17 +291,19 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
         fields["upper"] = np.where(interval, fields["upper"], fields["y"])
     if "weights" in fields and not (fields["weights"] > 0.0).all():
         row = int((fields["weights"] <= 0.0).argmax())
-        raise ValueError(
+        raise RowsFault(
             f"the weight in row {row} of client '{client}' is {fields['weights'][row]:g}: it must "
-            "be above 0; leave out rows that do not count"
+            "be above 0; leave out rows that do not count",
+            "a weight is not above 0",
         )
     read = dict(fields)
     read.pop("weights", None)  # which count in the likelihood alone
     try:
         declared.family.check(read.pop("y"), read)
     except ValueError as error:
-        raise ValueError(
-            f"column '{declared.parts.response}' of client '{client}': {error}"
+        raise RowsFault(
+            f"column '{declared.parts.response}' of client '{client}': {error}",
+            f"column '{declared.parts.response}' has a value that its family does not have",
         ) from error
     return fields
 
@@ -324,9 +327,10 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
         words = values.astype(str).tolist()
         odd = next((w for w in words if w not in CENSORED), None)
         if odd is not None:
-            raise ValueError(
+            raise RowsFault(
                 f"column '{name}' of client '{client}' has the value '{odd}': censoring is none, "
-                "right, left or interval"
+                "right, left or interval",
+                f"column '{name}' has a word that is none of censoring",
             )
         return np.array([CENSORED[w] for w in words], dtype=np.float64)
     return values.to_numpy(dtype=np.float64)
@@ -337,8 +341,9 @@ def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
     found = values.to_numpy(dtype=np.float64)
     if not np.isin(found, (0.0, 1.0)).all():
         row = int((~np.isin(found, (0.0, 1.0))).argmax())
-        raise ValueError(
+        raise RowsFault(
             f"column '{name}' of client '{client}' has the value {found[row]:g} in row {row}: "
-            "event() is 1 for an observed time and 0 for a right-censored one"
+            "event() is 1 for an observed time and 0 for a right-censored one",
+            f"column '{name}' of event() has a value other than 0 and 1",
         )
     return 1.0 - found

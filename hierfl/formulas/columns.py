@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hierfl.data.consistency import MISSING, look_alike
 from hierfl.data.expected import as_frame
+from hierfl.data.faults import KindFault, RowsFault
 from hierfl.data.frames import is_column, is_number
 
 # brms's words for its codes of censoring
@@ -107,16 +108,18 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if others:
         odd = words[0] if words else others[0]
         where = f" of client '{client}'" if client else ""
-        raise TypeError(
+        raise KindFault(
             f"column '{name}'{where} holds {odd!r}: make it numbers, strings or categories, or leave "
-            "it out"
+            "it out",
+            f"column '{name}' holds neither numbers nor strings alone",
         )
     digits = next((v for v in values if isinstance(v, str) and is_number(v)), None)
     if digits is not None:
-        raise ValueError(
+        raise RowsFault(
             f"column '{name}' of client '{client}' holds the number '{digits}' as a string: "
             "convert it with pandas.to_numeric, or make the column a category if its values are "
-            "names"
+            "names",
+            f"column '{name}' holds numbers as strings",
         )
     return "category"
 
@@ -202,8 +205,9 @@ def complete(
     """Return a client's rows without those that miss a value; "refuse" refuses them."""
     gone = incomplete(frame, columns, client, missing)
     if gone.all():
-        raise ValueError(
-            f"every row of client '{client}' misses a value: leave the client out, or fill them"
+        raise RowsFault(
+            f"every row of client '{client}' misses a value: leave the client out, or fill them",
+            "every row misses a value of the formula's columns",
         )
     return frame[~gone] if gone.any() else frame
 
@@ -217,16 +221,18 @@ def incomplete(
         check_column(frame, name, client)
         lost = missing_in(frame[name])
         if lost.any() and missing == "refuse":
-            raise ValueError(
+            raise RowsFault(
                 f"column '{name}' of client '{client}' has {int(lost.sum())} missing values, the "
                 f"first in row {int(lost.argmax())}: fill them, or leave their rows out with "
-                "formula(..., missing='drop')"
+                "formula(..., missing='drop')",
+                f"column '{name}' has missing values",
             )
         gone |= lost
         if frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy()).any():
             row = int(np.isinf(frame[name].to_numpy()).argmax())
-            raise ValueError(
-                f"column '{name}' of client '{client}' is infinite in row {row}: fix the value"
+            raise RowsFault(
+                f"column '{name}' of client '{client}' is infinite in row {row}: fix the value",
+                f"column '{name}' has an infinite value",
             )
     return gone
 
@@ -253,10 +259,11 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     codes[codes < 0] = index_in(column.levels, [column.rare])[0]
     if (codes < 0).any():
         row = int((codes < 0).argmax())
-        raise ValueError(
+        raise RowsFault(
             f"column '{name}' of client '{client}' has the value '{names[row]}' in row {row}, "
             f"which is none of the agreed levels {', '.join(column.levels)}: correct it, leave the "
-            f"row out, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
+            f"row out, or fit with it, levels={{'{name}': [...]}} of hierfl.schema",
+            f"column '{name}' has a value that is none of the agreed levels",
         )
     return codes
 
@@ -268,9 +275,10 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
         series = frame[name]
         unit = str(frame.attrs.get("units", {}).get(name, ""))
         if unit and column.unit and unit != column.unit:
-            raise ValueError(
+            raise RowsFault(
                 f"column '{name}' of client '{client}' is in {unit}, and clients have agreed on "
-                f"{column.unit}: convert it"
+                f"{column.unit}: convert it",
+                f"column '{name}' is in another unit than clients have agreed on",
             )
         if column.kind == "category":
             codes = coded(series, name, client, column)
@@ -279,9 +287,10 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
             )
             continue
         if kind_of(series, name, client) != "number":
-            raise ValueError(
+            raise RowsFault(
                 f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and clients "
-                "have agreed on numbers: convert it, or agree on a new schema"
+                "have agreed on numbers: convert it, or agree on a new schema",
+                f"column '{name}' holds words, and clients have agreed on numbers",
             )
         found[name] = numbers(series)
     return pd.DataFrame(found, index=range(len(frame)))

@@ -94,16 +94,22 @@ def fit_introduced(
     agree: Agree[Key],
     ask: Callable[[Mapping[str, Key]], Ask],
     ask_sum: Callable[[Mapping[str, Key]], AskSum] | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> FitOverNodes:
-    """Let nodes agree, and fit; a method that needs every client begins again without one that fails."""
+    """Let nodes agree, and fit; a method that needs every client begins again without one that fails.
+
+    `absent` nodes have failed before, for a reason.
+    """
+    absent = dict(absent or {})
     while True:
         agreement, differ = _whose_codes_run(call, list(found.values()))
+        absent |= differ
         ids = {one.client: key for key, one in found.items() if one.client in agreement.names}
         check_enough(ids, differ, fewest, "have rows of one form")
         run = decided(call, agreement)
         starts, refused = agree(agreement, run, ids)
         check_enough(starts, refused, fewest, "agree on a run")
-        lost = tuple(refused) if run.method.everyone else ()
+        lost = dict(refused) if run.method.everyone else {}
         if not lost:
             try:
                 return fit_nodes(
@@ -120,12 +126,14 @@ def fit_introduced(
                     chosen=run.why,
                     read=run.read,
                     ask_sum=None if ask_sum is None else ask_sum(ids),
+                    absent={name: why[:LONGEST] for name, why in absent.items()},
                 )
             except TooFewNodes as error:
-                lost = error.missing
+                lost = dict.fromkeys(error.missing, str(error))
                 if not lost or len(ids) - len(lost) < fewest or call.checkpoint is not None:
                     raise
                 who = ", ".join(f"client '{name}'" for name in lost)
                 warnings.warn(f"{who} is left out, and the run begins again: {error}", stacklevel=3)
-        left = ids.keys() - set(lost)
+        absent |= lost
+        left = ids.keys() - lost.keys()
         found = {key: one for key, one in found.items() if one.client in left}

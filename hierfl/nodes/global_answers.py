@@ -14,7 +14,8 @@ from hierfl.core.trees import nbytes
 from hierfl.diagnostics.formula_tables import Tables, formula_tables, titled
 from hierfl.diagnostics.summary import Summary
 from hierfl.diagnostics.verdict import of_history
-from hierfl.engine.rounds import JUDGED, left_out_of
+from hierfl.engine.left_out import times_left_out
+from hierfl.engine.rounds import JUDGED
 from hierfl.formulas.formula import Formula
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.site_table import COLUMNS, entries_of, numbers_of
@@ -26,7 +27,7 @@ UNKNOWN = "Whether to trust this fit is not known: the method does not tell."
 
 def brief_over(fit: Any) -> Shown:
     """Return what a fit over nodes prints."""
-    times = left_out_of(fit.progress.history)
+    times = times_left_out(fit.progress.history)
     skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
     title = (
         f"FitOverNodes({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, "

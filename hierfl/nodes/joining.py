@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.engine.client_store import new_table
+from hierfl.engine.left_out import absent_from, with_absent
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.methods.two_stage_checks import DONE
 from hierfl.methods.two_stage_joined import carried, joined
@@ -34,6 +35,7 @@ def join_introduced(
     found: Mapping[Any, Introduction],
     agree: Agree[Any],
     ask: Callable[[Mapping[str, Any]], Ask],
+    absent: Mapping[str, str],
 ) -> Fitted:
     """Let new nodes agree on what the others have agreed on, and ask them for two rounds."""
     old, method = fit.federation, fit.method
@@ -57,7 +59,12 @@ def join_introduced(
     known = [
         {"client": name, "round": counted[name]} for name in agreement.names if name in counted
     ]
-    where = replace(where, history=(*where.history[:-1], {**where.history[-1], COUNTED: known}))
+    absent = {**absent_from(where.history), **absent}
+    absent = {name: why for name, why in absent.items() if name not in ids}
+    last = {**where.history[-1], COUNTED: known}
+    before = [with_absent(record, {}) for record in where.history[:-1]]
+    history = (*before, with_absent(last, absent))
+    where = replace(where, history=history)
     return replace(
         fit,
         federation=replace(everyone, data=agreement.absent_rows(fills)),

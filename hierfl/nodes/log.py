@@ -22,6 +22,7 @@ from typing import Any
 
 from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, writing
 from hierfl.core.trees import Tree, named_leaves
+from hierfl.data.faults import RowsFault
 from hierfl.nodes.client_state import NodeFailed
 from hierfl.nodes.messages import Refused
 from hierfl.runs.run_folder import FolderInUse, held
@@ -82,7 +83,7 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
             error.logged = True
             raise
         except Exception as error:
-            text = UNWRITTEN if isinstance(error, CannotWrite) else FAILS
+            text = UNWRITTEN if isinstance(error, CannotWrite) else may_tell(error)
             failed = NodeFailed(text)
             with suppress(CannotWrite):
                 refused(folder, run, text, error)
@@ -90,6 +91,12 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
             if of_owner:
                 raise
             raise failed from error
+
+
+def may_tell(error: Exception) -> str:
+    """Return what may leave of an error in the rows or at the node: of a fault of the rows, the column and the kind."""
+    told = error.told if isinstance(error, RowsFault) else ""
+    return f"{told}: the node's own log says where" if told else FAILS
 
 
 @contextmanager

@@ -45,9 +45,10 @@ class Reached:
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
-        nodes, schema = list(self.nodes), b""
+        nodes, schema, absent = list(self.nodes), b"", dict[Any, str]()
         if call.lacks_schema:
-            call, nodes = self._with_schema(call, nodes)
+            call, absent = self._with_schema(call, nodes)
+            nodes = [node for node in nodes if node not in absent]
             formula: Any = call.method
             schema = formula.agreed.json().encode()
 
@@ -60,12 +61,14 @@ class Reached:
         def ask(ids: Mapping[str, Any]) -> Ask:
             return _Asks(self, ids)
 
-        found = self._introductions(nodes, schema)
+        found, silent = self._introductions(nodes, schema)
+        absent |= silent
+        named = {f"node {of}" if isinstance(of, int) else str(of): absent[of] for of in absent}
         if call.joins is not None:
             from hierfl.nodes.joining import join_introduced  # few runs need it
 
-            return join_introduced(call.joins, found, agree, ask)
-        return fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum)
+            return join_introduced(call.joins, found, agree, ask, named)
+        return fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum, named)
 
     def ask_about_rows(
         self, formula: Any, ask: Any, columns: Iterable[str], by: str | None, least: int
@@ -81,33 +84,37 @@ class Reached:
 
     def asking(self, call: FitCall, clients: Iterable[str]) -> Ask:
         """Return how the nodes of some clients are asked after a run; `hierfl.nodes.load` calls it."""
-        found = self._introductions(list(self.nodes), b"")
+        found, _ = self._introductions(list(self.nodes), b"")
         known = set(clients)
         ids = {one.client: node for node, one in found.items() if one.client in known}
         check_enough(ids, {}, 1, "have a client of the fit")
         return _Asks(self, ids)
 
-    def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, list[Any]]:
-        """Return the call with the schema of its formula, and the nodes that have agreed on it."""
+    def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, dict[Any, str]]:
+        """Return the call with the schema of its formula, and why some nodes have not agreed on it."""
         # here: pandas and formulae, which most models do not need
         from hierfl.formulas.formula import Formula
         from hierfl.nodes.agreed_schema import agreed_over
 
         assert isinstance(call.method, Formula)
+        absent: dict[Any, str] = {}
 
         def send(asked: bytes) -> dict[Any, bytes]:
-            answers, refused = self._answers("schema", nodes, asked)
+            there = [node for node in nodes if node not in absent]
+            answers, refused = self._answers("schema", there, asked)
             check_enough(answers, refused, self.fewest, "answer questions about the schema")
-            nodes[:] = answers
+            absent.update(refused)
             return answers
 
         formula, left_out = agreed_over(call.method, send)
-        nodes = [node for node in nodes if node not in left_out]
-        check_enough(nodes, left_out, self.fewest, "agree on a schema")
-        return replace(call, method=formula), nodes
+        there = [node for node in nodes if node not in absent.keys() | left_out.keys()]
+        check_enough(there, left_out, self.fewest, "agree on a schema")
+        return replace(call, method=formula), {**left_out, **absent}
 
-    def _introductions(self, nodes: list[Any], schema: bytes) -> dict[Any, Introduction]:
-        """Return how nodes introduce their clients, given a formula's schema; too few are refused."""
+    def _introductions(
+        self, nodes: list[Any], schema: bytes
+    ) -> tuple[dict[Any, Introduction], dict[Any, str]]:
+        """Return how nodes introduce their clients, by a formula's schema, and why others do not; refuse too few."""
         found: dict[Any, Introduction] = {}
         answers, refused = self._answers("introduce", nodes, schema)
         for node, content in answers.items():
@@ -116,7 +123,7 @@ class Reached:
             except Refused as error:
                 refused[node] = str(error)
         check_enough(found, refused, self.fewest, "introduce a client")
-        return found
+        return found, refused
 
     def _answers(
         self, kind: str, nodes: Sequence[Any], content: bytes

@@ -16,6 +16,7 @@ from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
+from hierfl.engine.left_out import with_absent
 from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
@@ -242,14 +243,18 @@ def fit_nodes(
     chosen: str | None = None,
     read: ReadAlone | None = None,
     ask_sum: AskSum | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> FitOverNodes:
-    """Fit a method to clients whose rows are at nodes, which agreed on it; `starts` is what they start from."""
+    """Fit a method to clients whose rows are at nodes, which agreed on it.
+
+    `starts` is what they start from; `absent` clients take no part, for a reason.
+    """
     planned = planned_of(method, rounds)
     everyone, fills = without_rows(method, agreement, seed, cohort, read)
     left_out = other_starts(everyone, starts or {})
     few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
-    absent = replace(everyone, data=agreement.absent_rows(fills))
+    rowless = replace(everyone, data=agreement.absent_rows(fills))
     folder = None if checkpoint is None else Path(checkpoint)
     who = about(method, few, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
@@ -261,11 +266,12 @@ def fit_nodes(
         with closing(run_rounds(guarded, where, planned, nodes.work)) as left:
             for where in left:
                 nodes.name_left_out(where.history)
+                where.history[-1].update(with_absent(where.history[-1], absent or {}))
                 if chosen is not None and where.round == 1:
                     where.history[0][CHOSEN] = chosen
                 if folder is not None:
                     state.save(folder, where, who)
-    return FitOverNodes(method, absent, where, planned, run, ask)
+    return FitOverNodes(method, rowless, where, planned, run, ask)
 
 
 def without_rows(

@@ -17,7 +17,7 @@ from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import FILE, looks_like_a_policy
 from hierfl.nodes.reached import Reached
-from hierfl.nodes.stations import Station
+from hierfl.nodes.stations import Station, said
 from hierfl.runs.run_folder import checkpoints
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class InProcess:
                 yield name, found
             if kind != "round" and len(errors) == len(contents):
                 raise next(iter(errors.values()))
-            yield from ((name, Refused(str(error))) for name, error in errors.items())
+            yield from ((name, Refused(said(error, None))) for name, error in errors.items())
 
         return Reached(send, tuple(stations), self.fewest, send_recipe=False)
 

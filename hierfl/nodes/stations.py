@@ -162,7 +162,7 @@ def station(
 def said(error: Exception, folder: Path | None) -> str:
     """Return what may leave a node of an error, which its log has whole; without a folder it has none."""
     safe = isinstance(error, Refused | NodeFailed)
-    text = str(error) if safe else log.FAILS
+    text = str(error) if safe else log.may_tell(error)
     if folder is not None and not getattr(error, "logged", False):
         with suppress(Exception):
             private_folder(folder)

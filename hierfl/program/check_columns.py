@@ -16,6 +16,7 @@ from torch.func import grad_and_value
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.data.faults import RowsFault
 from hierfl.program.few_rows import labeled
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
@@ -62,11 +63,12 @@ def not_dealt_with(data: ClientData) -> ValueError:
     name, bad = next(iter(holes(data).items()))
     row = int(bad.nonzero()[0])
     client = data.names[int(data.row_client[row]) if name in data.fields else row]
-    return ValueError(
+    return RowsFault(
         f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client "
         f"'{client}': fill it (hierfl.fill_missing adds indicators of the missing values), or "
         f"model it, so that no density or gradient is NaN (batch.{name}.nan_to_num() before it is "
-        f"used); of a response, mask these rows as well (fn.mask(~batch.{name}.isnan()))"
+        f"used); of a response, mask these rows as well (fn.mask(~batch.{name}.isnan()))",
+        f"field '{name}' has NaN or infinity",
     )
 
 

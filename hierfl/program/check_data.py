@@ -17,6 +17,7 @@ from torch.distributions.transforms import Transform
 
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.data.faults import RowsFault
 from hierfl.data.ragged import cut_ragged
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
@@ -242,11 +243,12 @@ def _check_labels_by_row(model: Model, data: ClientData, sites: list[str]) -> No
             good = fn.support.check(value) | ~batch.mask()
             if not bool(good.all()):
                 client, row = (~good).nonzero()[0].tolist()
-                raise ValueError(
+                raise RowsFault(
                     f"site '{site}' ({type(fn).__name__}) of client "
                     f"'{data.names[int(ids[client])]}' has the value "
                     f"{value[client, row].item():g}, outside the support of its row; "
-                    f"{int((~good).sum())} rows are outside theirs"
+                    f"{int((~good).sum())} rows are outside theirs",
+                    f"a label of site '{site}' is outside its support",
                 )
 
 
@@ -265,11 +267,12 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
             good = good | ~values.isfinite()  # `check_missing` looks at these
         if not bool(good.all()):
             row = int((~good).nonzero()[0, 0])
-            raise ValueError(
+            raise RowsFault(
                 f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
                 f"{float(values[row].flatten()[0]):g}, outside the support {in_words(support)} of "
                 f"site {site}; "
-                f"{int((~good).sum())} rows are outside it: {_fix(name, values, support)}"
+                f"{int((~good).sum())} rows are outside it: {_fix(name, values, support)}",
+                f"field '{name}' has a value outside the support of its site",
             )
 
 

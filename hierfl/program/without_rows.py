@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from hierfl.data.absent import Sites, Unknown, unknown
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import NoKeyedDraw
@@ -41,12 +43,14 @@ class WithoutRows:
 
 def values_of(nodes: Mapping[str, Site], names: Iterable[str]) -> Values:
     """Return the values of some sites of a trace; those that depend on missing rows are `Sites`' to refuse."""
-    known, count = Sites(), 0
-    for count, name in enumerate(names, 1):
-        value = nodes[name]["value"] if name in nodes else None
-        if value is not None and not isinstance(value, Unknown) and value.device.type != "meta":
-            known[name] = value
-    return dict(known) if len(known) == count else known
+    values = {name: nodes[name]["value"] if name in nodes else None for name in names}
+    known = {n: v for n, v in values.items() if v is not None and not _is_unknown(v)}
+    return known if len(known) == len(values) else Sites(known)
+
+
+def _is_unknown(values: Tensor) -> bool:
+    """Return whether a tensor has no values; `torch.vmap` makes plain ones of `Unknown` ones."""
+    return isinstance(values, Unknown) or values.device.type == "meta"
 
 
 def of_all_sites(values: Values, latents: Latents, model: Any) -> Values:

@@ -22,7 +22,8 @@ from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.trend import course_of
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
-from hierfl.engine.rounds import CHOSEN, CORRECTED, JUDGED, Progress, begin, left_out_of, settle
+from hierfl.engine.left_out import times_left_out
+from hierfl.engine.rounds import CHOSEN, CORRECTED, JUDGED, Progress, begin, settle
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
@@ -192,7 +193,7 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
             last = [f"{k} {v:.3g}" for k, v in shown if k in ("elbo", "loss", SCORE)]
             if "seconds" in where.history[-1]:
                 last.append(f"{where.history[-1]['seconds']:.2g} s a round")
-            if skipped := left_out_of(where.history):
+            if skipped := times_left_out(where.history):
                 last.append(f"{skipped} skipped")
             bar.update(task, completed=where.round, last=", ".join(last))
 

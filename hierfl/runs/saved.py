@@ -16,6 +16,7 @@ from hierfl.core.arguments import expect_path
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import RowsNotSaved, form_of, is_absent, labels_of, rows_absent
 from hierfl.data.clients import ClientData
+from hierfl.data.frames import FrameRows
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
@@ -78,6 +79,8 @@ def beside(federation: Federation, *, with_data: bool) -> dict[str, bytes | dict
     if with_data:
         tensors = {f"field.{k}": v for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
+        if data.frame_rows is not None:
+            tensors |= data.frame_rows.tensors()
         found[ROWS] = {**tensors, "offsets": data.offsets}
     return found
 
@@ -179,7 +182,7 @@ def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
 
 
 def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientData:
-    part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
+    part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}, "frame": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")
         if name != "offsets":
@@ -188,4 +191,5 @@ def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Cl
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or int(offsets[0]) != 0:
         raise ValueError("the offsets of the clients' rows are not counts from 0")
     features, levels = labels_of(schema, "features"), labels_of(schema, "levels")
-    return ClientData(part["field"], offsets, names, part["client_field"], features, levels)
+    frame = FrameRows.of_tensors(part["frame"]) if part["frame"] else None
+    return ClientData(part["field"], offsets, names, part["client_field"], features, levels, frame)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import hierfl
-from hierfl.data.absent import is_absent
+from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved, is_absent
 from hierfl.data.clients import ClientData
 from hierfl.formulas.formula import Formula, Frames
 from hierfl.method import Method
@@ -69,7 +69,7 @@ def _groups(made: Formula) -> set[str]:
 def _check_same_rows(old: Formula, fitted: ClientData, frames: Frames) -> None:
     """Refuse frames whose columns of the old terms are not those of the fit."""
     if is_absent(fitted):
-        return
+        raise RowsNotSaved(f"{NOT_SAVED}, to compare them with those of the update: {HAND_IN}")
     given = old.data(frames)
     same = set(fitted.names) <= set(given.names)
     given = given.select(list(fitted.names)) if same else given

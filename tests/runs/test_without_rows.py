@@ -81,7 +81,9 @@ def test_what_needs_no_rows_is_the_same_and_the_rest_is_refused(name: str, tmp_p
     back = hierfl.load(tmp_path, method=method)
     assert equal(of_others(fitted), of_others(back))
     if name in READS_ROWS:
-        with pytest.raises(hierfl.RowsNotSaved, match=r"'(lift|slope)' depends on them.*load\(folder, data="):
+        with pytest.raises(
+            hierfl.RowsNotSaved, match=r"'(lift|slope)' depends on them.*load\(folder, data="
+        ):
             of_clients(back)
     else:
         assert equal(of_clients(fitted), of_clients(back))

@@ -1,0 +1,172 @@
+"""A client that takes no part in a fit over nodes is named, with a reason that holds no value, wherever the fit is judged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl.nodes import in_process, station
+from tests.methods.cases import CASES
+from tests.nodes.ways import WAYS
+
+SECRET = 31337.25  # stands in the rows of the node that fails
+NAMES = ("east", "north", "south", "west")
+Frames = dict[str, pd.DataFrame]
+
+
+def frames() -> Frames:
+    parts = {}
+    for seed, name in enumerate(NAMES):
+        g = np.random.default_rng(seed)
+        part = pd.DataFrame({"age": g.normal(60, 9, 40).round(), "sex": g.choice(["m", "f"], 40)})
+        part["y"] = 0.03 * (part.age - 60) + (part.sex == "f") * 0.5 + g.normal(size=40) + seed
+        part.loc[3, "y"] = SECRET if name == "west" else part.loc[3, "y"]
+        parts[name] = part
+    return parts
+
+
+def words(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(age=[f"{v} years" for v in frame["age"]])
+
+
+# what is wrong at west -> what its node says of it
+FAULTS: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
+    "missing": (
+        lambda f: f.assign(age=f.age.mask(f.index == 3)),
+        "column 'age' has missing values",
+    ),
+    "infinite": (
+        lambda f: f.assign(age=f.age.mask(f.index == 3, np.inf)),
+        "column 'age' has an infinite value",
+    ),
+    "digits": (lambda f: f.assign(sex=f.age.astype(str)), "column 'sex' holds numbers as strings"),
+    "no column": (lambda f: f.drop(columns="sex"), "have no column 'sex'"),
+    "words": (words, "column 'age' is 'category', and 'number' at most others"),
+}
+
+
+def formula() -> Any:
+    return hierfl.formula("y ~ age + sex + (1 | hospital)", clients="hospital")
+
+
+def assert_named(fit: Any, why: str, folder: Path, who: str = "west") -> None:
+    """A client stands with the reason in all that judges a fit, and no value does."""
+    summary = fit.summary()
+    report = fit.report(folder / "report.html")
+    page = (folder / "report.html").read_text()
+    first = summary.verdict.split("\n")[0]
+    assert summary.trustworthy is False and first.startswith("Not trustworthy.")
+    assert not report.trustworthy and fit.clients == tuple(n for n in NAMES if n != who)
+    in_history = [out for of in fit.history["left_out"] for out in of if out["client"] == who]
+    assert len(in_history) == fit.progress.round  # in each round
+    for text in (first, str(report.warnings), str(in_history), str(summary), repr(fit)):
+        assert who in text and why in text, text
+        assert str(SECRET)[:5] not in text
+    assert who in page and why.replace("'", "&#39;") in page and str(SECRET)[:5] not in page
+
+
+def fitted(model: Any, nodes: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return hierfl.nodes.fit(model, nodes, seed=0, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_node_whose_rows_cannot_be_used_is_named(fault: str, tmp_path: Path) -> None:
+    parts, (change, why) = frames(), FAULTS[fault]
+    parts["west"] = change(parts["west"])
+    nodes = in_process(parts, tmp_path / "nodes")
+    fit = fitted(formula(), nodes)
+    assert_named(fit, why, tmp_path)
+    fit.save(tmp_path / "saved")
+    for again in (
+        hierfl.nodes.load(tmp_path / "saved"),
+        hierfl.nodes.load(tmp_path / "saved", in_process(frames(), tmp_path / "nodes")),
+    ):
+        assert_named(again, why, tmp_path)
+    assert "west" in fit.without("east").summary().verdict.split("\n")[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "transport",
+    [n if n == "memory" else pytest.param(n, marks=pytest.mark.slow) for n in WAYS],
+)
+def test_over_each_transport(transport: str, tmp_path: Path) -> None:
+    parts, (change, why) = frames(), FAULTS["missing"]
+    parts["west"] = change(parts["west"])
+    stations = {n: station(formula(), part, tmp_path / "nodes" / n) for n, part in _own(parts)}
+    with WAYS[transport](tmp_path / "way") as way:
+        fit = fitted(formula(), way.reached(stations))
+        assert_named(fit, why, tmp_path)
+
+
+def _own(parts: Frames) -> Any:
+    return [(name, {name: part}) for name, part in parts.items()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_level_that_an_agreed_schema_lacks(tmp_path: Path) -> None:
+    agreed = formula().on(frames())
+    parts = frames()
+    parts["west"].loc[3, "sex"] = "unheard"
+    fit = fitted(agreed, in_process(parts, tmp_path / "nodes"))
+    assert_named(fit, "column 'sex' has a value that is none of the agreed levels", tmp_path)
+    assert "unheard" not in str(fit.history["left_out"].tolist())
+
+
+def level(batch: Any) -> None:
+    center, spread = (
+        pyro.sample("center", dist.Normal(0.0, 1.0)),
+        pyro.sample("s", dist.HalfNormal(1.0)),
+    )
+    with batch.clients():
+        at = pyro.sample("at", dist.Normal(center, spread))
+        with batch.data():
+            pyro.sample("y", dist.Normal(at, 1.0), obs=batch.y)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_whose_rows_miss_a_value_at_one_node(tmp_path: Path) -> None:
+    y = torch.randn(80, generator=torch.Generator().manual_seed(0))
+    y[70], y[71] = torch.nan, SECRET
+    data = hierfl.ClientData.from_arrays(list(np.repeat(NAMES, 20)), y=y)
+    fit = fitted(level, in_process(data, tmp_path / "nodes"))
+    told = str(fit.history["left_out"].tolist())
+    assert "west" in told and "field 'y' has NaN or infinity" in told and "31337" not in told
+    verdict = fit.summary().verdict.split("\n")[0]
+    assert "west" in verdict and verdict.startswith("Not trustworthy")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_method_that_begins_again_names_whom_it_left_out(tmp_path: Path) -> None:
+    from tests.programs import federation
+
+    data = federation((5, 3, 7, 4))
+    (tmp_path / "west").mkdir()
+    (tmp_path / "west" / "policy.toml").write_text('methods = ["pvi"]')
+    fit = fitted(CASES["clustered_fl"].make(), in_process(data, tmp_path), rounds=2)
+    assert set(fit.clients) == {"north", "south", "east"}
+    assert [[out["client"] for out in of] for of in fit.history["left_out"]] == [["west"]] * 2
+    assert "west" in fit.summary().verdict.split("\n")[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_client_that_joins_later_is_no_longer_named(tmp_path: Path) -> None:
+    parts, (change, _) = frames(), FAULTS["missing"]
+    parts["west"] = change(parts["west"])
+    fit = fitted(formula(), in_process(parts, tmp_path / "nodes"))
+    late = {"west": frames()["west"]}
+    joined = fit.updated(in_process(late, tmp_path / "late"))
+    assert "west" in joined.clients and "took no part" not in joined.summary().verdict

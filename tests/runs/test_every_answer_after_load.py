@@ -1,0 +1,286 @@
+"""Every public answer of a fit, after it was saved and loaded: equal, or refused by `RowsNotSaved` without the rows."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import Tensor
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.data.clients import ClientData
+from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.program.program import Program
+from hierfl.runs.result import Fit
+from tests.methods.cases import METHODS
+from tests.programs import federation, fit
+
+# what they say of fewer sites, or with fewer columns, is what they said before
+IN_PART = ("summary", "report", "profile", "diagnostics.summary")
+MINUTES = ("diagnostics.against_nuts",)
+DRAWS = 60
+
+
+class Asked(NamedTuple):
+    """A fit and what is asked of it: parameter of an answer -> its argument."""
+
+    fitted: Any
+    arguments: Mapping[str, Any]
+
+
+def answers(fitted: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return every public property, method and function of a fit."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    kind = type(fitted)
+    for name in dir(fitted):
+        if name.startswith("_") or name in ("ask", "here", "progress", "federation", "method"):
+            continue
+        if not callable(getattr(kind, name, None)):
+            found[name] = partial(lambda of, what: getattr(of, what), what=name)
+        else:
+            found[name] = getattr(kind, name)
+    if isinstance(fitted, Fit):
+        for prefix, module in (("", hierfl), ("diagnostics.", hierfl.diagnostics)):
+            for name in module.__all__:
+                function = getattr(module, name)
+                if inspect.isfunction(function) and _first(function) in ("fit", "fits"):
+                    found[prefix + name] = function
+    return found
+
+
+def _first(function: Callable[..., Any]) -> str:
+    return next(iter(inspect.signature(function).parameters), "")
+
+
+def calls(answer: Callable[..., Any], asked: Asked, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of each way in which a fit is asked: by default, of a client, of each, of a new one."""
+    if isinstance(answer, partial):
+        yield {}
+        return
+    folder.mkdir(exist_ok=True)
+    known = {**asked.arguments, "folder": folder / "saved", "path": folder / "report.html"}
+    given, clients = {}, [None]
+    for name, parameter in list(inspect.signature(answer).parameters.items())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in ("draws", "count"):
+            given[name] = DRAWS if name == "draws" else 1
+        elif name == "path" or parameter.default is parameter.empty:
+            assert name in known, f"give {answer} an argument '{name}' in this test"
+            given[name] = known[name]
+        if name == "client" and parameter.default is not parameter.empty:
+            clients = [None, "new", "each", known["client"]]
+    for client in clients:
+        yield given if client is None else {**given, "client": client}
+
+
+def outcome(answer: Callable[..., Any], fitted: Any, given: Mapping[str, Any]) -> Any:
+    """Return what an answer holds, or the error that it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            value = answer(fitted, **given)
+        except Exception as error:
+            return error
+    return contents(value)
+
+
+def contents(value: Any) -> Any:
+    """Return nested dicts of arrays and texts."""
+    if isinstance(value, Fit | FitOverNodes):
+        return {name: v.numpy() for name, v in named_leaves(value.message).items()}
+    if isinstance(value, Program):
+        return [site.name for site in value.latents.sites]
+    if isinstance(value, ClientData):
+        return list(value.names)
+    if isinstance(value, Tensor):
+        return value.detach().numpy()
+    if isinstance(value, pd.DataFrame | pd.Series):
+        return contents(value.reset_index().to_dict("list"))
+    if hasattr(value, "data_vars"):
+        return {name: np.asarray(v) for name, v in value.data_vars.items()}
+    if hasattr(value, "groups") and not is_dataclass(value):
+        groups = value.groups() if callable(value.groups) else value.groups
+        return {
+            group: contents(value[group].to_dataset() if group.startswith("/") else value[group])
+            for group in groups
+            if group != "/"
+        }
+    if is_dataclass(value):
+        return {of.name: contents(getattr(value, of.name)) for of in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): contents(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [contents(v) for v in value]
+    return value if isinstance(value, str | int | float | np.ndarray | None) else type(value)
+
+
+def equal(before: Any, after: Any) -> bool:
+    """Return whether two answers are the same: numbers, texts, or a refusal of the same kind."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(equal(before[k], after[k]) for k in before)
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(equal, before, after))
+    if isinstance(before, np.ndarray | float) and isinstance(after, np.ndarray | float):
+        left, right = np.asarray(before), np.asarray(after)
+        if left.dtype.kind not in "fc":
+            return bool(np.array_equal(left, right))
+        return left.shape == right.shape and bool(
+            np.allclose(left, right, rtol=1e-9, atol=1e-12, equal_nan=True)
+        )
+    if isinstance(before, Exception):
+        return type(before) is type(after)
+    return bool(before == after)
+
+
+def is_part(before: Any, after: Any) -> bool:
+    """Return whether a table has the rows and numbers of another, or fewer; what is missing is NaN or left out."""
+    if "frame" not in after:
+        return True  # a report: it is asked what it warns of
+    keys = [k for k in ("site", "entry", "client") if k in after["frame"]]
+    old, new = (pd.DataFrame(of["frame"]).set_index(keys) for of in (before, after))
+    if not set(new.index) <= set(old.index) or not set(new) <= set(old):
+        return False
+    for name in new:
+        here, there = new[name], old.loc[new.index, name]
+        there_too = here.notna() if name == "shrinkage" else pd.Series(True, here.index)
+        if not equal(there[there_too].to_numpy(float), here[there_too].to_numpy(float)):
+            return False
+    missing = {key[0] for key in set(old.index) - set(new.index) if isinstance(key, tuple)}
+    told = " ".join(map(str, after.get("remarks", ())))
+    return all(f"'{site}'" in told for site in missing)
+
+
+def check(before: Asked, after: Any, folder: Path, *, has_rows: bool) -> dict[str, str]:
+    """Return what is neither equal nor refused, by answer; `after` is the same fit, loaded."""
+    wrong = {}
+    for name, answer in answers(before.fitted).items():
+        if name in MINUTES and has_rows:
+            continue
+        for place, given in enumerate(calls(answer, before, folder / "a")):
+            there = folder / f"{name}-{place}.html"
+            later = {k: there if k in ("folder", "path") else v for k, v in given.items()}
+            new = outcome(answer, after, later)
+            if isinstance(new, hierfl.RowsNotSaved) and not has_rows:
+                assert "hand" in str(new) and "data=" in str(new)
+                continue
+            old = outcome(answer, before.fitted, given)
+            same = equal(_without_paths(old), _without_paths(new))
+            if not same and name in IN_PART and not has_rows and isinstance(new, dict):
+                same = isinstance(old, dict) and is_part(old, new)
+                same = same and not (new.get("trustworthy") and not old["trustworthy"])
+            if not same:
+                label = f"{name}({given.get('client', '')})"
+                wrong[label] = f"{_short(old)} became {_short(new)}"
+    return wrong
+
+
+def _without_paths(content: Any) -> Any:
+    return (
+        {k: v for k, v in content.items() if k != "path"} if isinstance(content, dict) else content
+    )
+
+
+def _short(content: Any) -> str:
+    return f"{type(content).__name__}: {str(content)[:300]}"
+
+
+# ------------------------------------------------------------------ every method
+QUICK = ("fedavg", "fedsvi structured", "fedsvi conditional", "fedmap", "pfedme")
+
+
+def of_method(name: str) -> Asked:
+    data = federation()
+    rows = federation(seed=9).select(["north", "south"])
+    new = ClientData(rows.fields, rows.offsets, ("new", "newer"), rows.client_fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = fit(METHODS[name](), data, rounds=2, seed=3)
+    arguments: dict[str, Any] = {"rows": rows, "data": new, "client": "north", "formula": "y ~ 1"}
+    arguments |= {"variable": "x", "hypothesis": "loc = 0", "model": METHODS[name]().model}
+    return Asked(fitted, arguments)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+)
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_every_answer_of_every_method(name: str, has_rows: bool, tmp_path: Path) -> None:
+    asked = of_method(name)
+    asked.fitted.save(tmp_path / "run", with_data=has_rows)
+    try:
+        after = hierfl.load(tmp_path / "run", method=asked.fitted.method)
+    except hierfl.RowsNotSaved:
+        assert not has_rows and name not in QUICK  # its program is made of rows
+        return
+    assert not check(asked, after, tmp_path, has_rows=has_rows)
+
+
+# ------------------------------------------------------------------ formulas, and programs of two_stage
+def frame() -> pd.DataFrame:
+    g = np.random.default_rng(8)
+    rows = pd.DataFrame({"h": np.resize(list("abcdef"), 180), "x": g.normal(size=180)})
+    eta = rows.h.map(dict(zip("abcdef", [-1, 0.0, 1.0, 0.5, -0.5, 2.0], strict=True))) + rows.x
+    rows["b"] = (g.random(180) < 1 / (1 + np.exp(-eta))).astype(int)
+    rows["count"] = g.poisson(np.exp(0.5 + 0.5 * eta))
+    rows["y"] = eta + g.normal(size=180)
+    rows["time"] = g.exponential(np.exp(-eta / 3))
+    return rows
+
+
+FORMULAS = {
+    "bernoulli": "b ~ x + (1 | h)",
+    "poisson": "count ~ x + (x | h)",
+    "gaussian": "y ~ x + (1 | h)",
+    "weibull": "time ~ x + (1 | h)",
+}
+
+
+def of_formula(family: str) -> Asked:
+    formula = hierfl.formula(FORMULAS[family], family, clients="h")
+    fitted = hierfl.fit(formula, frame(), seed=0, progress=False)
+    arguments: dict[str, Any] = {"rows": frame().head(12), "client": "a", "variable": "x"}
+    arguments |= {"data": frame().assign(h="z"), "formula": ". ~ .", "hypothesis": "x > 0"}
+    return Asked(fitted, arguments | {"columns": {}, "model": formula})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "family",
+    ["bernoulli", *(pytest.param(n, marks=pytest.mark.slow) for n in FORMULAS if n != "bernoulli")],
+)
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_every_answer_of_a_formula(family: str, has_rows: bool, tmp_path: Path) -> None:
+    asked = of_formula(family)
+    asked.fitted.save(tmp_path / "run", with_data=has_rows)
+    after = hierfl.load(tmp_path / "run")
+    assert not check(asked, after, tmp_path, has_rows=has_rows)
+    if not has_rows:  # what draws and schema suffice for
+        after.posterior(20, var_names=["Intercept"])
+        after.effects("x")
+        after.comparisons("x")
+        after.hypotheses("x > 0")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_answer_of_a_fit_over_nodes(tmp_path: Path) -> None:
+    formula = hierfl.formula(FORMULAS["bernoulli"], "bernoulli", clients="h")
+    parts = {name: part.drop(columns="h") for name, part in frame().groupby("h")}
+    nodes = hierfl.nodes.in_process(parts, tmp_path / "nodes")
+    fitted = hierfl.nodes.fit(formula, nodes, seed=0)
+    fitted.save(tmp_path / "run")
+    arguments = {"client": "a", "variable": "x", "hypothesis": "x > 0", "nodes": nodes}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    again = hierfl.nodes.load(tmp_path / "run", nodes)
+    assert not check(Asked(fitted, arguments), again, tmp_path, has_rows=True)
