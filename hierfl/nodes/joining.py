@@ -62,8 +62,8 @@ def join_introduced(
     absent = {**absent_from(where.history), **absent}
     absent = {name: why for name, why in absent.items() if name not in ids}
     last = {**where.history[-1], COUNTED: known}
-    before = [with_absent(record, {}) for record in where.history[:-1]]
-    history = (*before, with_absent(last, absent))
+    earlier = [with_absent(record, {}) for record in where.history[:-1]]
+    history = (*earlier, with_absent(last, absent))
     where = replace(where, history=history)
     return replace(
         fit,

@@ -1,4 +1,4 @@
-"""A client that takes no part in a fit over nodes is named, with a reason that holds no value, wherever the fit is judged."""
+"""A client that takes no part in a fit over nodes is named wherever the fit is judged, by a reason without a value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FAULTS: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     ),
     "digits": (lambda f: f.assign(sex=f.age.astype(str)), "column 'sex' holds numbers as strings"),
     "no column": (lambda f: f.drop(columns="sex"), "have no column 'sex'"),
-    "words": (words, "column 'age' is 'category', and 'number' at most others"),
+    "words": (words, "column 'age' holds words, and clients have agreed on numbers"),
 }
 
 

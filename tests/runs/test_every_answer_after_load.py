@@ -68,7 +68,8 @@ def calls(answer: Callable[..., Any], asked: Asked, folder: Path) -> Iterator[di
         return
     folder.mkdir(exist_ok=True)
     known = {**asked.arguments, "folder": folder / "saved", "path": folder / "report.html"}
-    given, clients = {}, [None]
+    given: dict[str, Any] = {}
+    clients: list[str | None] = [None]
     for name, parameter in list(inspect.signature(answer).parameters.items())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
