@@ -63,7 +63,7 @@ class Reached:
 
         found, silent = self._introductions(nodes, schema)
         absent |= silent
-        named = {f"node {of}" if isinstance(of, int) else str(of): absent[of] for of in absent}
+        named = {f"node {of}" if str(of).isdigit() else of: why for of, why in absent.items()}
         if call.joins is not None:
             from hierfl.nodes.joining import join_introduced  # few runs need it
 
