@@ -19,10 +19,10 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
-from hierfl.program.sites import Latents, Model, family
+from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import Proposal, own_shapes, point
 from hierfl.summaries.exact import Spread
-from hierfl.summaries.hierarchy import Factors, Hierarchy
+from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
 
 AUXILIARY: Any = {"is_auxiliary": True}
@@ -86,6 +86,41 @@ class FromFactor:
         with batch.clients():
             pyro.sample("_local.chosen", moved, infer=AUXILIARY)
         emit(block, vector, batch)
+
+    @property
+    def has_shrinkage(self) -> bool:
+        """Whether local sites are Normal given the global ones, and the factor of one scale."""
+        return self.hierarchy is not None and self.hierarchy.mixing is None and self.spread is None
+
+    def shrinkage(self, batch: ClientBatch) -> Values:
+        """Return Var(w_k | z, y_k) / Var(w_k | z) at a draw of z by the client's factor, without draws of w.
+
+        It is exact where the likelihood is Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard
+        error s.
+        """
+        hierarchy = self.hierarchy
+        assert hierarchy is not None
+        shared = self.latents.global_block.size
+        z = self.posterior(batch).vector if shared else torch.zeros(0)
+        with batch.clients():
+            own = {
+                name: pyro.param(f"{OWN_PARAM}.{name}", torch.zeros(batch.num_clients, 1, *shape))[
+                    :, 0
+                ]
+                for name, shape in self.shapes.items()
+            }
+        kept = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
+        here, power, _ = hierarchy.at_scale(kept, z)
+        with poutine.block(hide_types=["sample", "observe"]):
+            normal = hierarchy.local(z, first_row(batch))
+        factor = power * here.precision, power * here.shift
+        after = given(hierarchy, normal, z, *factor).log_integral()[1]
+        before = torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)
+        if hierarchy.reading.effects is not None:  # the local sites are what effects are made of
+            back = torch.linalg.inv_ex(hierarchy.reading.effects.at(z)[1]).inverse
+            after, before = (back @ covariance @ back.mT for covariance in (after, before))
+        ratio = after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)
+        return self.latents.local_block.shaped(ratio[:, None])
 
     def _chosen(
         self,

@@ -32,10 +32,8 @@ def formula_tables(
     layout, layouts = formula.layout, formula.layouts
     groups = [term for found in layouts for term in found.groups]
     common = [INTERCEPT, *_common_sites(layout)]
-    heading = "Population level"
-    if layout.has_intercept and layout.is_centered and layout.common.columns:
-        heading += f" ({INTERCEPT}: where all predictors are at their means)"
-    tables = [(heading, _table(frame, common))]
+    tables = [("Population level", _table(frame, common))]
+    common += [found.sampled_intercept for found in layouts]  # in the frame alone
     for other in layouts[1:]:
         name = other.suffix.removeprefix("_")
         sites = [other.intercept, *_common_sites(other)]

@@ -18,7 +18,7 @@ from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.left_out import times_left_out
 from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected
-from hierfl.posterior.site_table import SiteTable, site_table
+from hierfl.posterior.site_table import SiteTable, in_right_digits, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 
 MOST, FEWEST = 1000, 100  # draws where none are asked for
@@ -30,7 +30,7 @@ def _shown(found: Summary) -> Shown:
     note = "\n".join((found.verdict, *found.remarks))
     if found.tables:
         return Shown(found.title, note=note, tables=found.tables)
-    return Shown(found.title, found.frame, note)
+    return Shown(found.title, in_right_digits(found.frame), note)
 
 
 @shown_as(_shown)
@@ -44,8 +44,8 @@ class Summary:
             has them; `client`, "" for a global site; `mean`, `sd`, and `low` and `high`, the ends
             of the interval, NaN at point estimates; `shrinkage` of
             local sites, 0 where the client's own rows decide alone, 1 where they say nothing
-            (`hierfl.posterior.shrinkage`). Networks of many numbers have one row for each statistic
-            of each layer.
+            (`hierfl.posterior.shrinkage`), and its Monte Carlo standard error. Networks of many
+            numbers have one row for each statistic of each layer.
         verdict: trustworthy, or why not, with the fix; below it, a line for each other warning of
             the checks.
         trustworthy: the same as a bool; None where it cannot be told.
@@ -103,7 +103,7 @@ def summary(
         from hierfl.diagnostics.formula_tables import formula_tables, titled  # 0.5 s
 
         title = f"{titled(model)}\n{title}"
-        tables = formula_tables(model, table.frame, fit.clients, prob)
+        tables = formula_tables(model, in_right_digits(table.frame), fit.clients, prob)
     remarks = _remarks(fit, table)
     return Summary(
         title,

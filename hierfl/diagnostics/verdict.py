@@ -19,6 +19,7 @@ from hierfl.diagnostics.exchangeable import exchangeable
 from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
+from hierfl.posterior.shrinkage import in_prior_units
 from hierfl.posterior.site_table import SiteTable
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.program.program import ProgramError
@@ -148,31 +149,48 @@ def named_own(draws: Draws) -> list[str]:
 
 
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
-    """Compare each client's posterior with S draws of the global prior: KL in `nats`, `narrower` variance."""
+    """Compare each client's posterior with the global prior: KL in `nats`, `narrower` variance.
+
+    Both are of the sites less their prior's mean in its sds, at each draw of the global sites: no
+    shift of a column changes them. Where the prior has no variance in closed form, they are of the
+    sites themselves beside `expected`, S draws of the global prior.
+    """
     pooled, clients = same_for_all(fit), len(fit.clients)
-    over = (0, 1) if pooled else 0
     nats, ratios = torch.zeros(clients, dtype=torch.float64), []
+    units = in_prior_units(fit, draws)
     for name in named_own(draws):
-        mine, prior = (
-            value.double().reshape(len(value), clients, -1)
-            for value in (draws.own[name], expected[name])
-        )
-        varies = (prior.var(0, correction=0) > 0.0).all(0)
-        if not bool(varies.any()):
-            continue
-        mine, prior = mine[..., varies], prior[..., varies]
-        middle, wide = prior.mean(over), prior.var(over, correction=0)
-        ratio = (mine.var(0, correction=0) / wide).clamp(min=1e-12)
-        away = (mine.mean(0) - middle).square() / wide
+        own = units.get(name)
+        if own is not None and bool(own.isfinite().all()):
+            mine = own.double().reshape(len(own), clients, -1)
+            ratio, away = mine.var(0, correction=0).clamp(min=1e-12), mine.mean(0).square()
+        else:
+            compared = _beside(draws.own[name], expected[name], (0, 1) if pooled else 0)
+            if compared is None:
+                continue
+            ratio, away = compared
         nats += 0.5 * (ratio - 1.0 - ratio.log() + away).sum(1)
         ratios.append(ratio)
     scalars = sum(ratio.shape[1] for ratio in ratios)
     if not scalars:
         return None
     # S draws add about 1 / S per scalar, also for the global prior unless pooled over clients
-    nats -= scalars / len(mine) * (1.0 if pooled else 2.0)
+    nats -= scalars / draws.count * (1.0 if pooled else 2.0)
     columns = {
         "nats": nats.clamp(min=0.0).numpy(),
         "narrower": np.clip(1.0 - torch.cat(ratios, 1).mean(1).numpy(), 0.0, 1.0),
     }
     return pd.DataFrame(columns, index=pd.Index(fit.clients, name="client"))
+
+
+def _beside(
+    own: Tensor, expected: Tensor, over: int | tuple[int, int]
+) -> tuple[Tensor, Tensor] | None:
+    """Return clients' variances in those of the prior, and squared distances of means, (N, n)."""
+    mine, prior = (v.double().reshape(len(v), v.shape[1], -1) for v in (own, expected))
+    varies = (prior.var(0, correction=0) > 0.0).all(0)
+    if not bool(varies.any()):
+        return None
+    mine, prior = mine[..., varies], prior[..., varies]
+    wide = prior.var(over, correction=0)
+    ratio = (mine.var(0, correction=0) / wide).clamp(min=1e-12)
+    return ratio, (mine.mean(0) - prior.mean(over)).square() / wide

@@ -116,7 +116,7 @@ class Drawn:
         moves = [self.shared[t.name].view(self.count, len(t.columns), -1) for t in terms]
         at = [self.layout.common.columns.index(name) for t in terms for name in t.columns]
         columns = common[:, at]
-        if self.layout.is_centered:
+        if self.layout.common.has_intercept:
             design = self.formula.agreed.design
             columns = columns - torch.tensor([design[n].mean for t in terms for n in t.columns])
         return before - torch.einsum("np,spk->snk", columns, torch.cat(moves, 1))
@@ -126,14 +126,10 @@ class Drawn:
         """The predictor of a row whose common columns are all zero, (S, O)."""
         found = torch.zeros(self.count, self.outputs, dtype=torch.float64)
         if self.layout.has_intercept:
-            found = found + self.shared[self.layout.intercept].reshape(self.count, self.outputs)
-        if self.layout.is_centered:
-            design = self.formula.agreed.design
-            means = torch.tensor(
-                [design[n].mean for n in self.layout.common.columns], dtype=torch.float64
-            )
-            found = found - (means[:, None] * self.common).sum(1)
-        return found
+            site = self.layout.sampled_intercept
+            found = found + self.shared[site].reshape(self.count, self.outputs)
+        means = [self.layout.means.get(name, 0.0) for name in self.layout.common.columns]
+        return found - (torch.tensor(means).double()[:, None] * self.common).sum(1)
 
     def groups(self, term: GroupTerm, client: int | None = None) -> Tensor:
         """Return the deviations of a term's groups, (S, groups, q, O), of those within `client` if it is given."""

@@ -9,7 +9,7 @@ from hierfl.formulas.schema import Schema
 def write_thresholds(out: Writer, schema: Schema, found: Layout, vector: str) -> None:
     """Write the thresholds of each row, moved by its columns of cs() times coefficients, a `vector`."""
     rows = "batch.steps"
-    if found.is_centered:
+    if found.common.has_intercept:
         means = ", ".join(f"{schema.design[name].mean:.9g}" for name in found.steps)
         rows = f"(batch.steps - torch.tensor([{means}]))"
     moves = f"({rows}[..., None] * {vector}).sum(-2)"

@@ -21,6 +21,7 @@ from hierfl.models.families import Response, as_source
 from hierfl.models.priors import Prior
 
 INTERCEPT = "Intercept"
+CENTERED = "_centered"  # end of the name of an intercept at the means of the columns
 # Names of plates, and of dimensions of the posterior, which no site may have.
 RESERVED = ("clients", "data", "client", "chain", "draw")
 Place = Literal["clients", "above", "within", "crossed"]
@@ -77,17 +78,18 @@ class GroupTerm:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A formula's coefficients and columns; if `is_centered`, `Intercept` is at the columns' means.
+    """A formula's coefficients and columns.
 
-    `own`: column -> the clients' term whose coefficient has the common one as its mean. Columns in
-    `above` are constant at each client and move its own intercept; the likelihood reads `read`.
-    Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that site. `steps`
-    are the columns of cs(), which move thresholds.
+    `means`: column -> its mean, where it is not 0, at which the intercept is sampled. `own`: column
+    -> the clients' term whose coefficient has the common one as its mean. Columns in `above` are
+    constant at each client and move its own intercept; the likelihood reads `read`. Of a parameter's
+    terms `suffix` ends the names of fields, and `intercept` is that site. `steps` are the columns of
+    cs(), which move thresholds.
     """
 
     common: Design
     has_intercept: bool
-    is_centered: bool
+    means: Mapping[str, float]
     groups: tuple[GroupTerm, ...]
     own: Mapping[str, GroupTerm]
     above: tuple[str, ...]
@@ -95,6 +97,11 @@ class Layout:
     suffix: str = ""
     intercept: str = INTERCEPT
     steps: tuple[str, ...] = ()
+
+    @property
+    def sampled_intercept(self) -> str:
+        """The site of the intercept at the columns' means; `intercept` where all means are 0."""
+        return f"{self.intercept}{CENTERED}" if self.means else self.intercept
 
     def at(self, place: Place) -> tuple[GroupTerm, ...]:
         """Return the terms with a bar whose groups lie at a place."""
@@ -116,11 +123,25 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
         if INTERCEPT in own and name not in own and schema.design[name].above
     )
     read = tuple(name for name in common.columns if name not in own and name not in above)
-    found = Layout(common, takes_intercept, common.has_intercept, groups, own, above, read)
+    found = Layout(common, takes_intercept, {}, groups, own, above, read)
     if "cs(" in declared.text:
         found = with_steps(found)
+    if common.has_intercept:
+        found = replace(found, means=_means(found, schema))
     _check_names(found, declared, response_of(declared, schema))
     return found
+
+
+def _means(found: Layout, schema: Schema) -> dict[str, float]:
+    """Return the means of the common columns but those of cs(), without those of centered columns."""
+    means = {}
+    for name in found.common.columns:
+        margin = schema.design[name]
+        # a mean of 1e-17 is the rounding of a column that is centered already
+        is_off = found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
+        if is_off and name not in found.steps:
+            means[name] = margin.mean
+    return means
 
 
 def _group_terms(
@@ -172,7 +193,7 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
     """Refuse two sites, or two columns, of one name."""
     reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
-    reserved[INTERCEPT] = "the intercept"
+    reserved |= dict.fromkeys((INTERCEPT, f"{INTERCEPT}{CENTERED}"), "the intercept")
     dims = [f"{term.name}_dim" for term in found.common.terms if term.coords]
     dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
@@ -205,7 +226,7 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
     last: Dims = ((level, response.levels[-outputs:]),) if outputs > 1 else ()
     sites: dict[str, Dims] = {}
     if found.has_intercept and last:
-        sites[INTERCEPT] = last
+        sites |= {INTERCEPT: last, found.sampled_intercept: last}
     for term in found.common.terms:
         own: Dims = ((f"{term.name}_dim", term.coords),) if term.coords else ()
         if own or last:

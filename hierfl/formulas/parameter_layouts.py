@@ -79,7 +79,7 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
 
 
 def _sites(found: Layout) -> set[str]:
-    own = {found.intercept, *(term.name for term in found.common.terms)}
+    own = {found.intercept, found.sampled_intercept, *(term.name for term in found.common.terms)}
     return own.union(*({g.site, g.sd, g.cholesky} for g in found.groups))
 
 

@@ -78,7 +78,7 @@ def all_priors(
     for name in found.common.columns:
         margin = schema.design[name]
         ratio = step / (margin.sd or 1.0)  # 1: of a level without rows
-        if not found.is_centered:  # the coefficients take up the center too
+        if not found.common.has_intercept:  # the coefficients take up the center too
             ratio = math.hypot(center, step) / (math.hypot(margin.mean, margin.sd) or 1.0)
         known[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for one in found.common.terms:

@@ -52,10 +52,10 @@ def source(
         suffixes = (own.layout.suffix, f"_by{own.layout.suffix}")
         out.taken = {*out.taken, *(f"{word}{end}" for word in TAKEN for end in suffixes)}
     _global_sites(out, declared, schema, found, priors, outputs)
-    _base(out, schema, found, outputs)
+    _base(out, found, outputs)
     for own in parameters:
         _global_sites(out, own.declared, schema, own.layout, own.own(priors), 1)
-        _base(out, schema, own.layout, 1)
+        _base(out, own.layout, 1)
     out.add("with batch.clients():")
     out.indent = 2
     for each in layouts:
@@ -121,8 +121,8 @@ def _global_sites(
     of_family = declared.family.parameters(response_of(declared, schema))
     wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
     if found.has_intercept:
-        at = "at the means of the predictors" if found.common.columns else ""
-        out.sample(found.intercept, as_source(priors[INTERCEPT]) + wide, note=at)
+        note = "at the means of the predictors" if found.means else ""
+        out.sample(found.sampled_intercept, as_source(priors[INTERCEPT]) + wide, note=note)
     for term in found.common.terms:
         if term.monotone or term.smooth:
             _steps(out, term, priors, outputs)
@@ -223,28 +223,22 @@ def vector_of(out: Writer, found: Layout, names: Sequence[str]) -> str:
     return f"torch.stack([{', '.join([_column(out, found, name) for name in names])}])"
 
 
-def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
-    """Write the predictor of a row whose columns are all zero."""
-    start = out.named(found.intercept) if found.has_intercept else ""
-    means = {}
-    for name in found.common.columns:
-        margin = schema.design[name]
-        # A mean of 1e-17 is the rounding of a column that is centered already.
-        is_off = found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
-        if is_off and name not in found.steps:
-            means[name] = f"{margin.mean:.9g}"
+def _base(out: Writer, found: Layout, outputs: int) -> None:
+    """Write the predictor of a row whose columns are all zero, which is the intercept as it is reported."""
+    start = out.named(found.sampled_intercept) if found.has_intercept else ""
     if found.read:
         out.add(f"read{found.suffix} = {vector_of(out, found, found.read)}")
-    if not found.is_centered or not means:
+    if not found.means:
         out.add(f"base{found.suffix} = {start or 'torch.zeros(())'}")
         return
-    out.add(f"means{found.suffix} = torch.tensor([{', '.join(means.values())}])")
-    slopes = (
-        f"read{found.suffix}" if tuple(means) == found.read else vector_of(out, found, tuple(means))
-    )
+    means = ", ".join(f"{mean:.9g}" for mean in found.means.values())
+    out.add(f"means{found.suffix} = torch.tensor([{means}])")
+    names = tuple(found.means)
+    slopes = f"read{found.suffix}" if names == found.read else vector_of(out, found, names)
     wide = "means[:, None]" if outputs > 1 else f"means{found.suffix}"
-    sums = f"({wide} * {slopes}).sum(0)  # where all predictors are 0"
-    out.add(f"base{found.suffix} = {start + ' ' if start else ''}- {sums}")
+    out.add(f"base{found.suffix} = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0)")
+    if found.has_intercept:  # where all predictors are 0
+        out.add(f"pyro.deterministic({found.intercept!r}, base{found.suffix})")
 
 
 def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:

@@ -18,7 +18,7 @@ from hierfl.engine.left_out import times_left_out
 from hierfl.engine.rounds import JUDGED
 from hierfl.formulas.formula import Formula
 from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.site_table import COLUMNS, entries_of, numbers_of
+from hierfl.posterior.site_table import COLUMNS, entries_of, in_right_digits, numbers_of
 from hierfl.posterior.snapshot import global_sites
 from hierfl.runs.result import Fit
 
@@ -61,7 +61,7 @@ def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
             "entry": entries_of(server, name, value.shape[1:]),
             "client": "",
             **dict(zip(COLUMNS[3:7], numbers_of(value, prob).reshape(4, -1), strict=True)),
-            "shrinkage": np.nan,
+            **dict.fromkeys(COLUMNS[7:], np.nan),
         }
         frames.append(pd.DataFrame(columns, columns=list(COLUMNS)))
     frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
@@ -72,7 +72,7 @@ def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
     tables: Tables = ()
     if isinstance(model, Formula):
         title = f"{titled(model)}\n{title}"
-        tables = formula_tables(model, frame, fit.clients, prob)
+        tables = formula_tables(model, in_right_digits(frame), fit.clients, prob)
     words, trustworthy = _judged(server)
     remarks = [f"Chosen: {fit.chosen}."] if fit.chosen else []
     remarks.append("Clients' own sites are at their nodes: fit.local_summary() asks for them.")

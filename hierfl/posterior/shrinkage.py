@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,61 +14,63 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import at_each_draw, each_draw
-from hierfl.posterior.draws import joined_local, mapped_or_in_turn
+from hierfl.posterior.draws import Draws, at_draws, joined_local, mapped_or_in_turn
 from hierfl.posterior.moments import mean_and_variance
 from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.handlers import Answer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
-# draws of the global sites, and of the local sites at each: a relative error of about sqrt(2 / 750)
+# draws of the global sites where the ratio at each is in closed form, and clients x draws at most
+CLOSED, MOST_CLOSED = 4000, 1 << 22
+# else draws of the global sites, and of the local sites at each: a relative error of sqrt(2 / 750)
 POINTS, AT_POINT = 50, 16
+
+
+class Shrinkage(NamedTuple):
+    """Shrinkage of a local site, (N, *shape), and its Monte Carlo standard error."""
+
+    value: Tensor
+    error: Tensor
 
 
 def shrinkage(
     fit: Snapshot, sites: list[str], *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0
-) -> dict[str, Tensor]:
+) -> dict[str, Shrinkage]:
     """Estimate the shrinkage Var(w_k | z, y_k) / Var(w_k | z) of local sites, averaged over z.
 
     z are the global sites. Where w_k ~ Normal(mu, tau^2) and the client's own estimate has standard
     error s, this is B = s^2 / (s^2 + tau^2), and the client's posterior mean is B mu + (1 - B)
-    times its own estimate: 0 where its rows decide alone, 1 where they say nothing. A guide whose
-    local sites are too narrow gives too low a value.
+    times its own estimate: 0 where its rows decide alone, 1 where they say nothing. A guide with
+    the client's factor has the ratio in closed form (`FromFactor.shrinkage`), exact where the
+    likelihood is Gaussian. Of another one it is estimated by `points` draws of z with `draws` of
+    w_k at each; one whose local sites are too narrow, or too wide, gives too low, or high, a value.
 
     Sources: B of Morris 1983, JASA 78, Eq. 1.9; the pooling factor of each group in Gelman and
     Pardoe 2006, Technometrics 48, section 1.
 
     Returns:
-        Site -> (N, *shape), at most 1; NaN where the prior has no variance in closed form, where it
-        depends on another local site, and at point estimates.
+        Site -> (N, *shape); NaN where the prior has no variance in closed form, where it depends on
+        another local site, and at point estimates.
     """
     program = fit.program
     known = [site for site in sites if site not in program.derived]
-
-    def at_one(params: Params, own: ClientBatch, m: Tensor) -> Tree:
-        # the root key stays, and so do the draws of the global sites
-        keys = noise.fold(own.own_keys, noise.word("own"), m)
-        values = program.draw(params, replace(own, own_keys=keys))
-        return {
-            site: _moments(site, fn, values[site])
-            for site, fn in program.priors(params, values, batch=own).items()
-            if site in known
-        }
-
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        found = at_each_draw(partial(at_one, params, own), draws, program)
-        return {site: _ratio(moments) for site, moments in found.items()}
-
     if not known:
         return {}
+    one: Callable[..., Tree] = partial(_sampled, program, known, draws)
     width = draws * width_of(program)
+    if _is_closed(fit):
+        one, width = partial(_in_closed_form, program, known), width_of(program)
+        points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)))
     chunks = mapped_or_in_turn(
         fit, lambda s: each_draw(s, one, draws=points, seed=seed, width=width, salt="shrinkage")
     )
-    parts = [chunk.found for chunk in chunks]
     # (N, S, ...), with the same plates as a draw
-    found = joined_local(program, parts)
-    # a guide may be wider than the prior
-    return {site: value.mean(0).clamp(max=1.0) for site, value in found.items()}
+    found = joined_local(program, [chunk.found for chunk in chunks])
+    return {
+        site: Shrinkage(value.mean(0), value.std(0, correction=0) / len(value) ** 0.5)
+        for site, value in found.items()
+    }
 
 
 def width_of(program: Program) -> int:
@@ -74,14 +78,71 @@ def width_of(program: Program) -> int:
     return 2 + (program.latents.global_block.size + program.latents.local_block.size) // 16
 
 
-def _moments(site: str, fn: object, value: Tensor) -> Tree:
-    """Return a draw beside the mean and the variance of its prior, all of one shape."""
-    try:
-        mean, variance = mean_and_variance(site, fn)
-    except ValueError:
-        mean = variance = torch.full_like(value, torch.nan)
-    expanded = tree_map(lambda v: v.expand(value.shape), {"mean": mean, "variance": variance})
-    return {"value": value, **expanded}
+def _is_closed(fit: Snapshot) -> bool:
+    """Return whether the guide has shrinkage in closed form."""
+    guide: Any = fit.program.guide
+    return bool(getattr(guide, "has_shrinkage", False))
+
+
+def _in_closed_form(
+    program: Program, known: list[str], params: Params, own: ClientBatch, asked: ClientBatch
+) -> Tree:
+    guide: Any = program.guide
+    with Answer(params, own):
+        ratios = guide.shrinkage(own)
+    return {site: ratio for site, ratio in ratios.items() if site in known}
+
+
+def _sampled(
+    program: Program,
+    known: list[str],
+    draws: int,
+    params: Params,
+    own: ClientBatch,
+    asked: ClientBatch,
+) -> Tree:
+    def at(m: Tensor) -> Tree:
+        # the root key stays, and so do the draws of the global sites
+        keys = noise.fold(own.own_keys, noise.word("own"), m)
+        values = program.draw(params, replace(own, own_keys=keys))
+        prior = prior_moments(program, params, values, own)
+        return {s: {"value": values[s], **of} for s, of in prior.items() if s in known}
+
+    found = at_each_draw(at, draws, program)
+    return {site: _ratio(moments) for site, moments in found.items()}
+
+
+def prior_moments(
+    program: Program, params: Params, values: Values, batch: ClientBatch
+) -> dict[str, dict[str, Tensor]]:
+    """Return mean and variance of each local site's prior at given sites, NaN where it has no closed form."""
+    found = {}
+    for site, fn in program.priors(params, values, batch=batch).items():
+        try:
+            mean, variance = mean_and_variance(site, fn)
+        except ValueError:
+            mean = variance = torch.full_like(values[site], torch.nan)
+        moments = {"mean": mean, "variance": variance}
+        shape = values[site].shape
+        found[site] = tree_map(lambda v, shape=shape: v.expand(shape), moments)
+    return found
+
+
+def in_prior_units(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
+    """Return draws of local sites less their prior's mean, in its sds, (S, N, *shape); NaN without them.
+
+    Of draws of the prior these are 0 on average with a variance of 1, whatever the global sites are.
+    """
+    program = fit.program
+
+    def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
+        prior = prior_moments(program, params, values, batch)
+        return {
+            site: (values[site] - of["mean"]) / of["variance"].sqrt() for site, of in prior.items()
+        }
+
+    chunks = at_draws(fit, draws, one)
+    return joined_local(program, [chunk.found for chunk in chunks])
 
 
 def _ratio(found: Values) -> Tensor:

@@ -28,7 +28,7 @@ from hierfl.posterior.draws import (
     posterior_draws,
 )
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split
-from hierfl.posterior.shrinkage import shrinkage, width_of
+from hierfl.posterior.shrinkage import Shrinkage, shrinkage, width_of
 from hierfl.posterior.snapshot import (
     Snapshot,
     all_sites,
@@ -39,7 +39,7 @@ from hierfl.posterior.snapshot import (
 from hierfl.program.program import Params
 from hierfl.program.sites import Values, dims_of
 
-COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage")
+COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage", "shrinkage_error")
 # local networks are summarized sooner where clients are many
 LEAST_EXPAND, MOST_ROWS = 50, 1_000_000
 Numbers = NDArray[np.float64]
@@ -211,7 +211,7 @@ def numbers_of(value: Tensor, prob: float) -> Numbers:
 
 
 def _frame(
-    fit: Snapshot, name: str, site: _Site, network: Network | None, pulled: Tensor | None
+    fit: Snapshot, name: str, site: _Site, network: Network | None, pulled: Shrinkage | None
 ) -> pd.DataFrame:
     clients = fit.clients if site.is_local else ("",)
     if network is not None:
@@ -225,11 +225,24 @@ def _frame(
         "entry": [entry for entry, _ in both],
         "client": [client for _, client in both],
         **dict(zip(COLUMNS[3:7], flat, strict=True)),
-        "shrinkage": np.full(len(both), np.nan),
+        **dict.fromkeys(COLUMNS[7:], np.full(len(both), np.nan)),
     }
     if pulled is not None:
-        columns["shrinkage"] = pulled.double().numpy().reshape(len(clients), -1).T.reshape(-1)
+        parts = [part.double().numpy().reshape(len(clients), -1).T.reshape(-1) for part in pulled]
+        columns |= dict(zip(COLUMNS[7:], parts, strict=True))
     return pd.DataFrame(columns, columns=list(COLUMNS), index=range(len(both)))
+
+
+def in_right_digits(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table to print: shrinkage in the decimals that its Monte Carlo error leaves, without the error."""
+    error = frame["shrinkage_error"].to_numpy(float)
+    places = np.floor(-np.log10(np.maximum(2.0 * error, 1e-3)))
+    decimals = np.where(np.isnan(places), 0, np.maximum(places, 0)).astype(int)
+    values = frame["shrinkage"].to_numpy(float)
+    rounded = [
+        round(value, places) for value, places in zip(values, decimals.tolist(), strict=True)
+    ]
+    return frame.assign(shrinkage=rounded).drop(columns="shrinkage_error")
 
 
 def entries_of(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -146,7 +147,9 @@ FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms
 
 def warn_of_unscaled(program: Program, data: ClientData) -> None:
     """Warn of number columns whose mean or sd exceeds `FAR`; only unbounded labels are looked at."""
-    if hasattr(program.model, "all_priors"):  # a formula's priors are in the units of its columns
+    if hasattr(
+        inspect.unwrap(program.model), "all_priors"
+    ):  # a formula's priors are in the units of its columns
         return
     for name in sorted(program.reads.model & set(data.fields)):
         support = program.supports.get(name, ("", constraints.real))[1]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor, nn
@@ -185,6 +186,30 @@ class Answer(Messenger):
             except NoSampler as error:
                 raise NoSampler(f"site '{msg['name']}' ({error})") from error
         msg["done"] = True
+
+
+class _AllSeen(Exception):
+    """A program has sampled all sites that are asked for."""
+
+
+class _Until(Messenger):
+    """Ends a program once it has sampled some sites."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.missing = set(names)
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        self.missing.discard(msg["name"])
+        if not self.missing:
+            raise _AllSeen
+
+
+def sites_until(run: Callable[[], Any], names: Iterable[str]) -> dict[str, Site]:
+    """Return the sites of a program up to the last of some of them: rows that come later are not read."""
+    with poutine.trace() as tracer, suppress(_AllSeen), _Until(names):
+        run()
+    return dict(tracer.trace.nodes)
 
 
 @contextmanager

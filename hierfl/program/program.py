@@ -16,7 +16,7 @@ from hierfl.core.process import unpickled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import Sites
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Answer, sites_until
 from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Center, Site, scored
@@ -199,7 +199,9 @@ class Program:
         """Return the model's deterministic sites at given values of its latent sites."""
         if not self.derived:
             return {}
-        nodes = self.conditioned(values, params, batch)
+        latents = of_all_sites(values, self.latents, self.model)
+        with Answer(params, batch, reparameterized=False), poutine.condition(data=latents):
+            nodes = sites_until(lambda: self.model(batch), self.derived)
         return values_of(nodes, self.derived)
 
     def observed(

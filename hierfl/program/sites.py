@@ -131,17 +131,23 @@ class Block:
         """The sites' starting points, (K,), or (1, 1, D) for local sites."""
         return self.flatten({site.name: site.start for site in self.sites})
 
-    def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
-        """Split a vector, (K,) or (C, 1, D), into values of its sites and log Jacobians."""
-        values, jacobians = {}, {}
+    def shaped(self, vector: Tensor) -> Values:
+        """Split a vector, (K,) or (C, 1, D), into pieces in the unconstrained shapes of its sites."""
+        pieces = {}
         for site, piece in zip(self.sites, vector.split(self.sizes, -1), strict=True):
             if site.is_local:
                 inner = site.batch_shape[:-2]  # plates left of the clients
                 event = site.free_start.shape[len(site.batch_shape) :]
                 apart = piece.reshape(*piece.shape[:-1], *inner, *event)  # (C, 1, *inner, *event)
-                free = apart.movedim((0, 1), (len(inner), len(inner) + 1))
+                pieces[site.name] = apart.movedim((0, 1), (len(inner), len(inner) + 1))
             else:
-                free = piece.reshape(site.free_start.shape)
+                pieces[site.name] = piece.reshape(site.free_start.shape)
+        return pieces
+
+    def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
+        """Split a vector, (K,) or (C, 1, D), into values of its sites and log Jacobians."""
+        values, jacobians = {}, {}
+        for site, free in zip(self.sites, self.shaped(vector).values(), strict=True):
             values[site.name], jacobians[site.name] = site.constrain(free)
         return values, jacobians
 

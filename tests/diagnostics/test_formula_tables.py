@@ -23,7 +23,7 @@ def fitted() -> hierfl.Fit:
 def test_tables_stand_in_brms_order() -> None:
     found = fitted().summary(draws=50)
     assert [heading for heading, _ in found.tables] == [
-        "Population level (Intercept: where all predictors are at their means)",
+        "Population level",
         "Group level, site (4 groups)",
         "Group level, year (2 groups)",
         "Group level, site:ward (at most 3 groups in one site)",

@@ -90,7 +90,9 @@ def repeated(found: Drawn, draws: int) -> Drawn:
 
 
 def with_shared(found: Drawn, **values: Any) -> Drawn:
-    """The same draws with some global sites at fixed values."""
+    """The same draws with some global sites at fixed values; intercepts are those at the columns' means."""
+    centered = {n: f"{n}_centered" for n in values if f"{n}_centered" in found.shared}
+    values = {centered.get(name, name): value for name, value in values.items()}
     fixed = {
         name: torch.as_tensor(value).double().expand(found.shared[name].shape)
         for name, value in values.items()

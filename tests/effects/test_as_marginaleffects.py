@@ -55,7 +55,7 @@ def estimated() -> Drawn:
     center = INTERCEPT + sum(
         value * made.agreed.design[name].mean for name, value in ESTIMATES.items()
     )
-    shared = {"Intercept": torch.tensor(center).double().expand(20)}
+    shared = {"Intercept_centered": torch.tensor(center).double().expand(20)}
     for term in made.layout.common.terms:
         values = torch.tensor([ESTIMATES[name] for name in term.columns]).double()
         shared[term.name] = (values if term.coords else values[0]).expand(
@@ -104,7 +104,8 @@ def test_averages_of_counts_with_an_offset_and_weights(labeled: bool) -> None:
     start, b = -1.0, {"age": 0.02, "sex[m]": 0.4}
     center = start + sum(value * made.agreed.design[name].mean for name, value in b.items())
     one = torch.ones(20, dtype=torch.float64)
-    shared = {"Intercept": center * one, "age": b["age"] * one, "sex": b["sex[m]"] * one[:, None]}
+    shared = {"Intercept_centered": center * one, "age": b["age"] * one}
+    shared["sex"] = b["sex[m]"] * one[:, None]
     data = made.data(rows)
     found = Drawn(made, data.names, data, shared, {})
 

@@ -19,7 +19,7 @@ def test_a_linear_effect_is_the_slope_at_each_draw() -> None:
     age = rows["age"].mean()
     share = (rows["sex"] == "m").mean()
     # other columns are at their reference levels, the average client has no deviation
-    start = found.shared["Intercept"] - share * found.shared["sex"][:, 0]
+    start = found.shared["Intercept_centered"] - share * found.shared["sex"][:, 0]
     for value, (_, row) in zip(grid, table.iterrows(), strict=True):
         wanted = (start + found.shared["age"] * (value - age)).numpy()
         np.testing.assert_allclose(row["mean"], wanted.mean(), rtol=1e-6)

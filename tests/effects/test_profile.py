@@ -24,7 +24,7 @@ def apart(family: str = "bernoulli", text: str = "died ~ age + (1 | site)") -> D
     means = torch.tensor([2.0, -2.0, 4.0, 0.0]).double()
     noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(0)).double()
     shared = {**found.shared, "age": torch.zeros(400).double()}
-    shared["Intercept"] = torch.full((400,), -1.0).double()
+    shared["Intercept_centered"] = torch.full((400,), -1.0).double()
     return replace(found, shared=shared, own={"site": -1.0 + means + 0.1 * noise})
 
 

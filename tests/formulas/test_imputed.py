@@ -72,7 +72,8 @@ def latent(trace: Any) -> dict[str, Any]:
     """Return the values of latent sites, moved to a fair size."""
     sites = {n: s for n, s in trace.nodes.items() if s["type"] == "sample"}
     found = {n: s["value"] for n, s in sites.items() if not s["is_observed"]}
-    found = {n: v.clamp(*FAIR[n]) if n in FAIR else v for n, v in found.items()}
+    fair = {n: FAIR[plain] for n in found if (plain := n.removesuffix("_centered")) in FAIR}
+    found = {n: v.clamp(*fair[n]) if n in fair else v for n, v in found.items()}
     return {n: v for n, v in found.items() if n not in ("clients", "data")}
 
 

@@ -48,7 +48,7 @@ def test_the_density_is_that_of_the_model_written_out() -> None:
     wanted = stats.norm.logpdf(rows["y"], eta, spread).sum()
     np.testing.assert_allclose(trace.nodes["y"]["log_prob"].sum().item(), wanted, rtol=1e-6)
     # the coefficients of clients vary about the common ones, the intercept at zero
-    base = value(trace, "sigma_Intercept") - (
+    base = value(trace, "sigma_Intercept_centered") - (
         sex[0] * x["m"].mean()
         + sex[1] * x["x"].mean()
         + value(trace, "sigma_dose") * x["dose"].mean()
@@ -101,7 +101,7 @@ def test_a_list_is_one_text_and_columns_above_have_their_fields() -> None:
 
 def test_an_empty_formula_is_one_number() -> None:
     trace = traced(made("y ~ age; sigma ~ 1"), patients())
-    eta = value(trace, "Intercept") + value(trace, "age") * (
+    eta = value(trace, "Intercept_centered") + value(trace, "age") * (
         patients()["age"] - patients()["age"].mean()
     )
     wanted = stats.norm.logpdf(patients()["y"], eta, np.exp(value(trace, "sigma_Intercept"))).sum()
@@ -167,13 +167,13 @@ def test_survival_reads_the_shape_of_each_row() -> None:
         shape_arm=[0.4, -0.6],
     )
     table = survival(found, by="arm", times=[1.0, 4.0], client=None).frame
-    base = found.shared["shape_Intercept"].numpy()
+    base = found.shared["shape_Intercept_centered"].numpy()
     b = found.shared["shape_arm"].numpy()
     share = [(frame()["arm"] == arm).mean() for arm in "bc"]
     start = base - b[:, 0] * share[0] - b[:, 1] * share[1]
     for arm, shift in (("a", 0.0), ("b", b[:, 0]), ("c", b[:, 1])):
         shape = np.exp(start + shift)
-        scale = np.exp(found.shared["Intercept"].numpy()) / gamma(1.0 + 1.0 / shape)
+        scale = np.exp(found.shared["Intercept_centered"].numpy()) / gamma(1.0 + 1.0 / shape)
         wanted = stats.weibull_min.sf(4.0, shape, scale=scale).mean()
         part = table[(table["arm"] == arm) & (table["time"] == 4.0)]["mean"]
         np.testing.assert_allclose(part, wanted, rtol=1e-4, atol=1e-7)
@@ -186,10 +186,10 @@ def test_r2_has_the_noise_of_each_row() -> None:
     mean = dose.mean()
     s = {
         n: found.shared[n].numpy()[:, None]
-        for n in ("Intercept", "dose", "sigma_Intercept", "sigma_dose")
+        for n in ("Intercept_centered", "dose", "sigma_Intercept_centered", "sigma_dose")
     }
-    mu = s["Intercept"] + s["dose"] * (dose - mean)
-    noise = np.exp(2 * (s["sigma_Intercept"] + s["sigma_dose"] * (dose - mean))).mean(1)
+    mu = s["Intercept_centered"] + s["dose"] * (dose - mean)
+    noise = np.exp(2 * (s["sigma_Intercept_centered"] + s["sigma_dose"] * (dose - mean))).mean(1)
     wanted = (mu.var(1) / (mu.var(1) + noise)).mean()
     np.testing.assert_allclose(r2(found).frame["mean"]["conditional"], wanted, rtol=1e-5)
     with pytest.raises(ValueError, match="sigma of gaussian has terms, so that no variance"):

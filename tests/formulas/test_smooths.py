@@ -127,7 +127,7 @@ def test_the_density_of_a_spline_with_levels_and_groups() -> None:
     eta = deviations[site, 0] + each + (dose * deviations[site, 1:]).sum(1)
     wanted = stats.norm.logpdf(rows["y"], eta, value(trace, "sigma")).sum()
     np.testing.assert_allclose(trace.nodes["y"]["log_prob"].sum().item(), wanted, rtol=1e-6)
-    base = value(trace, "Intercept") - each.mean()
+    base = value(trace, "Intercept_centered") - each.mean()
     sd = value(trace, "sd_site")
     loc, scale = np.array([float(base), 0, 0, 0, 0]), np.array([sd[0], sd[1], *[sd[2]] * 3])
     wanted = stats.norm.logpdf(deviations, loc, scale).sum()

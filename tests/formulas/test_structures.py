@@ -99,13 +99,13 @@ def test_the_likelihood_reads_the_own_group(text: str) -> None:
     structured = next((n for n in ("gr(site)", "car(site)") if n in trace.nodes), "")
     if "site" in trace.nodes:  # own intercepts are totals, the structure is in their mean
         own = value(trace, "site").reshape(-1)
-        base = value(trace, "Intercept") - value(trace, column) * rows[column].mean()
+        base = value(trace, "Intercept_centered") - value(trace, column) * rows[column].mean()
         mean = base + (value(trace, structured) if structured else 0.0)
         wanted = stats.norm.logpdf(own, mean, value(trace, "sd_site")).sum()
         np.testing.assert_allclose(trace.nodes["site"]["log_prob"].sum().item(), wanted, rtol=1e-6)
         eta = eta + own[site] + value(trace, column) * rows[column].mean()
     else:
-        eta = eta + value(trace, "Intercept") + value(trace, structured)[site]
+        eta = eta + value(trace, "Intercept_centered") + value(trace, structured)[site]
     sigma = value(trace, "sigma") if "sigma" in trace.nodes else None
     if sigma is None:
         log = value(trace, "sigma_Intercept") + value(trace, "sigma_gr(year)")[year]

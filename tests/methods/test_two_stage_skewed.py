@@ -20,7 +20,7 @@ from hierfl.methods.two_stage_client import IMPOSSIBLE, Rows
 
 # Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
 NUTS = {
-    "Intercept": (4.911, 0.101),
+    "Intercept_centered": (4.911, 0.101),
     "rx": (-0.329, 0.087),
     "sd_litter": (0.468, 0.095),
     "shape": (3.581, 0.463),

@@ -1,0 +1,222 @@
+"""The population's intercept and the clients' own are at one origin, 0 of all predictors, as in lme4."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+import hierfl
+from hierfl import ClientBatch
+from hierfl.nodes import in_process
+
+FORMULAS = ["g ~ x + (1 | h)", "b ~ x + (1 | h)", "c ~ x + (1 | h)", "g ~ x + (1 + x | h)"]
+FAMILIES = {"g": "gaussian", "b": "bernoulli", "c": "poisson"}
+Numbers = NDArray[np.float64]
+
+
+def sleep(seed: int = 0) -> pd.DataFrame:
+    """Return reaction times of 18 people over ten days, simulated by lme4's estimates for sleepstudy."""
+    rng = np.random.default_rng(seed)
+    covariance = np.array([[24.74**2, 0.07 * 24.74 * 5.92], [0.07 * 24.74 * 5.92, 5.92**2]])
+    own = rng.multivariate_normal([251.405, 10.467], covariance, 18)
+    days = np.tile(np.arange(10.0), 18)
+    mean = own[:, 0].repeat(10) + own[:, 1].repeat(10) * days
+    people = np.repeat([f"p{k:02d}" for k in range(18)], 10)
+    reaction = mean + rng.normal(0.0, 25.59, 180)
+    return pd.DataFrame({"person": people, "days": days, "reaction": reaction})
+
+
+def reml(frame: pd.DataFrame) -> tuple[Numbers, Numbers]:
+    """Return fixef (2,) and coef (18, 2) of reaction ~ days + (1 + days | person), by REML as lmer has them."""
+    x = np.column_stack([np.ones(10), np.arange(10.0)])
+    y = frame["reaction"].to_numpy().reshape(18, 10)
+
+    def parts(theta: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        lower = np.array([[np.exp(theta[0]), 0.0], [theta[1], np.exp(theta[2])]])
+        between = lower @ lower.T
+        whole = x @ between @ x.T + np.exp(2.0 * theta[3]) * np.eye(10)
+        return between, whole, np.linalg.inv(whole)
+
+    def fixed(inverse: Numbers) -> Numbers:
+        return np.linalg.solve(18 * x.T @ inverse @ x, x.T @ inverse @ y.sum(0))
+
+    def deviance(theta: Numbers) -> float:
+        _, whole, inverse = parts(theta)
+        left = y - x @ fixed(inverse)
+        squares = float(np.einsum("ki,ij,kj->", left, inverse, left))
+        logs = 18 * np.linalg.slogdet(whole)[1] + np.linalg.slogdet(x.T @ inverse @ x)[1]
+        return squares + float(logs)
+
+    found = minimize(
+        deviance, np.array([3.0, 0.0, 1.5, 3.2]), method="Nelder-Mead", options={"maxiter": 5000}
+    )
+    between, _, inverse = parts(found.x)
+    mean = fixed(inverse)
+    return mean, mean + (y - x @ mean) @ inverse @ x @ between
+
+
+def test_a_mixed_model_agrees_with_lmer() -> None:
+    frame = sleep()
+    fit = hierfl.fit(
+        hierfl.formula("reaction ~ days + (1 + days | person)", clients="person"), frame, seed=0
+    )
+    table = fit.summary(draws=4000).frame.set_index(["site", "entry"])
+    fixef, coef = reml(frame)
+    for place, site in enumerate(("Intercept", "days")):
+        row = table.loc[(site, "")]
+        assert abs(row["mean"].item() - fixef[place]) < 0.1 * row["sd"].item(), site
+        own = table.loc[("person", site)]
+        apart = np.abs(own["mean"].to_numpy(float) - coef[:, place]) / own["sd"].to_numpy(float)
+        assert apart.max() < 0.25, site
+        assert abs(own["mean"].mean() - row["mean"].item()) < 0.1 * row["sd"].item(), site
+
+
+# ------------------------------------------------------------ one origin
+@cache
+def rows() -> pd.DataFrame:
+    """Return 240 rows of six clients, with x far from 0."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"h": np.resize(list("abcdef"), 240), "x": rng.normal(40.0, 9.0, 240)})
+    own = dict(zip("abcdef", rng.normal(0.0, 0.7, 6), strict=True))
+    eta = frame["h"].map(own).to_numpy() + 0.04 * (frame["x"] - 40.0)
+    return frame.assign(
+        g=eta + rng.normal(size=240),
+        b=(rng.random(240) < 1.0 / (1.0 + np.exp(-eta))).astype(int),
+        c=rng.poisson(np.exp(eta)),
+    )
+
+
+@cache
+def summarized(text: str, unit: float = 1.0, shift: float = 0.0) -> Any:
+    """Return the summary of a fit with x in other units and shifted."""
+    formula = hierfl.formula(text, FAMILIES[text[0]], clients="h")
+    frame = rows().assign(x=rows()["x"] * unit + shift)
+    return hierfl.fit(formula, frame, seed=0).summary()
+
+
+def column(summary: Any, site: str, name: str) -> Numbers:
+    """Return a column of a site's intercepts."""
+    frame = summary.frame
+    found = frame[(frame["site"] == site) & frame["entry"].isin(["", "Intercept"])]
+    return found[name].to_numpy(float)
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_the_clients_intercepts_are_about_the_common_one(text: str) -> None:
+    found = summarized(text)
+    common, own = column(found, "Intercept", "mean"), column(found, "h", "mean")
+    assert abs(own.mean() - common[0]) < 0.1 * column(found, "Intercept", "sd")[0]
+    assert abs(column(found, "Intercept_centered", "mean")[0] - common[0]) > 1.0
+    assert "Intercept_centered" not in str(found)
+
+
+@pytest.mark.parametrize("text", FORMULAS[:3])
+@pytest.mark.parametrize(("unit", "shift"), [(1.0, 1000.0), (1000.0, 0.0)])
+def test_shifts_and_units_of_a_column_change_no_verdict_note_or_shrinkage(
+    text: str, unit: float, shift: float
+) -> None:
+    plain, other = summarized(text), summarized(text, unit, shift)
+    assert other.trustworthy is True
+    assert [c.verdict for c in plain.checks] == [c.verdict for c in other.checks]
+    assert len(plain.remarks) == len(other.remarks)
+    np.testing.assert_allclose(
+        column(other, "h", "shrinkage"), column(plain, "h", "shrinkage"), atol=0.005
+    )
+
+
+def test_clients_whose_rows_say_little_are_named_wherever_x_lies() -> None:
+    few = pd.concat([rows(), rows().head(2).assign(h="new", b=[0, 1])])
+    notes = []
+    for shift in (0.0, 1000.0):
+        formula = hierfl.formula("b ~ x + (1 | h)", "bernoulli", clients="h")
+        found = hierfl.fit(formula, few.assign(x=few["x"] + shift), seed=0).summary()
+        notes.append([c.answer for c in found.checks if "own rows inform" in c.question])
+    assert "(new)" in notes[0][0] and notes[0] == notes[1]
+
+
+def test_other_answers_have_the_same_origin(tmp_path: Path) -> None:
+    formula = hierfl.formula(["g ~ x + (1 | h)", "sigma ~ x + (1 | h)"], "gaussian", clients="h")
+    fit = hierfl.fit(formula, rows(), seed=0)
+    idata: Any = fit.posterior(draws=2000)
+    posterior = idata.posterior
+    for site, own in (("Intercept", "h"), ("sigma_Intercept", "sigma_h")):
+        means = posterior[own].mean(("chain", "draw")).values
+        sd = float(posterior[site].std())
+        assert abs(float(posterior[site].mean()) - means.mean()) < 0.15 * sd, site
+        slope = posterior["x" if site == "Intercept" else "sigma_x"]
+        back = posterior[f"{site}_centered"] - slope * rows()["x"].mean()
+        np.testing.assert_allclose(back.values, posterior[site].values, rtol=1e-3, atol=1e-3)
+    about = fit.hypotheses(["Intercept > 0"]).frame
+    assert float(about["mean"].iloc[0]) == pytest.approx(
+        float(posterior["Intercept"].mean()), abs=0.2
+    )
+    fit.save(tmp_path / "fit")
+    loaded: Any = hierfl.load(tmp_path / "fit").posterior(draws=2000, var_names=["Intercept"])
+    again = loaded.posterior
+    np.testing.assert_allclose(again["Intercept"].values, posterior["Intercept"].values, rtol=1e-5)
+
+
+def test_a_fit_over_nodes_has_the_same_origin(tmp_path: Path) -> None:
+    parts = {name: part.drop(columns="h") for name, part in rows().groupby("h")}
+    for name in parts:
+        (tmp_path / name).mkdir()
+    formula = hierfl.formula("g ~ x + (1 | h)", clients="h")
+    found = hierfl.nodes.fit(formula, in_process(parts, tmp_path), seed=0).summary()
+    plain = summarized("g ~ x + (1 | h)")
+    here, there = (column(of, "Intercept", "mean") for of in (plain, found))
+    np.testing.assert_allclose(there, here, atol=0.1 * column(plain, "Intercept", "sd")[0])
+
+
+# ------------------------------------------------------------ shrinkage
+def schools(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        with batch.data():
+            pyro.sample("y", dist.Normal(theta, batch.sigma), obs=batch.y)
+
+
+def test_shrinkage_of_the_eight_schools_is_exact() -> None:
+    data = hierfl.datasets.eight_schools()
+    fit = hierfl.fit(schools, data, seed=0)
+    frame = fit.summary().frame.query("site == 'theta'").set_index("client")
+    idata: Any = fit.posterior(draws=4000)
+    tau = idata.posterior["tau"].values.flatten()
+    for name, sigma in zip(data.names, data.fields["sigma"].tolist(), strict=True):
+        exact = float((sigma**2 / (sigma**2 + tau**2)).mean())
+        assert frame.loc[name, "shrinkage"] == pytest.approx(exact, abs=0.005), name
+        assert frame.loc[name, "shrinkage_error"] < 0.005
+    assert frame.loc["school B", "shrinkage"] == frame.loc["school G", "shrinkage"]
+    assert frame.loc["school B", "shrinkage"] == pytest.approx(0.864, abs=0.005)
+    assert frame.loc["school H", "shrinkage"] == pytest.approx(0.944, abs=0.005)
+
+
+def schools_raw(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+    with batch.clients():
+        raw = pyro.sample("raw", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + tau * raw, batch.sigma), obs=batch.y)
+
+
+def test_shrinkage_of_a_non_centered_program_is_that_of_the_centered_one() -> None:
+    data = hierfl.datasets.eight_schools()
+    centered, raw = (
+        hierfl.fit(model, data, seed=0).summary().frame for model in (schools, schools_raw)
+    )
+    np.testing.assert_allclose(
+        raw.query("site == 'raw'")["shrinkage"].to_numpy(float),
+        centered.query("site == 'theta'")["shrinkage"].to_numpy(float),
+        atol=0.005,
+    )
