@@ -200,7 +200,19 @@ class Client:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
 
 
-def _unjudged(state: Tree) -> Surprise | None:
+class WeightedDraws(NamedTuple):
+    """Draws of the global sites that a server has weighted by the posterior itself."""
+
+    k_hat: float  # of their weights
+    effective: float  # number of draws
+    draws: Tensor | None = None  # (S, K), unconstrained; None: they are not judged singly
+    log_weights: Tensor | None = None  # (S,), normalized
+    share: float = 1.0  # of the draws that would be effective with equal weights: of chains less
+    # by how much a second set of draws differs, in posterior sds and as a log ratio of sds
+    apart: float = 0.0
+
+
+def _unjudged(state: Tree) -> None:
     return None
 
 
@@ -239,6 +251,8 @@ class Server:
         wrong: (message, update of a client, its number of rows) -> what no honest client sends, or
             None; a client at a node is then left out of the round, by that reason.
         grows: names in the state of tensors whose first dimension may change during a run.
+        weighted: state after the last round -> the draws of its posterior, by which it is judged;
+            None: they have no weights.
         usual_rounds: that a method which stops itself mostly takes, to be told before the first.
     """
 
@@ -254,6 +268,7 @@ class Server:
     surprise: Callable[[Tree], Surprise | None] = _unjudged
     wrong: Callable[[Tree, Mapping[str, Any], int], str | None] | None = None
     grows: frozenset[str] = frozenset()
+    weighted: Callable[[Tree], WeightedDraws | None] = _unjudged
     usual_rounds: int | None = None
 
     def __repr__(self) -> str:

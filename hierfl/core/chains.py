@@ -24,7 +24,9 @@ ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
 LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
 MOST_STEPS = 32  # of a trajectory
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
+LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
+TAIL = 1.645  # normal score of the 95% point
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 
 
@@ -99,26 +101,31 @@ def sampled(
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size, kept, moves = math.exp(step.mean), [], torch.zeros(len(start))
+    accepted = 0.0
     for _ in range(max(least, -(-draws // len(start)))):
-        state, taken, _ = _iterated(density, state, whitening, size, g)
-        moves = moves + taken
+        state, taken, chance = _iterated(density, state, whitening, size, g)
+        moves, accepted = moves + taken, accepted + chance
         kept.append(_z(state, whitening))
     chains = torch.stack(kept, 1)  # (C, draws of each, K)
     together = torch.stack(kept).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
     r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat
-    held = bool((moves < MOVES * len(kept)).any())
+    held = bool((moves < MOVES * len(kept)).any()) or accepted < LEAST_ACCEPTED * len(kept)
     return Sampled(together, math.inf if held else r_hat, effective, whitening)
 
 
 def mixing_of(chains: Tensor) -> tuple[float, float]:
-    """Return the largest split R-hat of chains (C, n, K) and the least effective number, by ranks."""
+    """Return the largest split R-hat of chains (C, n, K) and the least effective number, by ranks.
+
+    Effective numbers are those of normal scores, of their squares, and of the tails of 5%.
+    """
     flat = chains.flatten(0, 1)
     ranks = flat.argsort(0).argsort(0).to(flat.dtype)
     chains = torch.special.ndtri((ranks + 0.625) / (len(flat) + 0.25)).view(chains.shape)
     worst: float = split_gelman_rubin(chains).nan_to_num(nan=1.0).max().item()
-    effective = effective_sample_size(chains, 0, 1).nan_to_num(nan=float(len(flat)))
+    of = [chains, chains.square(), *((chains < sign * TAIL).to(chains) for sign in (-1.0, 1.0))]
+    effective = effective_sample_size(torch.cat(of, 2), 0, 1).nan_to_num(nan=float(len(flat)))
     return worst, float(effective.min()) if effective.numel() else float(len(flat))
 
 

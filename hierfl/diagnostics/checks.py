@@ -12,6 +12,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics.check import FEW_ROWS, LITTLE, Check, answered, listed, number
 from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
+from hierfl.diagnostics.entries import checks_of_draws
 from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
@@ -66,6 +67,8 @@ def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
         yield Check(CONVERGED, "not asked", words, "doubt")
         return
     yield answered(CONVERGED, not run.converged, words, "fatal")
+    if run.converged:
+        yield from checks_of_draws(fit)
     if run.converged and run.verdict.endswith(UNSEEN):
         yield Check("Do the weights see every approximation?", "warning", UNSEEN, "doubt")
 

@@ -20,6 +20,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import RowsNotSaved
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
+from hierfl.diagnostics.entries import entries_of_draws, too_far_apart
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     Answer,
@@ -30,6 +31,7 @@ from hierfl.diagnostics.weighted_moments import (
 )
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import nearly_equal
+from hierfl.method import WeightedDraws
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params
@@ -135,7 +137,7 @@ def convergence(
         return Convergence("not good", verdict)
     own = _own_weights(fit)
     if own is not None:
-        return Convergence(*_of_own(fit, *own), k_hat=own[0], effective=own[1])
+        return Convergence(*_of_own(fit, own), k_hat=own.k_hat, effective=own.effective)
     course = course_of(fit, draws=draws, seed=seed)
     fixed, resampled = _at_points(fit)
     if fixed or not fit.program.latents.sites:
@@ -157,15 +159,9 @@ def judged_by_history(fit: Snapshot) -> bool:
     return ended_early(fit) or _own_weights(fit) is not None
 
 
-def _own_weights(fit: Snapshot) -> tuple[float, float] | None:
-    """Return the method's own last k-hat and effective draws; None without weights."""
-    history = fit.history
-    if "k_hat" not in history or "effective" not in history:
-        return None
-    rows = history[["k_hat", "effective"]].dropna()
-    return (
-        None if rows.empty else (float(rows["k_hat"].iloc[-1]), float(rows["effective"].iloc[-1]))
-    )
+def _own_weights(fit: Snapshot) -> WeightedDraws | None:
+    """Return the draws that the method itself has weighted; None without weights."""
+    return fit.federation.server.weighted(fit.progress.server)
 
 
 def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
@@ -183,19 +179,22 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
     return fixed, several
 
 
-def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]:
-    facts = f"k-hat is {k_hat:.2f}, and {effective:.0f} draws are effective"
-    if k_hat >= K_HAT:
+def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
+    facts = f"k-hat is {own.k_hat:.2f}, and {own.effective:.0f} draws are effective"
+    if not own.k_hat < K_HAT:
         return "not good", (
             f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "
             "misses a part of the posterior. Allow more rounds, or take fedsvi with "
             "guides.conditional(shared=guides.spline_flow)."
         )
-    if effective < LEAST_EFFECTIVE:
+    if own.effective < LEAST_EFFECTIVE:
         return "not good", (
             f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a "
             "standard deviation. Allow more points or more rounds."
         )
+    entries = entries_of_draws(fit, own)
+    if entries is not None and (why := entries.too_few() or too_far_apart(own)):
+        return "not good", f"Not good: {facts}, but {why}"
     return (
         "good",
         f"Good: by the weights of '{fit.method.name}' itself {facts}. {unseen_error(fit)}".rstrip(),

@@ -56,7 +56,7 @@ def verdict(checks: Sequence[Check]) -> Verdict:
         trustworthy, lead, reasons = False, "Not trustworthy", fatal
     elif doubts:
         trustworthy, reasons = None, [*good, *doubts]
-        lead = "Trustworthy but for a doubt" if good else "Whether to trust this fit is not known"
+        lead = "Check before you trust it" if good else "Whether to trust this fit is not known"
     first = " ".join([f"{lead}.", *(check.answer for check in reasons)])
     others = [check.answer for check in [*doubts, *warned] if check not in reasons]
     return Verdict(trustworthy, "\n".join([first, *(f"Note: {w}" for w in dict.fromkeys(others))]))

@@ -44,7 +44,14 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, standard_points
+from hierfl.methods.fedlaplace_server import (
+    Points,
+    Rounds,
+    finished,
+    logged,
+    standard_points,
+    weighted,
+)
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
@@ -158,6 +165,7 @@ def fedlaplace(
             final=lambda state, clock: {"params": rounds.params(state)},
             finished=finished,
             logged=logged,
+            weighted=weighted,
         )
 
     shared = partial(empirical, size=draws) if weighting_rounds else full_normal

@@ -24,7 +24,7 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.guides.global_sites import normal_params
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.laplace.newton import climbed, climbing, settled, settling, tril_of
-from hierfl.method import Clock
+from hierfl.method import Clock, WeightedDraws
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 
@@ -282,6 +282,12 @@ class Rounds:
 def finished(state: Tree) -> bool:
     """Return whether all stages are done."""
     return int(state["stage"]) == DONE
+
+
+def weighted(state: Tree) -> WeightedDraws | None:
+    """Return k-hat and the effective number of the weighted points; None without a weighting stage."""
+    k_hat, effective = float(state["k_hat"]), float(state["effective"])
+    return None if math.isnan(effective) else WeightedDraws(k_hat, effective)
 
 
 def logged(state: Tree) -> dict[str, float]:

@@ -200,8 +200,9 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             finished=finished,
             logged=lambda state: {**logged(state), **budget},
             surprise=rounds.surprise,
+            weighted=rounds.weighted,
             wrong=wrong_update,
-            grows=frozenset({"asked", "each"}),
+            grows=frozenset({"asked", "each", "draws", "log_p", "log_weights", "ratios"}),
             usual_rounds=usual,
         )
 

@@ -12,6 +12,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import OWN_PARAM
 from hierfl.method import Each, Share, Up
+from hierfl.methods.two_stage_checks import IMPOSSIBLE, NOWHERE
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
@@ -31,7 +32,6 @@ from hierfl.summaries.weighing import is_sampled, ratios_of
 FACTOR = ("precision", "shift")
 # the second factor is about a belief with so many times the sds, by few steps
 WIDE, FEW = 4.0, 3
-IMPOSSIBLE = -1e6  # nats, of rows whose probability underflows
 
 
 class Rows:
@@ -93,9 +93,10 @@ class Rows:
             proposals=Proposal(**where) if where else None,
         )
         # where rows are impossible a weight is nothing, which a server adds up
-        log = ratios.log.clamp(min=IMPOSSIBLE)
+        least = (ratios.log.amax(1, keepdim=True) + IMPOSSIBLE).clamp(min=NOWHERE)
+        log = ratios.log.clamp(min=least)
         # an error that is the same at all draws does no harm
-        inner = torch.where(log > IMPOSSIBLE, ratios.error, 0.0).var(1)
+        inner = torch.where(log > least, ratios.error, 0.0).var(1)
         return {**where, **wide, "log_ratios": log, "inner": inner}
 
     def _wide(self, rows: PackedRows, message: Tree, factor: Tree) -> Tree:

@@ -38,6 +38,8 @@ def joined(before: Kept, after: Rounds, stay: Tensor, at: Tensor) -> Tree:
     mixing[:, at] = old[:, stay]
     scouts = {**scouts, "draws": torch.cat([draws[:, :shared], mixing.flatten(1)], 1)}
     belief = {name: state[name] for name in ("loc", "covariance") if name in state}
+    # the belief is the posterior, not the prior: no small steps
+    belief |= {name: torch.zeros_like(begun[name]) for name in ("narrow",) if name in begun}
     return {
         **begun,
         **belief,

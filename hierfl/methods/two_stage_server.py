@@ -10,8 +10,15 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import resampled
 from hierfl.core.trees import Tree, tree_map
-from hierfl.method import Clock, Reports, Surprise
+from hierfl.method import Clock, Reports, Surprise, WeightedDraws
 from hierfl.methods.stacked import stored
+from hierfl.methods.two_stage_anchored import (
+    anchor_of,
+    begun,
+    is_anchored,
+    stepped,
+    was_anchored,
+)
 from hierfl.methods.two_stage_checks import (
     DONE,
     GATHER,
@@ -85,6 +92,8 @@ class Rounds:
                 },
                 **belief,
                 "scouts": {**unweighted(len(prior), kept), "draws": prior},
+                **({} if exact or self.gathers else anchor_of(hierarchy, belief["covariance"])),
+                **{name: torch.tensor(0.0) for name in ("raised", "apart")},
                 "bounds": bounds_of(work.surrogate, prior),
                 **{name: torch.tensor(False) for name in ("sampled", "proposed")},
                 "stage": torch.tensor(GATHER),
@@ -133,6 +142,7 @@ class Rounds:
                 state = self.work.after_weighting(state, reports, clock)
             else:
                 check_read(means["misread"])
+                state = {**state, "raised": torch.as_tensor(means["raised"]).double()}
                 state = self.gathered(state, reports, clock)
         warn(state, left)
         return tree_map(lambda v: v.detach().clone(), state)
@@ -150,6 +160,8 @@ class Rounds:
         state = {**state, "factors": kept, "seen": seen}
         if factors.num_rows is not None:
             return self._integrated(state, factors, clock)
+        if is_anchored(state):
+            return self._anchored(state, factors, clock)
         if bool(state["sampled"]):
             state = self._reweighted(state, factors)
         if self.gathers is not None and clock.round + 1 >= self.gathers:
@@ -159,10 +171,29 @@ class Rounds:
         if not still or self.gathers is not None:
             state = self.work.sampled(state, factors, "scouts", clock)
         elif bool((seen | state["failed"]).all()):
-            state = self.work.to_weight(state, clock)
+            state = self.work.to_weight(self._with_all_draws(state), clock)
         scouts = state["scouts"]
         known = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
         return {**state, **known}
+
+    def _anchored(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+        """Return the state after a small step (`two_stage_anchored`)."""
+        if not int(state["steps"]):
+            return begun(state)
+        state = self.work.sampled(state, factors, "scouts", clock, rough=True)
+        scouts = state["scouts"]
+        known = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
+        return stepped(self.work.surrogate.hierarchy, state, known)
+
+    def _with_all_draws(self, state: Tree) -> Tree:
+        """Return the state with S draws to weight after small steps: few of them are effective."""
+        count, asked = len(state["final"]["draws"]), len(state["asked"])
+        if not was_anchored(state) or asked < count or count >= self.draws:
+            return state
+        kept, single = state["final"]["draws"].shape[1], state["each"].shape[1]
+        begun = _nothing(len(state["seen"]), self.draws, kept, torch.zeros(self.draws, single))
+        larger = {name: begun[name] for name in ("final", "before", "ratios", "each")}
+        return {**state, **larger, "asked": torch.zeros(self.draws)}
 
     def with_sent(self, state: Tree, sent: Tree, reports: Reports) -> Tree:
         """Return the state with what clients have sent of a part of what is kept of them."""
@@ -205,6 +236,15 @@ class Rounds:
             surrogate, seed = self.work.surrogate, self.work.seed
             found = surprises(Known(surrogate, factors, draws, state["bounds"], seed))
             return Surprise(*(v[surrogate.hierarchy.program.ranks] for v in found))
+
+    def weighted(self, state: Tree) -> WeightedDraws | None:
+        """Return the final draws of the global sites with their weights; None before there are any."""
+        if int(state["stage"]) != DONE or not bool(state["effective"].isfinite()):
+            return None
+        final, numbers = state["final"], ("k_hat", "effective", "share", "apart")
+        k_hat, effective, share, apart = (float(state[name]) for name in numbers)
+        z, log_weights = final["draws"][:, : self.work.shared], final["log_weights"]
+        return WeightedDraws(k_hat, effective, z, log_weights, share, apart)
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""

@@ -84,5 +84,6 @@ class RoundsOfSums(Rounds):
             work = {**work, **own._asdict()}
             work = {**work, **client.proposals(message, work["fields"], work)}
             sent = {**factors, "precision": own.precision, "shift": own.shift}
+            state = {**state, "raised": own.raised.mean()}
             state = super().gathered(state, Reports(sent, every), clock)
         return {**state, "seen": seen, "weighted": seen.clone(), "failed": ~seen}

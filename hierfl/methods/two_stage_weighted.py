@@ -11,13 +11,10 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import Tree
+from hierfl.methods.two_stage_checks import OFF
 from hierfl.program.program import Program
 from hierfl.summaries.carried import GOOD
 from hierfl.summaries.weights import error_of_sds, k_hats_of, smoothed
-
-# Relative Monte Carlo error of an sd beyond which other draws are tried. One draw of 2,000 made up
-# 59 % of a variance (election88, an sd 1.6 times too large) at a k-hat of 0.44: weights were right.
-OFF = 0.15
 
 
 class Weighted(NamedTuple):

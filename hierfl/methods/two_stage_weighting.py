@@ -8,19 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, normal_points, resampled
+from hierfl.core.importance_sampling import K_HAT, normal_points, resampled, rests_on_few
 from hierfl.core.proposal import fitted
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
-from hierfl.methods.two_stage_checks import DONE, GATHER, WEIGHT
+from hierfl.methods.two_stage_anchored import was_anchored
+from hierfl.methods.two_stage_checks import DONE, GATHER, NOWHERE, OFF, WEIGHT
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import Start, sample
 from hierfl.summaries.surrogate import Surrogate, any_client
 from hierfl.summaries.weights import (
     LIGHT,
+    error_of_sds,
     everywhere,
     is_heavy,
     k_hats_of,
+    moments,
     smoothed,
     tempered,
     unweighted,
@@ -35,6 +38,10 @@ ENOUGH, MOST_PROPOSED = 0.25, 12
 POWERS = (0.7, 0.5, 0.35, 0.25, 0.12, 0.0)
 ROUGH = 0.1  # sd of the error of a quadratic of z, in nats, with which all draws are weighted
 AGAIN = 2  # most restarts from weighted draws whose k-hat is high
+# share of draws that has to be effective, and most restarts, where likelihoods are not log-concave
+ENOUGH_OF_ANCHORED, AGAIN_OF_ANCHORED = 0.4, 5
+FAR = 3.0  # standard errors by which two sets of draws may differ
+COMPARED = 100  # effective draws of each of two sets that are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +73,9 @@ class Weighting:
         drawn = self.sampled(state, Factors(**state["factors"]), "final", clock)
         return {**drawn, **self._asking(state)}
 
-    def sampled(self, state: Tree, factors: Factors, name: str, clock: Clock) -> Tree:
+    def sampled(
+        self, state: Tree, factors: Factors, name: str, clock: Clock, *, rough: bool = False
+    ) -> Tree:
         """Return the state with new draws of the surrogate, as scouts or as the final ones."""
         scouts, proposed = state["scouts"], state["proposed"]
         if name == "final":
@@ -82,6 +91,7 @@ class Weighting:
             start,
             final=name == "final",
             seed=self.seed + 7919 * (clock.round + 1),
+            rough=rough,
         )
         exact, count = factors.num_rows is not None, len(found.draws)
         # of sums nothing is weighted, and the density is not needed
@@ -116,6 +126,8 @@ class Weighting:
         seen = state["weighted"].index_fill(0, ids, True)
         k_hats = k_hats_of(each)
         weights = smoothed(ratios + base)
+        if not float(asked.max()) > 0.5 * NOWHERE:
+            weights = weights._replace(k_hat=math.inf, effective=0.0)
         state = {
             **state,
             "asked": asked,
@@ -143,14 +155,21 @@ class Weighting:
         left, count = clock.rounds - clock.round - 1, len(state["ratios"])
         k_hat, effective = float(state["k_hat"]), float(state["effective"])
         again, proposed, before = int(state["again"]), bool(state["proposed"]), state["before"]
-        few, better = effective < ENOUGH * count, k_hat < float(before["k_hat"])
+        anchored = was_anchored(state)
+        enough, most = (ENOUGH_OF_ANCHORED, AGAIN_OF_ANCHORED) if anchored else (ENOUGH, AGAIN)
+        few, better = effective < enough * count, k_hat < float(before["k_hat"])
         right = not effective < min(float(before["effective"]), ENOUGH * count)
-        poor = few or k_hat >= K_HAT
-        more = poor and again < AGAIN
-        if not proposed:
-            more = bool(state["heavy"].any()) or (poor and self.shared <= MOST_PROPOSED)
-        elif not (right or (better and effective > PROPOSING * count)):
+        poor = few or self._rests_on_few(state)
+        more = poor and again < most
+        if proposed:
+            state = {**state, "apart": self._apart(state, before)}
+        else:
+            few_scalars = self.shared <= MOST_PROPOSED
+            more = bool(state["heavy"].any()) or ((poor or anchored) and few_scalars)
+        worse = not better and effective < float(before["effective"])
+        if proposed and (worse or not (right or (better and effective > PROPOSING * count))):
             # it missed more than they did
+            before = {**before, "apart": state["apart"]}
             state, k_hat, error, more = {**state, **before}, float(before["k_hat"]), 0.0, False
         if error > ROUGH and left > 0:  # a quadratic will not do
             whole = torch.zeros(len(state["ratios"]), state["each"].shape[1])
@@ -168,6 +187,24 @@ class Weighting:
         if k_hat >= K_HAT and again < AGAIN and left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
+
+    def _rests_on_few(self, state: Tree) -> bool:
+        """Return whether the tails, or the sd of a global scalar, rest on a few draws."""
+        draws, log_weights = (state["final"][name] for name in ("draws", "log_weights"))
+        errors = error_of_sds(draws[:, : self.shared], log_weights)
+        return rests_on_few(log_weights, float(state["k_hat"])) or not bool((errors <= OFF).all())
+
+    def _apart(self, state: Tree, before: Tree) -> Tensor:
+        """Return by how much two sets of weighted draws differ, beyond chance; 0 if one tells little."""
+        sets = [(of["final"], of["k_hat"], of["effective"]) for of in (state, before)]
+        if any(not (k_hat < K_HAT and count >= COMPARED) for _, k_hat, count in sets):
+            return torch.tensor(0.0)
+        (mean, sd), (other, other_sd) = (
+            moments(known["draws"][:, : self.shared], known["log_weights"]) for known, *_ in sets
+        )
+        chance = FAR * math.sqrt(sum(1.0 / float(count) for *_, count in sets))
+        shift, ratio = ((mean - other) / sd).abs(), (sd / other_sd).log().abs()
+        return (shift.maximum(ratio).nan_to_num().max() - chance).clamp(min=0.0)
 
     def _worst(self, state: Tree, k_hats: Tensor) -> Tensor:
         """Return the largest k-hat of a client's weights of draws of the surrogate."""

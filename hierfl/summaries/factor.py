@@ -8,7 +8,11 @@ likelihood contributes to q:
 
 It is exact where the likelihood is Gaussian; Lambda may be singular. Steps start at the q of the
 round before, or at a mode in the first round; they are whole while a client's ELBO rises, and a
-client that is still does not move, so that no factor depends on the clients beside it.
+client that is still does not move, so that no factor depends on the clients beside it. A q of the
+round before that lies far from the belief, where the likelihood is no better, is left for its mean.
+
+Where no expectation is finite, a client has no factor: Lambda and eta are 0, and V eigenvalues
+count as raised. (The curvature of the belief in its place would make the belief confirm itself.)
 
 Source: conjugate-computation variational inference, Khan and Lin 2017, arXiv:1703.04265.
 """
@@ -36,6 +40,9 @@ WIDE = 1e4  # an expected curvature beyond so many times the precision: q is far
 LARGEST = 1e30  # derivatives beyond it are none
 GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
 NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a number
+FAR = (
+    16.0  # squared sds of the belief beyond which a q of the round before is compared with its mean
+)
 
 
 class Factor(NamedTuple):
@@ -68,8 +75,7 @@ def factor_of(
 ) -> Factor:
     """Return clients' factors by `belief`, m (V,) and C (V, V), and `before` where `known` (C,)."""
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
-    precision = prior + before.precision
-    mean = times(inverse(precision)[0], prior @ loc + before.shift)
+    mean, precision = _start(rows, loc, prior, before)
     if bool(known.all()):
         return _settled(rows, (loc, prior), nodes, mean, precision, known, steps)
     mode, curvature, raised, slope = _climbed(rows, loc, prior)
@@ -83,6 +89,20 @@ def factor_of(
         return first
     later = _settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
     return Factor(*(_where(known, a, b) for a, b in zip(later, first, strict=True)))
+
+
+def _start(rows: PackedRows, loc: Tensor, prior: Tensor, before: Factor) -> tuple[Tensor, Tensor]:
+    """Return mean (C, V) and precision (C, V, V) of the q by the factors of the round before."""
+    precision = prior + before.precision
+    mean = times(inverse(precision)[0], prior @ loc + before.shift)
+    away = mean - loc
+    square = (away * (away @ prior)).sum(1)
+    if bool((square <= FAR).all()):
+        return mean, precision
+    there, here = rows.values(torch.stack([mean, loc.expand_as(mean)], 1)).unbind(1)
+    back = ~(there - 0.5 * square > here) & ~(square <= FAR)  # also of NaN
+    mean = _where(back, loc.expand_as(mean), mean)
+    return mean, _where(back, prior.expand_as(precision), precision)
 
 
 def _settled(
@@ -120,7 +140,16 @@ def _settled(
             break
         mean = _where(done, now.mean, now.mean + rate[:, None] * step)
         precision = _where(done, now.precision, next_precision)
-    return Factor(now.curvature, now.slope + times(now.curvature, now.mean), now.raised)
+    return _factor(now)
+
+
+def _factor(at: _Found) -> Factor:
+    """Return the factors by the expectations under q; none where these are not finite."""
+    usable = at.elbo.isfinite()
+    shift = torch.where(usable[:, None], at.slope + times(at.curvature, at.mean), 0.0)
+    precision = _where(usable, at.curvature, torch.zeros_like(at.curvature))
+    every = torch.full_like(at.raised, at.mean.shape[1])
+    return Factor(precision, shift, torch.where(usable, at.raised, every))
 
 
 def _evaluated(

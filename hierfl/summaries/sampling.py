@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.chains import Sampled, Whitening, sampled
-from hierfl.core.importance_sampling import chosen, normal_points, resampled
+from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
 from hierfl.core.proposal import Proposal, fitted
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.hierarchy import Factors, of_means
@@ -38,9 +38,6 @@ MANY_SCALES = 12  # more of them are tempered sooner
 # share of the points that is effective, with which a turn is the last; of many scales of rough draws
 ENOUGH, ENOUGH_OF_MANY = 0.8, 0.25
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
-# Weights with such a share effective and none so many nats above the mean need no tail. k-hat, of
-# the largest alone, was 0.7 to 1.1 of two corners with four times the mean.
-FLAT_SHARE, FLAT = 0.5, math.log(10.0)
 MANY_CLIENTS = 4000  # with which a chain would take minutes
 FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
@@ -94,12 +91,23 @@ def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
 
 
 def sample(
-    surrogate: Surrogate, factors: Factors, count: int, start: Start, *, final: bool, seed: int
+    surrogate: Surrogate,
+    factors: Factors,
+    count: int,
+    start: Start,
+    *,
+    final: bool,
+    seed: int,
+    rough: bool = False,
 ) -> Draws:
-    """Return S = `count` draws of the surrogate posterior; `final` ones have equal weights."""
+    """Return S = `count` draws of the surrogate posterior; `final` ones have equal weights.
+
+    Of `rough` ones only the mean matters: no chain runs for them where scales are few.
+    """
     word = noise.word(f"two_stage {seed}") & 0x7FFFFFFF
     if not surrogate.mixed:
         least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
+        least = -1.0 if rough else least
         found = by_importance(surrogate, factors, count, start, word, final=final, least=least)
         if found is not None:
             return found
@@ -143,7 +151,7 @@ def by_importance(
         if share > FLAT_SHARE and float(highest(ratios)) < FLAT:
             weights = weights._replace(k_hat=0.0)
         fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
-        if not (fits and share > LEAST_SHARE):
+        if not (fits and share > min(least, LEAST_SHARE)):
             return None
         k_hat = max(0.0, weights.k_hat)
         log_weights, none = weights.log, ~weights.log.isfinite()

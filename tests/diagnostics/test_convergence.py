@@ -200,12 +200,11 @@ def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.M
         "Good: by the weights of 'fedlaplace' itself"
     )
     assert found.k_hat == done.history["k_hat"].iloc[-1] and found.effective > 100.0
-    last = {**done.progress.history[-1], "k_hat": 0.9}
-    high = replace(done, progress=replace(done.progress, history=(last,)))
+    server = {**done.progress.server, "k_hat": torch.tensor(0.9)}
+    high = replace(done, progress=replace(done.progress, server=server))
     assert convergence(high).answer == "not good" and "k-hat is 0.90" in convergence(high).verdict
-    few = replace(
-        done, progress=replace(done.progress, history=({**last, "k_hat": 0.1, "effective": 30.0},))
-    )
+    server = {**server, "k_hat": torch.tensor(0.1), "effective": torch.tensor(30.0)}
+    few = replace(done, progress=replace(done.progress, server=server))
     assert (
         convergence(few).answer == "not good"
         and "30 draws are effective" in convergence(few).verdict

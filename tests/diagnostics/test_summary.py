@@ -147,6 +147,12 @@ def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
     return replace(fitted, progress=replace(fitted.progress, history=history))
 
 
+def with_server(fitted: hierfl.Fit, **state: float) -> hierfl.Fit:
+    """Change numbers of the server's state."""
+    server = {**fitted.progress.server, **{n: torch.tensor(v) for n, v in state.items()}}
+    return replace(fitted, progress=replace(fitted.progress, server=server))
+
+
 def weighted() -> hierfl.Fit:
     return fit(methods.fedlaplace(means, draws=512, target_ess=200), three(), rounds=15)
 
@@ -162,15 +168,20 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
             methods.fedlaplace(logistic, draws=512, target_ess=200), federation(), rounds=15
         ),
         None,
-        r"Trustworthy but for a doubt\. .*k-hat .*do not see the error of Laplace.*two_stage",
+        r"Check before you trust it\. .*k-hat .*do not see the error of Laplace.*two_stage",
     ),
     "a high k-hat": (
-        lambda: with_history(weighted(), k_hat=0.9),
+        lambda: with_server(weighted(), k_hat=0.9),
         False,
         r"k-hat is 0\.90.*Allow more",
     ),
+    "a k-hat that says to check": (
+        lambda: with_server(weighted(), k_hat=0.6),
+        None,
+        r"Check before you trust it\. .*Check the tails: k-hat is 0\.60.*Allow more points",
+    ),
     "few effective": (
-        lambda: with_history(weighted(), effective=7.0),
+        lambda: with_server(weighted(), effective=7.0),
         False,
         "7 draws are effective",
     ),

@@ -16,7 +16,8 @@ import hierfl
 from benchmarks.family_programs import additions_of, drawn, program
 from hierfl import ClientBatch
 from hierfl.methods.two_stage import seen_in
-from hierfl.methods.two_stage_client import IMPOSSIBLE, Rows
+from hierfl.methods.two_stage_checks import NOWHERE
+from hierfl.methods.two_stage_client import Rows
 
 # Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
 NUTS = {
@@ -71,7 +72,7 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     size = seen.hierarchy.reading.size
     belief = {"loc": torch.zeros(size), "covariance": torch.eye(size)}
     sent = work.step(own, {"draws": far.repeat(2, 1), **belief}, batch)["log_ratios"]
-    assert bool(sent.isfinite().all()) and float(sent.min()) == IMPOSSIBLE
+    assert bool(sent.isfinite().all()) and float(sent.min()) == NOWHERE
 
 
 EVENTS = torch.tensor([6.0, 12.0, 9.0, 40.0], dtype=torch.float64)

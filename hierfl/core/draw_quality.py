@@ -1,0 +1,89 @@
+"""How much weighted draws know of each entry: effective and distinct draws, Monte Carlo errors.
+
+With weights w that sum to 1, the mean of a function h of the draws has the variance sum w^2 (h -
+E[h])^2, so that as many independent draws would do as
+
+    Var[h] / sum w^2 (h - E[h])^2
+
+Functions are normal scores of ranks (the bulk), their squares (the spread), and whether a draw is
+below the 5% or the 95% point (the tails). Scores and not values, so that no moment has to exist.
+
+Source: Vehtari et al. 2021, Bayesian Analysis 16(2), for chains; here for weights.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import chosen
+
+TAILS = (0.05, 0.95)
+
+
+class DrawQuality(NamedTuple):
+    """What weighted draws (S, K) know of K entries."""
+
+    effective: Tensor  # (K,) the least effective number of draws, of bulk, spread and tails
+    sd_error: Tensor  # (K,) Monte Carlo error of the sd, relative to it
+    end_error: Tensor  # (K,) the larger one of the 5% and 95% points', in posterior sds
+
+
+def quality_of(values: Tensor, log_weights: Tensor, share: float = 1.0) -> DrawQuality:
+    """Judge draws (S, K) by log weights (S,); `share` of equally weighted ones would be effective.
+
+    Entries that are the same in all draws have infinite effective numbers, and no errors.
+    """
+    weights, values = log_weights.double().softmax(0), values.double()
+    ordered, order = values.sort(0)
+    each = weights[order]
+    sums = each.cumsum(0)
+    scores = torch.empty_like(values).scatter_(
+        0, order, torch.special.ndtri((sums - 0.5 * each).clamp(1e-9, 1.0 - 1e-9))
+    )
+    squares = (scores - weights @ scores).square()
+    tails, ends = zip(*(_of_tail(p, ordered, each, sums, share) for p in TAILS), strict=True)
+    counts = torch.stack([_effective(h, weights) for h in (scores, squares)] + list(tails))
+    away = values - weights @ values
+    variance = weights @ away.square()
+    shares = weights[:, None] * (away.square() / variance)
+    sd_error = 0.5 * (shares - weights[:, None]).square().sum(0).sqrt() / share**0.5
+    same = ordered[0] == ordered[-1]
+    return DrawQuality(
+        torch.where(same, torch.inf, share * counts.min(0).values),
+        torch.where(same, 0.0, sd_error),
+        torch.where(same, 0.0, torch.stack(ends).max(0).values / variance.sqrt()),
+    )
+
+
+def distinct_of(values: Tensor, log_weights: Tensor) -> int:
+    """Return the fewest values of an entry of S draws (S, K), taken by their weights, in single precision.
+
+    An entry that is the same in all draws as they are does not count.
+    """
+    moves = (values != values[:1]).any(0)
+    taken = values[chosen(log_weights, len(values))].float().sort(0).values
+    steps = (taken[1:] != taken[:-1]).sum(0)[moves]
+    return 1 + int(steps.min()) if len(steps) else len(values)
+
+
+def _effective(h: Tensor, weights: Tensor) -> Tensor:
+    """Return Var[h] / sum w^2 (h - E[h])^2 of functions h (S, K) of the draws, (K,)."""
+    away = (h - weights @ h).square()
+    return (weights @ away) / (weights.square() @ away)
+
+
+def _of_tail(
+    p: float, ordered: Tensor, each: Tensor, sums: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
+    """Return the effective number of draws at the p-quantile, and its Monte Carlo error, (K,) each."""
+    below = (sums <= p).to(each)
+    mean = (each * below).sum(0)
+    error = ((each * (below - mean)).square().sum(0) / share).sqrt()
+    levels = torch.stack([p - error, p + error]).clamp(0.0, 1.0)
+    at = torch.searchsorted(sums.mT.contiguous(), levels.mT.contiguous()).mT
+    low, high = ordered.gather(0, at.clamp(max=len(ordered) - 1))
+    variance = (each * (below - mean).square()).sum(0)
+    return variance / (each * (below - mean)).square().sum(0), 0.5 * (high - low)

@@ -1,0 +1,130 @@
+"""What weighted draws know of each entry of the global sites: distinct and effective draws, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierfl.core.draw_quality import DrawQuality, distinct_of, quality_of
+from hierfl.core.importance_sampling import DOUBT, rests_on_few
+from hierfl.diagnostics.check import (
+    END_OFF_BY_CHANCE,
+    LEAST_EFFECTIVE,
+    OFF,
+    OFF_BY_CHANCE,
+    Check,
+    answered,
+)
+from hierfl.method import WeightedDraws
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.handlers import unchecked
+from hierfl.program.sites import Values
+
+TAILS = "Do the tails rest on enough draws?"
+MORE_DRAWS = "methods.two_stage(model, draws=20000)"
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Entries of the global sites, K in all, and what the draws know of them."""
+
+    names: tuple[str, ...]  # (K,)
+    quality: DrawQuality
+    distinct: int  # the fewest values that an entry has, in single precision
+
+    def too_few(self) -> str | None:
+        """Return which draws are too few for a standard deviation, and the fix; None if none are."""
+        worst, name = self._extreme(-self.quality.effective)
+        if self.distinct < LEAST_EFFECTIVE:
+            return (
+                f"only {self.distinct} of the draws differ: they have collapsed, and say nothing of the "
+                "spread. Tighten the priors, or compare with NUTS, diagnostics.against_nuts(fit)."
+            )
+        if -worst < LEAST_EFFECTIVE:
+            return (
+                f"{-worst:.0f} draws are effective for {name}, too few for a standard deviation. "
+                f"Take more draws, {MORE_DRAWS}."
+            )
+        return None
+
+    def _extreme(self, of: Tensor) -> tuple[float, str]:
+        at = int(of.argmax())
+        return float(of[at]), f"'{self.names[at]}'"
+
+    def tails(self, k_hat: float, *, few: bool) -> Check:
+        """Judge the Monte Carlo errors of sds and of the 5% and 95% points; `few`: by k-hat, tails rest on few."""
+        sd, end = self.quality.sd_error, self.quality.end_error
+        _, name = self._extreme((sd / OFF_BY_CHANCE).maximum(end / END_OFF_BY_CHANCE))
+        at = self.names.index(name.strip("'"))
+        errors = (
+            f"the Monte Carlo error of the sd of {name} is {float(sd[at]):.0%}, and that of its 5% "
+            f"and 95% points {float(end[at]):.2f} sd"
+        )
+        poor = bool((sd > OFF_BY_CHANCE).any() or (end > END_OFF_BY_CHANCE).any())
+        if few:
+            words = (
+                f"Check the tails: k-hat is {k_hat:.2f}, from {DOUBT} on they rest on few draws. "
+                f"Of all entries {errors}. A part of the posterior with little mass may be missed: "
+                f"take more draws, {MORE_DRAWS}, or compare with NUTS, diagnostics.against_nuts(fit)."
+            )
+        elif poor:
+            words = f"Check the tails: {errors}. Take more draws, {MORE_DRAWS}."
+        else:
+            words = f"Yes: at most, {errors}."
+        return answered(TAILS, poor or few, words, "doubt")
+
+
+def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
+    """Judge the draws that a method has weighted, by entry as the model has them; None without draws."""
+    if own.draws is None or own.log_weights is None:
+        return None
+    alive = own.log_weights.isfinite()
+    draws, log_weights = own.draws[alive], own.log_weights[alive]
+    block = fit.program.latents.global_block
+
+    def values_at(z: Tensor) -> Values:
+        return dict(block.unflatten(z)[0])
+
+    with unchecked(), torch.no_grad():
+        sites = torch.vmap(values_at)(draws)
+    names = tuple(
+        f"{name}{list(index) if index else ''}"
+        for name, value in sites.items()
+        for index in np.ndindex(tuple(value.shape[1:]))
+    )
+    values = torch.cat([value.reshape(len(draws), -1) for value in sites.values()], 1)
+    quality = quality_of(values, log_weights, own.share)
+    return Entries(names, quality, distinct_of(draws, log_weights))
+
+
+def too_far_apart(own: WeightedDraws) -> str | None:
+    """Return that a second, wider set of draws gives another posterior; None if it gives the same."""
+    if own.apart <= OFF:
+        return None
+    return (
+        "draws from a second, wider start give another posterior: a mean or a spread differs by "
+        f"{own.apart:.2f} posterior sds more than chance allows. It may have several modes: compare "
+        "with NUTS, diagnostics.against_nuts(fit)."
+    )
+
+
+def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
+    """Check the tails of the draws that a method has weighted by itself."""
+    own = fit.federation.server.weighted(fit.progress.server)
+    if own is None:
+        return
+    entries = entries_of_draws(fit, own)
+    if entries is not None and own.log_weights is not None:
+        yield entries.tails(own.k_hat, few=rests_on_few(own.log_weights, own.k_hat))
+    elif own.k_hat >= DOUBT:
+        yield Check(
+            TAILS,
+            "warning",
+            f"Check the tails: k-hat is {own.k_hat:.2f}, from {DOUBT} on they rest on few draws. "
+            "Allow more points, or compare with NUTS, diagnostics.against_nuts(fit).",
+            "doubt",
+        )

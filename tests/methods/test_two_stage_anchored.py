@@ -1,0 +1,271 @@
+"""Clients whose own likelihoods have no maximum, and what the verdict says of the draws themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import ClientBatch, ClientData
+from hierfl.methods.two_stage import seen_in
+from hierfl.methods.two_stage_anchored import was_anchored
+from hierfl.methods.two_stage_checks import NOWHERE
+from hierfl.methods.two_stage_client import Rows
+from hierfl.program.few_rows import double_precision
+
+# BUGS's Jaws: 20 boys, the height of the ramus at four ages
+JAWS = torch.tensor(
+    [
+        [47.8, 48.8, 49.0, 49.7], [46.4, 47.3, 47.7, 48.4], [46.3, 46.8, 47.8, 48.5],
+        [45.1, 45.3, 46.1, 47.2], [47.6, 48.5, 48.9, 49.3], [52.5, 53.2, 53.3, 53.7],
+        [51.2, 53.0, 54.3, 54.5], [49.8, 50.0, 50.3, 52.7], [48.1, 50.8, 52.3, 54.4],
+        [45.0, 47.0, 47.3, 48.3], [51.2, 51.4, 51.6, 51.9], [48.5, 49.2, 53.0, 55.5],
+        [52.1, 52.8, 53.7, 55.0], [48.2, 48.9, 49.3, 49.8], [49.6, 50.4, 51.2, 51.8],
+        [50.7, 51.7, 52.7, 53.3], [47.2, 47.7, 48.4, 49.5], [53.3, 54.6, 55.1, 55.3],
+        [46.2, 47.5, 48.1, 48.4], [46.3, 47.6, 51.3, 51.8],
+    ]
+)  # fmt: skip
+AGES = torch.tensor([-0.75, -0.25, 0.25, 0.75])
+# BUGS's Eyes: peak sensitivity of 48 photoreceptors, in nm
+EYES = torch.tensor(
+    [
+        529.0, 530.0, 532.0, 533.1, 533.4, 533.6, 533.7, 534.1, 534.8, 535.3, 535.4, 535.9,
+        536.1, 536.3, 536.4, 536.6, 537.0, 537.4, 537.5, 538.3, 538.5, 538.6, 539.4, 539.6,
+        540.4, 540.8, 542.0, 542.8, 543.0, 543.5, 543.8, 543.9, 545.3, 546.2, 548.8, 548.7,
+        548.9, 549.0, 549.4, 549.9, 550.6, 551.2, 551.4, 551.5, 551.6, 552.8, 552.9, 553.2,
+    ]
+)  # fmt: skip
+Program = Callable[[ClientBatch], None]
+# mean and sd of pooled NUTS of NumPyro, four chains of 5,000 draws, R-hat below 1.001
+Moments = dict[str, tuple[list[float], list[float]]]
+COVARIANCE: Moments = {
+    "mu": ([48.661, 49.632], [0.562, 0.566]),
+    "sd": ([2.497, 2.520], [0.400, 0.402]),
+}
+LKJ_1: Moments = {
+    "b0": ([50.062], [0.458]),
+    "b1": ([1.863], [0.249]),
+    "sd": ([2.247, 2.208, 2.276, 2.447], [0.314, 0.296, 0.301, 0.338]),
+}
+LKJ_2: Moments = {
+    "b0": ([50.068], [0.426]),
+    "b1": ([1.862], [0.260]),
+    "sd": ([2.139, 2.084, 2.144, 2.329], [0.286, 0.266, 0.268, 0.307]),
+}
+LOCAL_1: Moments = {
+    "b0": ([50.068], [0.427]),
+    "b1": ([1.863], [0.247]),
+    "sd": ([1.863, 1.815, 1.891, 2.085], [0.336, 0.319, 0.318, 0.351]),
+}
+LOCAL_3: Moments = {
+    "b0": ([50.018], [0.571]),
+    "b1": ([1.863], [0.250]),
+    "sd": ([2.108, 2.044, 2.134, 2.267], [0.315, 0.293, 0.299, 0.338]),
+}
+
+
+def grouped(y: Tensor, rows: int) -> ClientData:
+    return ClientData.from_arrays([f"c{i // rows:02d}" for i in range(len(y))], y=y)
+
+
+def covariance(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(50.0 * torch.ones(2), 10.0).to_event(1))
+    sd = pyro.sample("sd", dist.HalfCauchy(2.5 * torch.ones(2)).to_event(1))
+    tril = pyro.sample("L", dist.LKJCholesky(2, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.MultivariateNormal(mu, scale_tril=sd[..., None] * tril), obs=batch.y)
+
+
+def jaws(concentration: float, *, local: bool) -> Program:
+    def model(batch: ClientBatch) -> None:
+        b0 = pyro.sample("b0", dist.Normal(48.0, 32.0))
+        b1 = pyro.sample("b1", dist.Normal(0.0, 32.0))
+        sd = pyro.sample("sd", dist.HalfCauchy(2.5 * torch.ones(4)).to_event(1))
+        tril = sd[..., None] * pyro.sample("L", dist.LKJCholesky(4, concentration))
+        with batch.clients():
+            own = pyro.sample("a", dist.Normal(0.0, 1.0)) if local else None
+            with batch.data():
+                mean = b0 + b1 * AGES if own is None else (b0 + own)[..., None] + b1 * AGES
+                pyro.sample("y", dist.MultivariateNormal(mean, scale_tril=tril), obs=batch.y)
+
+    return model
+
+
+def eyes(batch: ClientBatch) -> None:
+    first = pyro.sample("first", dist.Normal(540.0, 10.0))
+    apart = pyro.sample("apart", dist.HalfNormal(15.0))
+    sd = pyro.sample("sd", dist.HalfCauchy(5.0))
+    share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    with batch.clients(), batch.data():
+        parts = dist.Normal(torch.stack([first, first + apart], -1), sd[..., None])
+        shares = dist.Categorical(torch.stack([share, 1.0 - share], -1))
+        pyro.sample("y", dist.MixtureSameFamily(shares, parts), obs=batch.y)
+
+
+def check_moments(fitted: Any, moments: Moments) -> None:
+    """Means within 0.1 sd and sds within 15% of NUTS."""
+    posterior = fitted.posterior(draws=4000, seed=0)["posterior"]
+    for site, (means, sds) in moments.items():
+        values = posterior[site].to_numpy().reshape(4000, -1)
+        for at, (mean, sd) in enumerate(zip(means, sds, strict=True)):
+            assert abs(values[:, at].mean() - mean) < 0.1 * sd, (site, at)
+            assert abs(values[:, at].std() / sd - 1.0) < 0.15, (site, at)
+
+
+@pytest.fixture(scope="module")
+def done() -> hierfl.Fit:
+    """A covariance from one pair of measures a client, in the tests' double precision."""
+    with double_precision():
+        return hierfl.fit(covariance, grouped(JAWS[:, :2], 1), seed=0)
+
+
+def with_server(fitted: hierfl.Fit, **state: Any) -> hierfl.Fit:
+    """Return a fit with another state of the server."""
+    server = {**fitted.progress.server, **state}
+    return replace(fitted, progress=replace(fitted.progress, server=server))
+
+
+# ------------------------------------------------------------------------------- the posterior
+def test_a_covariance_from_one_row_a_client_is_that_of_nuts(done: hierfl.Fit) -> None:
+    assert was_anchored(done.progress.server)
+    check_moments(done, COVARIANCE)
+    assert done.summary().trustworthy is True
+
+
+def test_three_rows_a_client_need_no_small_steps() -> None:
+    fitted = hierfl.fit(covariance, grouped(JAWS[:, :2], 3), seed=0)
+    assert not was_anchored(fitted.progress.server)
+    check_moments(fitted, COVARIANCE)
+
+
+def test_a_saved_fit_has_the_same_verdict(done: hierfl.Fit, tmp_path: Path) -> None:
+    done.save(tmp_path / "fit")
+    again = hierfl.load(tmp_path / "fit", method=hierfl.methods.two_stage(covariance))
+    assert again.summary().verdict == done.summary().verdict
+
+
+def test_clients_that_leave_are_not_approached_again(done: hierfl.Fit) -> None:
+    without = done.without("c00", rounds=6)
+    posterior = without.posterior(draws=2000, seed=0)["posterior"]
+    other = float(posterior["mu"].mean(("chain", "draw"))[0])
+    assert abs(other - float(JAWS[1:, 0].mean())) < 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("concentration", "rows", "local", "moments"),
+    [
+        (1.0, 1, False, LKJ_1),
+        (1.0, 2, False, LKJ_1),
+        (1.0, 3, False, LKJ_1),
+        (1.0, 5, False, LKJ_1),
+        (2.0, 1, False, LKJ_2),
+        (1.0, 1, True, LOCAL_1),
+        (1.0, 3, True, LOCAL_3),
+    ],
+)
+def test_jaws_is_that_of_nuts(
+    concentration: float, rows: int, local: bool, moments: Moments
+) -> None:
+    """It had collapsed: sds of 2e-5 in place of 2.2, and 26 distinct values in 2,000 draws."""
+    fitted = hierfl.fit(jaws(concentration, local=local), grouped(JAWS, rows), seed=0)
+    check_moments(fitted, moments)
+    assert fitted.summary().trustworthy is True
+
+
+# ------------------------------------------------------------------------------- the verdict
+def test_eyes_is_to_be_checked_and_an_entry_is_named() -> None:
+    """A second mode, of one component for all, is missed: sds are 0.56 to 0.78 of NUTS's."""
+    found = hierfl.fit(eyes, grouped(EYES, 48), seed=0).summary()
+    assert found.trustworthy is None
+    assert "Check the tails: k-hat is 0." in found.verdict
+    assert any(f"the sd of '{site}'" in found.verdict for site in ("first", "apart", "sd", "share"))
+
+
+def test_draws_that_have_collapsed_are_not_trusted(done: hierfl.Fit) -> None:
+    """Equal weights have a k-hat of 0 and are all effective, however few values the draws have."""
+    final = done.progress.server["final"]
+    draws = final["draws"].mean(0) + 1e-7 * final["draws"]
+    count = len(draws)
+    final = {**final, "draws": draws, "log_weights": torch.full((count,), 1.0 / count).log()}
+    numbers = {"k_hat": torch.tensor(0.0), "effective": torch.tensor(float(count))}
+    verdict = with_server(done, final=final, **numbers).summary()
+    assert verdict.trustworthy is False and "they have collapsed" in verdict.verdict
+
+
+def test_another_start_with_another_posterior_is_not_trusted(done: hierfl.Fit) -> None:
+    verdict = with_server(done, apart=torch.tensor(0.7)).summary()
+    assert verdict.trustworthy is False
+    assert "a second, wider start" in verdict.verdict and "0.70 posterior sds" in verdict.verdict
+
+
+def test_an_entry_with_few_effective_draws_is_named(done: hierfl.Fit) -> None:
+    """Half of the weight at one end of one entry, whatever k-hat says."""
+    final = done.progress.server["final"]
+    log_weights = final["log_weights"].clone()
+    highest = final["draws"][:, 0].topk(20).indices
+    log_weights[highest] = log_weights.max() + 6.0
+    final = {**final, "log_weights": log_weights.log_softmax(0)}
+    verdict = with_server(done, final=final, k_hat=torch.tensor(0.1)).summary()
+    assert verdict.trustworthy is False
+    assert "draws are effective for '" in verdict.verdict
+
+
+def test_a_k_hat_of_draws_with_one_far_out_names_its_entry(done: hierfl.Fit) -> None:
+    final = done.progress.server["final"]
+    draws = final["draws"].clone()
+    draws[int(final["log_weights"].argmax()), 1] += 300.0
+    verdict = with_server(done, final={**final, "draws": draws}).summary()
+    assert verdict.trustworthy is None
+    assert "Check the tails: the Monte Carlo error of the sd of 'mu[1]' is" in verdict.verdict
+
+
+def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hierfl.Fit) -> None:
+    """Their log ratios are the same at all draws, which looked like weights without any error."""
+    from hierfl.method import Clock, Reports
+    from hierfl.methods.two_stage_kept import rounds_of
+
+    work = rounds_of(done.method, done.program, "a test").work
+    state = {**done.progress.server, "weighted": torch.zeros(20, dtype=torch.bool)}
+    asked = len(state["asked"])
+    none = {"asked": torch.zeros(asked), "each": torch.zeros(asked, 20)}
+    state = {**state, **none, "proposed": torch.tensor(False)}
+    ratios = torch.zeros(20, asked, dtype=torch.float64)
+    reports = Reports(ratios.index_fill(0, torch.tensor([3]), NOWHERE), torch.arange(20))
+    after = work.after_weighting(state, reports, Clock(59, 60))
+    assert float(after["k_hat"]) == float("inf") and float(after["effective"]) == 0.0
+
+
+def test_a_client_without_finite_expectations_sends_no_factor(done: hierfl.Fit) -> None:
+    """The belief's own curvature in its place made the belief confirm itself, client by client."""
+    seen = seen_in(done.program)
+    work, batch = Rows(*seen, None), hierfl.full_batch(done.federation.data)
+    size, count = seen.hierarchy.reading.size, batch.num_clients
+    own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}
+    far = torch.zeros(size, dtype=torch.float64).index_fill(0, torch.tensor([2, 3]), -500.0)
+    belief = {"loc": far, "covariance": 1e-6 * torch.eye(size, dtype=torch.float64)}
+    sent = work.step({**own, "seen": torch.ones(count)}, belief, batch)
+    assert not bool(sent["precision"].any()) and not bool(sent["shift"].any())
+    assert sent["raised"].tolist() == [size] * count
+
+
+def test_a_factor_of_the_round_before_far_from_the_belief_is_left(done: hierfl.Fit) -> None:
+    """Steps from a client's own mode, far out, do not come back; those from the belief arrive."""
+    seen = seen_in(done.program)
+    work, batch = Rows(*seen, None), hierfl.full_batch(done.federation.data)
+    count, server = batch.num_clients, done.progress.server
+    belief = {name: server[name] for name in ("loc", "covariance")}
+    own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}
+    near = work.step({**own, "seen": torch.ones(count)}, belief, batch)
+    eye = torch.eye(len(belief["loc"]), dtype=torch.float64).expand(count, -1, -1)
+    spike = {"precision": 1e12 * eye, "shift": 1e12 * (belief["loc"] - 30.0).expand(count, -1)}
+    back = work.step({**own, **spike, "seen": torch.ones(count)}, belief, batch)
+    assert torch.allclose(back["precision"], near["precision"], rtol=0.05, atol=0.05)
