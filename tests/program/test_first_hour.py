@@ -468,7 +468,8 @@ class Regression(PyroModule):
     def __init__(self) -> None:
         super().__init__()
         self.slope = PyroSample(dist.Normal(0.0, 1.0))
-        self.layer = PyroModule[torch.nn.Linear](2, 1, bias=False)
+        linear: Any = PyroModule[torch.nn.Linear]
+        self.layer = linear(2, 1, bias=False)
         self.layer.weight = PyroSample(dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
 
     def forward(self, batch: ClientBatch) -> None:
@@ -484,10 +485,9 @@ def test_a_pyro_module_is_a_model() -> None:
     x, z, y = torch.randn(60), torch.randn(60, 2), torch.randn(60)
     data = ClientData.from_arrays(torch.arange(60) // 10, x=x, z=z, y=y)
     module = Regression()
-    as_module, as_function = (
-        hierfl.fit(model, data, seed=0).posterior(draws=100, seed=0).posterior
-        for model in (module, lambda batch: module(batch))
-    )
+    models: list[Any] = [module, lambda batch: module(batch)]
+    drawn: list[Any] = [hierfl.fit(m, data, seed=0).posterior(draws=100, seed=0) for m in models]
+    as_module, as_function = (found.posterior for found in drawn)
     assert "layer.weight" in as_module
     for site in as_module.data_vars:
         np.testing.assert_array_equal(as_module[site], as_function[site])

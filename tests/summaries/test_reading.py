@@ -138,7 +138,8 @@ def test_sites_that_only_later_rows_pick_are_read(backwards: bool) -> None:
     y = torch.poisson(torch.exp(0.5 * torch.randn(120, generator=g)), generator=g)
     data = ClientData.from_arrays(torch.arange(6).repeat_interleave(20), week=week, y=y)
     fits = [hierfl.fit(by_week(looped), data, seed=0) for looped in (True, False)]
-    scalars, vector = (fit.posterior(draws=1000, seed=0).posterior for fit in fits)
+    drawn: list[Any] = [fit.posterior(draws=1000, seed=0) for fit in fits]
+    scalars, vector = (found.posterior for found in drawn)
     means = torch.tensor([float(scalars[f"b_{w}"].mean()) for w in range(20)])
     sds = torch.from_numpy(vector["b"].std(("chain", "draw")).values)
     apart = (means - torch.from_numpy(vector["b"].mean(("chain", "draw")).values)).abs() / sds
