@@ -62,6 +62,7 @@ class FitOverNodes:
         run: name of the run at the nodes.
         ask: hands messages to nodes.
         joined: client -> name of the run at its node, of those that joined later.
+        ended: clients whose nodes have been sent the state that the run has ended with.
     """
 
     method: Method
@@ -71,6 +72,7 @@ class FitOverNodes:
     run: str
     ask: Ask
     joined: Mapping[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
 
     @property
     def program(self) -> Program:

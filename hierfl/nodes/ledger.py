@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hierfl.core.disk import PRIVATE_FILE, private_folder, write_all, write_private, writing
+from hierfl.core.trees import Tree, named_leaves
 from hierfl.nodes import log
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy
@@ -31,7 +32,7 @@ FILE, KEY = "account.jsonl", "account.key"
 ROWS = "rows"  # a folder of the codes of rows
 AGAIN = "its owner may let it answer again, hierfl node reset-account FOLDER --questions"
 ROUNDING = 1e-9  # of a budget
-RESET = "questions again"  # kind of an entry
+END, RESET = "end", "questions again"  # kinds of entries
 START = hashlib.sha256(b"hierfl").hexdigest()  # before the first line
 
 
@@ -55,10 +56,10 @@ class Entry:
     """One line of a ledger.
 
     Args:
-        kind: "round", "question", "schema", "table", "times", ...; "begun" is the first line.
+        kind: "round", "end", "question", "schema", "table", "times"; "begun" is the first line.
         request: digest of the request; "" where there is none.
         run: name of the run; "" before it.
-        subject: what the request is about, where a node answers once.
+        subject: what the request is about, where a node answers once; the server's state, of a run.
         answer: the answer, where it is given again.
         rows: the sets of rows behind the answer that are behind no earlier one.
         spent: of the rows' budget; None: nothing was paid.
@@ -93,6 +94,15 @@ class Entry:
 def digest(content: bytes) -> str:
     """Return the digest of a request."""
     return hashlib.sha256(content).hexdigest()
+
+
+def state_of(tree: Tree) -> str:
+    """Return the digest of what a server sends a client, message and mail, whatever their order."""
+    whole = hashlib.sha256()
+    for name, value in sorted(named_leaves({k: tree[k] for k in ("message", "mail")}).items()):
+        whole.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        whole.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return whole.hexdigest()
 
 
 class Ledger:
@@ -171,6 +181,24 @@ class Ledger:
     def of_run(self, run: str) -> set[str]:
         """Return the different rounds that were answered in a run."""
         return {e.request for e in self.entries if (e.kind, e.run) == ("round", run)}
+
+    def check_state(self, run: str, state: str, policy: Policy, *, ends: bool) -> None:
+        """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others."""
+        of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
+        if any(e.subject == (state,) for e in of_run):
+            return
+        if not ends:
+            raise Forbidden(
+                "it asks under parameters that the node has not received in the rounds of the run, or "
+                "at its end: ask by the fit that the run has returned"
+            )
+        last = max((k for k, e in enumerate(of_run) if e.kind == "round"), default=-1)
+        if (count := len({e.subject for e in of_run[last + 1 :]})) >= policy.states_a_run:
+            raise Forbidden(
+                f"the node has answered under {count} states of the server after the last round of "
+                "the run: begin a new run, or let its owner set a larger states_a_run in its policy"
+            )
+        self.append(Entry(END, state, run, (state,)))
 
     def of_today(self, kind: str, now: datetime | None = None) -> set[tuple[str, str]]:
         """Return the different requests of a kind, with their runs, of the last 24 hours."""

@@ -17,7 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
-from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
+from hierfl.nodes.messages import Message, Refused, to_bytes
 from hierfl.nodes.policy import KINDS, Kind
 from hierfl.runs.result import Fit
 
@@ -68,12 +68,8 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
     return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
 
 
-def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
-    """Answer a question into the node's folder; return both, for the policy to release."""
-    question = Question.of(asked.about)
-    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
-        raise Refused("it does not hold a message, mail and rows, and nothing else")
-    check_numbers(asked.tree)
+def answered(node: Node, asked: Message, question: Question) -> Tree:
+    """Answer a question into the node's folder; return it for the policy to release."""
     if question.kind in ("predictions", "scores"):
         try:
             node.federation.program.observed_site(question.site)
@@ -83,11 +79,11 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
     try:
         fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
         if question.kind in ("summaries", "draws"):
-            return question, _of_sites(node, fit, question)
+            return _of_sites(node, fit, question)
         if question.kind == "imputed":
             _write(node, question, "csv", _imputed(fit, question).to_csv(index=False).encode())
-            return question, {}
-        return question, _of_rows(node, fit, question, asked.tree["rows"])
+            return {}
+        return _of_rows(node, fit, question, asked.tree["rows"])
     except Refused:
         raise
     except Exception as error:

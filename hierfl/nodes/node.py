@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from hierfl.nodes.client_state import (
     state_after,
     with_mail,
 )
-from hierfl.nodes.ledger import Entry, Ledger, RowSet, digest
+from hierfl.nodes.ledger import END, Entry, Ledger, RowSet, digest, state_of
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.row_sets import check_rows, rows_of_data, rows_of_formula
@@ -123,6 +122,8 @@ def answer(node: Node, content: bytes) -> bytes:
             run = str(asked.about.get("run"))[:80]
             raise Refused(f"it is of run '{run}', and this node is in '{node.run}'")
         policy, request = _allowed(node), digest(content)
+        if asked.about.get("kind") == END:
+            return _answer_end(node, asked, policy)
         if "kind" in asked.about:
             return _answer_question(node, asked, policy, request)
         return _answer_round(node, asked, policy, request)
@@ -153,7 +154,7 @@ def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> b
     if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail"}:
         raise Refused("it does not hold a message and mail, and nothing else")
     ledger, how = Ledger.at(node.folder), node.federation.client.row_noise
-    entry = Entry("round", request, node.run)
+    entry = Entry("round", request, node.run, (state_of(asked.tree),))
     paid = entry if how is None else replace(entry, spent=how.spent_by_round)
     if (again := answer_again(node, request)) is not None:
         if how is not None and not ledger.is_paid(node.run, request):  # a crash
@@ -244,29 +245,55 @@ def _rests_on_few(node: Node, message: Tree, after: Tree, policy: Policy) -> boo
 
 
 # ------------------------------------------------------------ after the rounds
+def _answer_end(node: Node, asked: Message, policy: Policy) -> bytes:
+    """Take the state that a run has ended with."""
+    _check_state(node, asked, Ledger.at(node.folder), policy)
+    content = to_bytes({}, {"run": node.run, "client": node.client, "kind": END})
+    return _left(node, content, "end of the run", policy, {})
+
+
+def _check_state(node: Node, asked: Message, ledger: Ledger, policy: Policy) -> None:
+    """Refuse a question under parameters that the node has not received in the run."""
+    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
+        raise Refused("it does not hold a message, mail and rows, and nothing else")
+    check_numbers(asked.tree)
+    state = state_of(asked.tree)
+    ledger.check_state(node.run, state, policy, ends=asked.about.get("ends") is True)
+
+
 def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
     """Answer what the policy lets out; anything else stays in the node's folder."""
     # here: it needs pandas and all that predictions need, which take half a second to import
-    from hierfl.nodes.local_fit import answered
+    from hierfl.nodes.local_fit import Question, answered
 
     ledger, entry = Ledger.at(node.folder), Entry("question", request, node.run)
     ledger.check_limits("question", node.run, request, policy, None)
+    question = Question.of(asked.about)
+    _check_state(node, asked, ledger, policy)
     ledger.append(entry)
-    question, found = answered(node, asked)
-    about: Mapping[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
+    found = answered(node, asked, question)
+    about = {"run": node.run, "client": node.client, "kind": question.kind}
     asks = dict(asked.about)
-    paid = policy.budget is not None or node.federation.client.row_noise is not None
-    of_own_rows = question.kind in ("predictions", "scores") and not asked.tree["rows"]
-    if question.kind not in policy.may_leave or (paid and of_own_rows):
-        why = f"the node's policy lets no {question.kind} leave"
-        if question.kind == "imputed":
-            why = "missing values of rows stay at their node"
-        if question.kind in policy.may_leave:
-            why = f"the rows have a budget, and {question.kind} of them have no noise"
+    if why := _stays(node, question.kind, not asked.tree["rows"], policy):
         content = to_bytes({}, {**about, "stays": why})
-        what = f"no {question.kind}"
-        return _left(node, content, what, policy, {}, question=asks)
+        return _left(node, content, f"no {question.kind}", policy, {}, question=asks)
     if new_rows := _new_rows(node, ledger, policy):
         ledger.append(replace(entry, rows=new_rows))
     content = to_bytes(found, about)
     return _left(node, content, question.kind, policy, found, question=asks)
+
+
+def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
+    """Return why an answer stays at the node; "": it may leave."""
+    of_own_rows &= kind in ("predictions", "scores")
+    if kind == "imputed":
+        return "missing values of rows stay at their node"
+    if kind not in policy.may_leave:
+        return f"the node's policy lets no {kind} leave"
+    if of_own_rows and kind == "predictions" and "rows" not in policy.may_leave:
+        return "the node's policy lets no rows leave, and predictions have a number for each of its rows"
+    if node.federation.data.num_rows < policy.min_count:
+        return f"the client has fewer rows than the {policy.min_count} on which an answer must rest"
+    if of_own_rows and (policy.budget or node.federation.client.row_noise):
+        return f"the rows have a budget, and {kind} of them have no noise"
+    return ""

@@ -90,7 +90,7 @@ def by_files(
         for path in folder_of(home, name).glob("*.answer.*"):  # drafts too
             path.unlink(missing_ok=True)
 
-    return replace(over(ask, nodes, fewest=fewest), forget=forget)
+    return replace(over(ask, nodes, fewest=fewest), forget=forget, send_end=False)
 
 
 def _written(folder: Path, request: bytes) -> Path:
