@@ -14,6 +14,7 @@ from hierfl.engine.client_store import taken
 from hierfl.nodes.answers import FromNodes
 from hierfl.nodes.asking import Answer, last_counted, mail_of
 from hierfl.nodes.ledger import END
+from hierfl.nodes.local_fit import without_few
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind
 
@@ -115,4 +116,4 @@ def _read(fit: Any, found: Answer, kind: Kind) -> Tree:
     check_numbers(answered.tree)
     if not nbytes(answered.tree):
         raise Refused("its answer is empty")
-    return answered.tree
+    return without_few(answered.tree, answered.about.get("few", {}))

@@ -257,29 +257,32 @@ def _check_state(node: Node, asked: Message, ledger: Ledger, policy: Policy) -> 
     if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
         raise Refused("it does not hold a message, mail and rows, and nothing else")
     check_numbers(asked.tree)
-    state = state_of(asked.tree)
-    ledger.check_state(node.run, state, policy, ends=asked.about.get("ends") is True)
+    server, ends = node.federation.server, asked.about.get("ends") is True
+    if ends and not server.grows:
+        like(asked.tree["message"], server.last(server.state, Clock(0, 1)))
+    ledger.check_state(node.run, state_of(asked.tree), policy, ends=ends)
 
 
 def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
     """Answer what the policy lets out; anything else stays in the node's folder."""
     # here: it needs pandas and all that predictions need, which take half a second to import
-    from hierfl.nodes.local_fit import Question, answered
+    from hierfl.nodes.local_fit import Question, answered, few_rows
 
     ledger, entry = Ledger.at(node.folder), Entry("question", request, node.run)
     ledger.check_limits("question", node.run, request, policy, None)
     question = Question.of(asked.about)
     _check_state(node, asked, ledger, policy)
     ledger.append(entry)
-    found = answered(node, asked, question)
-    about = {"run": node.run, "client": node.client, "kind": question.kind}
+    few = few_rows(node, policy.min_count) if question.kind in ("summaries", "draws") else {}
+    found = answered(node, asked, question, few)
+    about: dict[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
     asks = dict(asked.about)
     if why := _stays(node, question.kind, not asked.tree["rows"], policy):
         content = to_bytes({}, {**about, "stays": why})
         return _left(node, content, f"no {question.kind}", policy, {}, question=asks)
     if new_rows := _new_rows(node, ledger, policy):
         ledger.append(replace(entry, rows=new_rows))
-    content = to_bytes(found, about)
+    content = to_bytes(found, {**about, "few": few})
     return _left(node, content, question.kind, policy, found, question=asks)
 
 

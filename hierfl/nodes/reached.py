@@ -39,11 +39,11 @@ class Reached:
     fewest: int = 1
     silent: str = SILENT
     send_recipe: bool = True
-    send_end: bool = True  # False: where each message takes a person, or a container
     ask_sum: Callable[[Mapping[str, Any]], AskSum] | None = None
     forget: Callable[[Any], None] | None = (
         None  # removes what a transport keeps of a node's answers
     )
+    send_end: bool = True  # False: where each message takes a person, or a container
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""

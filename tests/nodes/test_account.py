@@ -151,7 +151,9 @@ def test_two_servers_at_once_spend_one_budget(tmp_path: Path) -> None:
 
 def test_rows_with_a_budget_are_not_scored_for_a_server(tmp_path: Path) -> None:
     one = noisy(tmp_path)
-    (tmp_path / "policy.toml").write_text('may_leave = ["scores", "predictions", "rows", "summaries"]')
+    (tmp_path / "policy.toml").write_text(
+        'may_leave = ["scores", "predictions", "rows", "summaries"]'
+    )
     ask(one, 0)
     server = one.federation.server
     message = server.last(server.state, Clock(1, 2))
