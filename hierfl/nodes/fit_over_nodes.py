@@ -293,7 +293,7 @@ class FitOverNodes:
         """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does.
 
         A node writes mean, sd and, of labeled rows, log scores into its folder. It sends means and
-        sds where its policy has "predictions" in `may_leave`.
+        sds where its policy has "predictions" in `may_leave`, of its own rows also "rows".
 
         Args:
             rows: of some of the clients, matched by name; each client's go to its node. Default

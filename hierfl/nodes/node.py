@@ -95,7 +95,7 @@ def node(
         federation = federate(method, rows, seed=seed, program=program)
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
         reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
-        behind = rows_of_data(rows, reads, key)
+        behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:
             behind = rows_of_formula(method.model, frames, key)
         made = Node(method, federation, run, root, Path(policy or root / FILE), behind)

@@ -45,6 +45,7 @@ POLICY = {
     "HIERFL_MIN_COUNT": "min_count",
     "HIERFL_ROUNDS_A_DAY": "rounds_a_day",
     "HIERFL_QUESTIONS_A_DAY": "questions_a_day",
+    "HIERFL_STATES_A_RUN": "states_a_run",
     "HIERFL_APPROVE": "approve",
 }
 NAMES = ("methods", "discloses", "may_leave")  # keys that are lists, "two_stage, fedsvi"
