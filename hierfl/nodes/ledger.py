@@ -134,18 +134,23 @@ class Ledger:
 
     @property
     def key(self) -> bytes:
-        """The key of the codes of rows; the ledger begins with it."""
-        if not self.entries:
-            private_folder(self.folder)
-            self._key = secrets.token_bytes(32)
-            write_private(self.folder / KEY, self._key)
-            self._write(Entry("begun", digest(self._key)))
+        """The key of the codes of rows, with which the ledger begins."""
+        self._begin()
         return self._key
 
     def append(self, entry: Entry) -> None:
         """Write down an entry, and wait until it is on disk."""
-        assert self.key  # the first line, of an empty ledger
+        self._begin()
         self._write(entry)
+
+    def _begin(self) -> None:
+        """Write the first line, of a ledger without one."""
+        if self.entries:
+            return
+        private_folder(self.folder)
+        self._key = secrets.token_bytes(32)
+        write_private(self.folder / KEY, self._key)
+        self._write(Entry("begun", digest(self._key)))
 
     def _write(self, entry: Entry) -> None:
         line = json.dumps({"before": self._head, **entry.as_json()}).encode()

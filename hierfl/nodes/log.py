@@ -30,6 +30,7 @@ from hierfl.runs.run_folder import FolderInUse, held, sync
 ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)
 FILE, REFUSED = "left.jsonl", "refused.jsonl"
 MARK = "has-account"  # how many lines the node's ledger has, and the hash of the last one
+LENGTH = 100  # bytes of that file
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
 WAIT, PAUSE = (
@@ -187,11 +188,14 @@ def mark_of(folder: Path) -> Mark | None:
 
 
 def set_mark(folder: Path, mark: Mark) -> None:
-    """Write the mark of a folder's ledger, whole or not at all."""
-    draft = folder / f"{MARK}.draft"
-    write_private(draft, json.dumps(mark).encode())
-    draft.replace(folder / MARK)
-    sync(folder)
+    """Write the mark of a folder's ledger, in its place: after a power cut it may be an earlier one."""
+    path, content = folder / MARK, json.dumps(mark).encode().ljust(LENGTH)
+    if not path.exists():
+        write_private(folder / f"{MARK}.draft", content)
+        (folder / f"{MARK}.draft").replace(path)
+        sync(folder)
+    with writing(path, LENGTH), open(path, "r+b", buffering=0) as file:
+        file.write(content)
 
 
 def last_account(folder: Path) -> str | None:

@@ -65,8 +65,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "edited in its last line": lines_of(lambda ls: [*ls[:-1], ls[-1].replace(b"0.25", b"0.01")]),
     "no text": lambda path: path.write_bytes(os.urandom(400) + b"\n"),
     "of nothing but a key": lines_of(lambda lines: lines[:1]),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "and its mark gone": lambda path: (path.unlink(), (path.parent / log.MARK).unlink()),
+    "a folder": lambda path: (
+        path.rename(path.with_name("before")).parent.joinpath(path.name).mkdir()
+    ),
+    "and its mark gone": lambda path: [one.unlink() for one in (path, path.parent / log.MARK)],  # type: ignore[func-returns-value]
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
     "without its key": lambda path: (path.parent / module.KEY).unlink(),
