@@ -133,8 +133,8 @@ def check_rows(ledger: Ledger, every: Sequence[Rows], least: int) -> tuple[RowSe
                 raise Forbidden(
                     f"fewer than {least} rows have changed since an earlier answer about them, and "
                     "the difference of the two would reveal these: keep the rows as they were, wait "
-                    f"until {least} have changed (min_count in the node's policy), or take two_stage "
-                    "with row_noise"
+                    f"until {least} have changed (min_count in the node's policy), or give the rows a "
+                    "budget (epsilon and delta there) and take two_stage with row_noise"
                 )
         before.append(rows.row_set)
         new.append(rows.row_set)
