@@ -75,10 +75,10 @@ def end_run(fit: Any, clients: Collection[str]) -> frozenset[str]:
     """Send clients the state that a run has ended with; return those whose nodes answer under it alone from now on."""
     ended = set()
     with suppress(Exception):  # of a transport: a later question tells it
-        for one in fit.ask({name: _question(fit, END, name, None, {}) for name in clients}):
+        for answer in fit.ask({name: _question(fit, END, name, None, {}) for name in clients}):
             with suppress(Refused):
-                if from_bytes(one.content, most=MOST).about == _about(fit, one.client, END):
-                    ended.add(one.client)
+                if from_bytes(answer.content, most=MOST).about == _about(fit, answer.client, END):
+                    ended.add(answer.client)
     return frozenset(ended & {*clients})
 
 

@@ -50,6 +50,11 @@ class RowSet:
     columns: Mapping[str, str]
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def every(self) -> Mapping[str, str]:
+        """All columns, of both kinds."""
+        return {**self.labels, **self.columns}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -80,10 +85,10 @@ class Entry:
         return {name: value for name, value in asdict(self).items() if value not in ("", (), None)}
 
     @staticmethod
-    def of_json(found: Mapping[str, Any]) -> Entry:
+    def of_json(content: Mapping[str, Any]) -> Entry:
         """Read what `as_json` returned; raise ValueError, TypeError or KeyError where it is none."""
-        rows = tuple(RowSet(**one) for one in found.get("rows", ()))
-        made = Entry(**{**found, "rows": rows, "subject": tuple(found.get("subject", ()))})
+        rows = tuple(RowSet(**row_set) for row_set in content.get("rows", ()))
+        made = Entry(**{**content, "rows": rows, "subject": tuple(content.get("subject", ()))})
         texts = (made.kind, made.request, made.run, made.answer, made.time, *made.subject)
         spent = made.spent if made.spent is not None else 0.0
         if not all(isinstance(text, str) for text in texts) or not float(spent) >= 0.0:
@@ -118,8 +123,8 @@ class Ledger:
         made, heads = Ledger(folder), [START]
         for line in _lines(folder / FILE):
             try:
-                found = json.loads(line)
-                before, entry = found.pop("before"), Entry.of_json(found)
+                content = json.loads(line)
+                before, entry = content.pop("before"), Entry.of_json(content)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise broken(f"line {len(heads)} of {FILE} cannot be read") from error
             if before != heads[-1]:

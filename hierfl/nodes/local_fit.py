@@ -118,23 +118,23 @@ def _of_sites(node: Node, fit: Fit, question: Question, few: Few) -> Tree:
 
 def few_rows(node: Node, least: int) -> Few:
     """Return the groups of a formula within the client that have some rows, and fewer than `least`."""
-    fields, found = node.federation.data.fields, {}
+    fields, small = node.federation.data.fields, {}
     for of in getattr(node.method.model, "layouts", ()):
         for term in of.at("within"):
             counts = fields[term.index].long().bincount()
             if places := ((counts > 0) & (counts < least)).nonzero()[:, 0].tolist():
-                found[term.site] = places
-    return found
+                small[term.site] = places
+    return small
 
 
 def without_few(tree: Tree, few: Few) -> Tree:
     """Return draws or summaries with NaN of groups with few rows, of which a node sends 0."""
     for name, places in few.items():
         of, at = tree[name], torch.tensor(places)
-        parts = {"": of} if isinstance(of, Tensor) else of
+        tensors = {"": of} if isinstance(of, Tensor) else of
         hidden = {
             part: value.index_fill(0 if part in ("mean", "sd") else 1, at, torch.nan)
-            for part, value in parts.items()
+            for part, value in tensors.items()
         }
         tree = {**tree, name: hidden.get("", hidden)}
     return tree

@@ -277,7 +277,7 @@ def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -
     _check_state(node, asked, ledger, policy)
     ledger.append(entry)
     few = few_rows(node, policy.min_count) if question.kind in ("summaries", "draws") else {}
-    found = answered(node, asked, question, few)
+    answer_tree = answered(node, asked, question, few)
     about: dict[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
     asks = dict(asked.about)
     if why := _stays(node, question.kind, not asked.tree["rows"], policy):
@@ -285,8 +285,8 @@ def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -
         return _left(node, content, f"no {question.kind}", policy, {}, question=asks)
     if new_rows := _new_rows(node, ledger, policy):
         ledger.append(replace(entry, rows=new_rows))
-    content = to_bytes(found, {**about, "few": few})
-    return _left(node, content, question.kind, policy, found, question=asks)
+    content = to_bytes(answer_tree, {**about, "few": few})
+    return _left(node, content, question.kind, policy, answer_tree, question=asks)
 
 
 def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:

@@ -8,7 +8,7 @@ and precisions they are of. Codes stay in the node's folder.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import Path
@@ -35,6 +35,11 @@ class Rows:
 
     columns: Mapping[str, Codes]
     labels: Mapping[str, Codes] = field(default_factory=dict)
+
+    @property
+    def every(self) -> Mapping[str, Codes]:
+        """All columns, of both kinds."""
+        return {**self.labels, **self.columns}
 
     @cached_property
     def row_set(self) -> RowSet:
@@ -144,23 +149,19 @@ def check_rows(ledger: Ledger, every: Sequence[Rows], least: int) -> tuple[RowSe
 
 def _keep(folder: Path, rows: Rows) -> None:
     private_folder(folder / ROWS)
-    for (_, name), codes in zip(_all(rows.row_set), _all(rows), strict=True):
-        if not (folder / ROWS / name).exists():
-            write_private(folder / ROWS / f"{name}.draft", codes[1].tobytes())
-            (folder / ROWS / f"{name}.draft").replace(folder / ROWS / name)
+    for name, column in rows.row_set.every.items():
+        path = folder / ROWS / column
+        if not path.exists():
+            write_private(path.with_suffix(".draft"), rows.every[name].tobytes())
+            path.with_suffix(".draft").replace(path)
 
 
-def _all(of: Any) -> list[tuple[str, Any]]:
-    """Return all columns of rows or of a set of rows, sorted by name."""
-    return sorted({**of.labels, **of.columns}.items(), key=lambda one: one[0])
-
-
-def _shared(own: RowSet, before: Sequence[RowSet]) -> Iterator[tuple[str, ...]]:
-    """Yield the columns by which rows can be compared with those behind some earlier answers."""
-    yield from {
-        tuple(sorted({**own.columns, **own.labels}.keys() & {**one.columns, **one.labels}.keys()))
-        for one in before
-        if own.columns.keys() & one.columns.keys()
+def _shared(own: RowSet, before: Sequence[RowSet]) -> set[tuple[str, ...]]:
+    """Return the columns by which rows can be compared with those behind some earlier answers."""
+    return {
+        tuple(sorted(own.every.keys() & earlier.every.keys()))
+        for earlier in before
+        if own.columns.keys() & earlier.columns.keys()
     }
 
 
@@ -169,16 +170,16 @@ def _fewest(
 ) -> int:
     """Return how few rows a difference of this answer and earlier ones adds or takes away, `least` at most."""
     own = rows.row_set
-    earlier = {
-        tuple(dict(_all(one))[name] for name in names)
-        for one in before
-        if own.columns.keys() & one.columns.keys() & {*names} and {*names} <= dict(_all(one)).keys()
-    } - {tuple(dict(_all(own))[name] for name in names)}
-    if not earlier:
+    sets_before = {
+        tuple(earlier.every[name] for name in names)
+        for earlier in before
+        if own.columns.keys() & earlier.columns.keys() & {*names} and {*names} <= {*earlier.every}
+    } - {tuple(own.every[name] for name in names)}
+    if not sets_before:
         return least
-    sets = [[dict(_all(rows))[name] for name in names]]
-    sets += [[_kept(folder, name) for name in of] for of in sorted(earlier)]
-    few = least
+    sets = [[rows.every[name] for name in names]]
+    sets += [[_read(folder, column) for column in of] for of in sorted(sets_before)]
+    fewest = least
     for half in (np.uint64(0), HALF):
         counts = _counts([reduce(_joined, (codes >> half for codes in of)) for of in sets])
         if len(counts) == 1:  # the number of rows, which is no secret
@@ -187,13 +188,13 @@ def _fewest(
         for times in range(1, TIMES + 1):
             apart = new[:, None] - times * old
             sums = np.maximum(apart.clip(min=0).sum(0), -apart.clip(max=0).sum(0))
-            few = min([few, *sums[sums > 0].tolist()])
+            fewest = min([fewest, *sums[sums > 0].tolist()])
         if len(sets) > 2:
-            few = min(few, _fewest_left(*_patterns(counts, least), least))
-    return few
+            fewest = min(fewest, _fewest_combined(*_patterns(counts, least), least))
+    return fewest
 
 
-def _kept(folder: Path, name: str) -> Codes:
+def _read(folder: Path, name: str) -> Codes:
     """Return codes that were kept; what is gone or changed stops the node."""
     try:
         content = (folder / ROWS / name).read_bytes()
@@ -225,20 +226,20 @@ def _patterns(counts: NDArray[np.int64], least: int) -> tuple[NDArray[Any], NDAr
     """
     code = reduce(_joined, counts.astype(np.uint64).T)
     _, first, times = np.unique(code, return_index=True, return_counts=True)
-    found: Counter[tuple[int, ...]] = Counter()
+    patterns: Counter[tuple[int, ...]] = Counter()
     for count, weight in zip(counts[first], times.tolist(), strict=True):
         if count.max() < least:
             common = int(np.gcd.reduce(count))
-            found[tuple((count // common).tolist())] += common * weight
+            patterns[tuple((count // common).tolist())] += common * weight
             continue
         upto = 0
         for level in np.unique(count[count > 0]).tolist():
-            found[tuple((count >= level).astype(int).tolist())] += (level - upto) * weight
+            patterns[tuple((count >= level).astype(int).tolist())] += (level - upto) * weight
             upto = level
-    return np.array(list(found)), np.array(list(found.values()))
+    return np.array(list(patterns)), np.array(list(patterns.values()))
 
 
-def _fewest_left(patterns: NDArray[Any], weights: NDArray[Any], least: int) -> int:
+def _fewest_combined(patterns: NDArray[Any], weights: NDArray[Any], least: int) -> int:
     """Return how few rows a whole-number combination of sets of rows adds or takes away, with the first set in it.
 
     0: the first set is a combination of the others, and tells nothing new. `least`: so many or more.
@@ -251,7 +252,7 @@ def _fewest_left(patterns: NDArray[Any], weights: NDArray[Any], least: int) -> i
     split = np.hstack([light, -np.eye(count), np.eye(count), np.zeros((count, 1))])
     zero = np.zeros(size), np.zeros(count)
     larger = np.array([np.r_[zero[0], times, zero[1], -1.0], np.r_[zero[0], zero[1], times, -1.0]])
-    found = milp(
+    solved = milp(
         np.r_[np.zeros(size + 2 * count), 1.0],
         integrality=np.r_[np.ones(size), np.zeros(2 * count + 1)],
         bounds=Bounds(
@@ -264,6 +265,6 @@ def _fewest_left(patterns: NDArray[Any], weights: NDArray[Any], least: int) -> i
         ],
         options={"time_limit": LONGEST},
     )
-    if found.status == 2:  # whatever is taken, `least` rows or more are left
+    if solved.status == 2:  # whatever is taken, `least` rows or more remain
         return least
-    return min(round(found.fun), least) if found.status == 0 else 1
+    return min(round(solved.fun), least) if solved.status == 0 else 1

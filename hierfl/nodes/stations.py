@@ -130,8 +130,7 @@ class Station:
                 raise Refused("the node has agreed on nothing yet") from error
             agreement, seed, recipe = _agreed(content)
             call, rows = self._read()
-            found = self.rows()
-            frames = None if isinstance(found, ClientData) else found
+            frames = None if isinstance(read := self.rows(), ClientData) else read
             method, where = at_node(call, recipe), self.folder
             made = node(
                 method, rows, agreement, where, seed=seed, policy=self.policy, frames=frames
