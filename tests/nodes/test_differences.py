@@ -121,7 +121,8 @@ def test_noise_of_the_servers_choice_is_no_way_around(budget: bool, tmp_path: Pa
     noise = RowNoise(epsilon=1e8, delta=1e-3, max_row_norm=2.0, max_response=3.0)
     if budget:
         (tmp_path / "policy.toml").write_text("epsilon = 1e10\ndelta = 1e-3")
-        asked(50, noise), asked(51, noise)
+        asked(50, noise)
+        asked(51, noise)
         return
     asked(50, noise)
     with pytest.raises(Forbidden, match=WHY):
