@@ -26,6 +26,7 @@ NODES: tuple[Callable[..., None], ...] = (
     projects.log,
     requests.report,
     requests.answer,
+    requests.reset_account,
     projects.serve,
 )
 

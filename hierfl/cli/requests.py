@@ -95,3 +95,27 @@ def report(
     except ValueError as error:
         raise stopped(str(error)) from error
     show_files(Console(), {out: "what left the node, for its data protection officer"})
+
+
+def reset_account(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    questions: Annotated[
+        bool, typer.Option("--questions", help="Questions about rows alone; budgets stay.")
+    ] = False,
+) -> None:
+    """Forget what a node has answered and spent, where its account is lost or does not add up."""
+    from hierfl.nodes import ledger
+
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")
+    if questions:
+        try:
+            ledger.answer_questions_again(folder)
+        except ledger.BrokenLedger as error:
+            raise stopped(str(error)) from error
+        typer.echo("The node answers questions about its rows again.")
+        return
+    aside = ledger.begin_again(folder)
+    typer.echo(
+        "The account begins again." + (f" The earlier lines are in {aside}." if aside else "")
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,8 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.nodes.answers import FromNodes
 from hierfl.nodes.asking import Answer, last_counted, mail_of
+from hierfl.nodes.ledger import END
+from hierfl.nodes.local_fit import without_few
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind
 
@@ -68,18 +71,34 @@ def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes
     return ask_nodes(fit, "imputed", lambda found: None, draws=draws, seed=seed)
 
 
+def end_run(fit: Any, clients: Collection[str]) -> frozenset[str]:
+    """Send clients the state that a run has ended with; return those whose nodes answer under it alone from now on."""
+    ended = set()
+    with suppress(Exception):  # of a transport: a later question tells it
+        for answer in fit.ask({name: _question(fit, END, name, None, {}) for name in clients}):
+            with suppress(Refused):
+                if from_bytes(answer.content, most=MOST).about == _about(fit, answer.client, END):
+                    ended.add(answer.client)
+    return frozenset(ended & {*clients})
+
+
+def _about(fit: Any, client: str, kind: str) -> dict[str, Any]:
+    """Return what a node's answer to a question says of itself."""
+    return {"run": fit.joined.get(client, fit.run), "client": client, "kind": kind}
+
+
 def _question(
-    fit: Any, kind: Kind, name: str, rows: ClientData | None, options: Mapping[str, Any]
+    fit: Any, kind: str, name: str, rows: ClientData | None, options: Mapping[str, Any]
 ) -> bytes:
     place = int(fit.federation.data.index([name])[0])
     own = taken(fit.progress.table, torch.tensor([place]))
     given = {} if rows is None else dict(rows.select([name]).fields)
     counted = last_counted(fit.federation, fit.progress.history).get(name, -1)
-    run = fit.joined.get(name, fit.run)
+    run, ends = fit.joined.get(name, fit.run), kind == END or name not in fit.ended
     about = {"run": run, "kind": kind, "rounds": fit.progress.round, "counted": counted}
     return to_bytes(
         {"message": fit.message, "mail": mail_of(own, 0), "rows": given},
-        {**about, "site": None, **options},
+        {**about, "ends": ends, "site": None, **options},
     )
 
 
@@ -88,13 +107,13 @@ def _read(fit: Any, found: Answer, kind: Kind) -> Tree:
     if found.content is None:
         raise Refused(found.reason or "it did not answer")
     answered = from_bytes(found.content, most=MOST)
-    said = tuple(answered.about.get(name) for name in ("run", "client", "kind"))
-    if said != (fit.joined.get(found.client, fit.run), found.client, kind):
-        run, client, kind_ = (str(each)[:40] for each in said)
+    said = {name: answered.about.get(name) for name in ("run", "client", "kind")}
+    if said != _about(fit, found.client, kind):
+        run, client, kind_ = (str(each)[:40] for each in said.values())
         raise Refused(f"its answer is of run {run}, client {client}: {kind_}")
     if "stays" in answered.about:
         raise Refused(str(answered.about["stays"])[:500])
     check_numbers(answered.tree)
     if not nbytes(answered.tree):
         raise Refused("its answer is empty")
-    return answered.tree
+    return without_few(answered.tree, answered.about.get("few", {}))

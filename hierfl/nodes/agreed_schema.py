@@ -21,16 +21,16 @@ from hierfl.formulas.formula import Formula
 from hierfl.formulas.questions import Question, answer_of_json, call_of, json_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes import log
-from hierfl.nodes.account import digest
 from hierfl.nodes.agreement import client_name
 from hierfl.nodes.approval import asked_first
+from hierfl.nodes.ledger import AGAIN, Entry, Ledger, digest
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import check_answer, odd_answers
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
+from hierfl.nodes.row_sets import Rows, check_rows, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
-ANSWERED = "questions.jsonl"
 TWICE = "two nodes have a client of that name: give each its own"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
@@ -59,7 +59,7 @@ def answer_schema(
     root = Path(folder)
     allowed = policy_at(policy, root)
     with log.answering(root):
-        client, frame = only_client(formula, frames)
+        _, frame = only_client(formula, frames)
         _check_allowed(formula, allowed, frame, root)
         if len(content) > MOST:
             raise Refused(f"it has more than {MOST:,} bytes")
@@ -68,7 +68,7 @@ def answer_schema(
         except ValueError as error:
             raise Refused(str(error)[:500]) from error
         _check_question(formula, asked, allowed.min_count)
-        answer, what = _answered_once(root, formula, asked, content, client, frame)
+        answer, what = _answered_once(root, formula, asked, content, frames, allowed.min_count)
         about: Any = {"question": json.loads(content), "rows": len(frame), "policy": allowed.said()}
         return log.left(root, answer.encode(), what, **about)
 
@@ -138,33 +138,39 @@ def _check_question(formula: Formula, asked: Question, least: int) -> None:
 
 
 def _answered_once(
-    root: Path, formula: Formula, asked: Question, content: bytes, client: str, frame: pd.DataFrame
+    root: Path, formula: Formula, asked: Question, content: bytes, frames: Any, least: int
 ) -> tuple[str, str]:
     """Return the answer to a question, of which a node gives one, for the same rows, and what it is."""
     place = json.dumps([asked.kind, asked.by, asked.text, asked.at is None])
     columns = "" if asked.schema is None else _hash(asked.schema, "columns")
     basis = _hash(asked.schema, *BASIS) if asked.schema and asked.kind == "design" else ""
-    about, before = _answered(root, formula, frame)
-    for one in before:
-        if one["place"] == place and one["request"] == digest(content):
-            return str(one["answer"]), "again: schema"
-        if one["place"] == place or (columns and one["columns"] not in ("", columns)):
+    ledger, request = Ledger.at(root), digest(content)
+    rows = rows_of_formula(formula, frames, ledger.key)
+    about = _about(formula, rows)
+    for entry in ledger.once("schema"):
+        if entry.subject[0] != about:
+            continue
+        _, place_then, columns_then, _ = entry.subject
+        if place_then == place and entry.request == request:
+            return entry.answer, "again: schema"
+        if place_then == place or (columns and columns_then not in ("", columns)):
             raise Refused(
                 f"it was asked '{asked.kind}' of the same columns with other levels or constants: "
-                f"a node answers once; its owner may remove {ANSWERED} from its folder"
+                f"a node answers once; {AGAIN}"
             )
+    new_rows = check_rows(ledger, [rows], least)
+    client, frame = only_client(formula, frames)
     said = json_answer(asked, formula.declared, frame, client)
     answer = json.dumps({"client": client, "answer": said})
-    line = {"about": about, "place": place, "columns": columns, "basis": basis}
-    log.append(root / ANSWERED, {**line, "request": digest(content), "answer": answer})
+    subject = (about, place, columns, basis)
+    ledger.append(Entry("schema", request, subject=subject, answer=answer, rows=new_rows))
     return answer, "schema"
 
 
-def _answered(root: Path, formula: Formula, frame: Any) -> tuple[str, list[dict[str, Any]]]:
-    """Return a name of formula and rows, and what was answered about them."""
-    rows = digest(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes())
-    about = digest(json.dumps([formula.text, formula.clients, rows]).encode())
-    return about, [one for one in log.lines(root / ANSWERED) if one.get("about") == about]
+def _about(formula: Formula, rows: Rows) -> str:
+    """Return a name of a formula and the rows that it reads."""
+    whole = [formula.text, formula.clients, sorted(rows.row_set.columns.items())]
+    return digest(json.dumps(whole).encode())
 
 
 def _hash(schema: Schema, *parts: str) -> str:
@@ -258,6 +264,8 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
 
 def check_answered(root: Path, formula: Formula, frames: Any, schema: Schema) -> None:
     """Refuse a schema of other columns, groups or constants than the node was asked about."""
-    frame = next(iter(by_client(frames, formula.clients).values()))
-    if _hash(schema, *BASIS) not in {one["basis"] for one in _answered(root, formula, frame)[1]}:
+    ledger = Ledger.at(root)
+    about = _about(formula, rows_of_formula(formula, frames, ledger.key))
+    of = (about, _hash(schema, *BASIS))
+    if not any(e.kind == "schema" and (e.subject[0], e.subject[3]) == of for e in ledger.entries):
         raise Refused("the schema is not the one that the node has answered questions about")

@@ -131,7 +131,7 @@ def _unlike(found: Drawn, draws: Mapping[str, Any]) -> str | None:
             ):
                 return f"it sends no {found.count} draws of '{term.site}'"
             if not value.is_floating_point() or not bool(value.isfinite().all()):
-                return f"its draws of '{term.site}' are not finite"
+                return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hierfl.core.disk import write_private
 from hierfl.core.trees import Tree, nbytes
@@ -13,6 +13,9 @@ from hierfl.engine.federation import Federation
 from hierfl.method import Method
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.runs.run_folder import sync
+
+if TYPE_CHECKING:
+    from hierfl.nodes.row_sets import Rows
 
 
 class NodeFailed(RuntimeError):
@@ -32,13 +35,14 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client's part of a run: what is run, on which rows, and the folder of the client state."""
+    """One client's part of a run: what is run, on which rows, their codes, and the folder of the client state."""
 
     method: Method
     federation: Federation
     run: str
     folder: Path
     policy: Path
+    behind: Rows
 
     @property
     def client(self) -> str:
@@ -96,8 +100,28 @@ def keep(node: Node, state: Kept) -> None:
 
 def forget(node: Node) -> None:
     """Remove the client state that a node has kept, so that its run begins again."""
-    for path in (_file(node), node.folder / f"{node.run}.answer"):
+    for path in (_file(node), _answer_file(node)):
         path.unlink(missing_ok=True)
+
+
+def answer_again(node: Node, request: str) -> bytes | None:
+    """Return the answer to a request that was the run's last one; None: it was not."""
+    try:
+        content = _answer_file(node).read_bytes()
+    except FileNotFoundError:
+        return None
+    return content[64:] if content[:64] == request.encode() else None
+
+
+def keep_answer(node: Node, request: str, content: bytes) -> None:
+    """Keep the answer to the run's last request, whole or not at all."""
+    draft = _answer_file(node).with_suffix(".answer-draft")
+    write_private(draft, request.encode() + content)
+    draft.replace(_answer_file(node))
+
+
+def _answer_file(node: Node) -> Path:
+    return node.folder / f"{node.run}.answer"
 
 
 def _file(node: Node) -> Path:

@@ -9,29 +9,37 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from hierfl.core.process import one_at_a_time
-from hierfl.formulas.columns import complete, incomplete
+from hierfl.formulas.columns import complete, incomplete, missing_in
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.table_answers import NumbersAnswer, table_answer, table_from_json
-from hierfl.formulas.time_answers import survival_answer, survival_from_json
+from hierfl.formulas.table_answers import (
+    NumbersAnswer,
+    TableAnswer,
+    rows_by_group,
+    table_answer,
+    table_from_json,
+)
+from hierfl.formulas.time_answers import SurvivalAnswer, survival_answer, survival_from_json
 from hierfl.nodes import log
-from hierfl.nodes.account import digest
 from hierfl.nodes.agreed_schema import TWICE, check_may_tell, only_client
 from hierfl.nodes.agreement import client_name
 from hierfl.nodes.approval import asked_first
+from hierfl.nodes.ledger import AGAIN, Entry, Ledger, digest
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import FAR
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
+from hierfl.nodes.row_sets import Rows, check_rows, rows_of_frame
 
-DESCRIBED, LEAVES = "descriptions.jsonl", "descriptions"
+LEAVES = "descriptions"
 MOST = 1 << 26  # bytes of an answer
 LEAST_ROWS = 2  # that a number rests on, whatever a policy says
 
@@ -83,7 +91,9 @@ def answer_description(
         _check_question(formula, asked, allowed, frame)
         if allowed.approve == "ask":
             asked_first(root, "description", _said(formula, asked))
-        answer, what = _answered_once(root, formula, asked, content, client, frame)
+        answer, what = _answered_once(
+            root, formula, asked, content, client, frame, allowed.min_count
+        )
         about: Any = {"question": asdict(asked), "rows": len(frame), "policy": allowed.said()}
         return log.left(root, answer.encode(), what, **about)
 
@@ -119,31 +129,65 @@ Each rests on {asked.least} rows or more."""
 
 
 def _answered_once(
-    root: Path, formula: Formula, asked: Question, content: bytes, client: str, frame: pd.DataFrame
+    root: Path,
+    formula: Formula,
+    asked: Question,
+    content: bytes,
+    client: str,
+    frame: pd.DataFrame,
+    least: int,
 ) -> tuple[str, str]:
     """Return the answer to a question, of which a node gives one of each kind, and what it is."""
-    for one in log.lines(root / DESCRIBED):
-        if one.get("ask") == asked.ask and one.get("request") == digest(content):
-            return str(one["answer"]), "again: description"
-        if one.get("ask") == asked.ask:
-            raise Refused(
-                f"it has described its {'rows' if asked.ask == 'table' else 'times'} before, for another "
-                f"question: a node answers once; its owner may remove {DESCRIBED} from its folder"
-            )
-    declared, by = formula.declared, asked.by or None
-    told: Any
-    if asked.ask == "table":
-        whole = ~incomplete(frame, declared.rows_of, client, "drop")
-        told = table_answer(frame, asked.columns, by, client, asked.least, whole)
-    else:
-        needs: Any = dict.fromkeys([declared.parts.response, *declared.parts.additions.values()])
-        needs |= {by: None} if by else {}
-        whole = complete(frame, needs, client, declared.missing)
-        told = survival_answer(whole, declared, by, client, asked.least)
+    ledger, request = Ledger.at(root), digest(content)
+    for entry in ledger.once(asked.ask):
+        if entry.request == request:
+            return entry.answer, "again: description"
+        raise Refused(
+            f"it has described its {'rows' if asked.ask == 'table' else 'times'} before, for another "
+            f"question: a node answers once; {AGAIN}"
+        )
+    whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
+    try:
+        told, rows = _told(formula, asked, frame, client, whole, ledger.key)
+        new_rows = check_rows(ledger, rows, least)
+    except Forbidden:  # of other rows than an earlier answer, of which those of the formula may be
+        told, rows = _told(formula, asked, frame[whole], client, whole[whole], ledger.key)
+        new_rows = check_rows(ledger, rows, least)
     answer = json.dumps({"client": client, "answer": asdict(told)}, allow_nan=False)
-    line = {"ask": asked.ask, "request": digest(content), "answer": answer}
-    log.append(root / DESCRIBED, line)
+    ledger.append(Entry(asked.ask, request, answer=answer, rows=new_rows))
     return answer, "description"
+
+
+def _told(
+    formula: Formula, asked: Question, frame: pd.DataFrame, client: str, whole: Any, key: bytes
+) -> tuple[TableAnswer | SurvivalAnswer, list[Rows]]:
+    """Return an answer, and the rows behind each of its numbers; `whole` rows lack nothing that the formula reads."""
+    declared, by, least = formula.declared, asked.by or None, asked.least
+    labels = [by] if by else []
+    if asked.ask == "table":
+        table = table_answer(frame, asked.columns, by, client, least, whole)
+        described = [
+            (column, _there(frame, [column], own, whole, least))
+            for name, own in rows_by_group(frame, by, client)
+            for column, answer in table.groups.get(name, {}).items()
+            if answer.found is not None
+        ]
+        codes = {c: rows_of_frame(frame, [c], key, labels) for c in asked.columns}
+        return table, [codes[column].where(rows) for column, rows in described]
+    columns = [declared.parts.response, *declared.parts.additions.values()]
+    complete(frame, dict.fromkeys([*columns, *labels]), client, declared.missing)
+    every = np.ones(len(frame), dtype=bool)
+    frame = frame[_there(frame, [*columns, *labels], every, whole, least)]
+    times = survival_answer(frame, declared, by, client, least)
+    code = rows_of_frame(frame, columns, key, labels)
+    groups = rows_by_group(frame, by, client)
+    return times, [code.where(own) for name, own in groups if name in times.groups]
+
+
+def _there(frame: pd.DataFrame, columns: Sequence[str], of: Any, whole: Any, least: int) -> Any:
+    """Return which rows `of` some have values of columns: without those that others lack, where these are few."""
+    there = of & ~np.logical_or.reduce([missing_in(frame[name]) for name in columns])
+    return there & whole if 0 < (there & ~whole).sum() < least else there
 
 
 # ------------------------------------------------------------ the server

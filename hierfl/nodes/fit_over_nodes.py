@@ -62,6 +62,7 @@ class FitOverNodes:
         run: name of the run at the nodes.
         ask: hands messages to nodes.
         joined: client -> name of the run at its node, of those that joined later.
+        ended: clients whose nodes have been sent the state that the run has ended with.
     """
 
     method: Method
@@ -71,6 +72,7 @@ class FitOverNodes:
     run: str
     ask: Ask
     joined: Mapping[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
 
     @property
     def program(self) -> Program:
@@ -291,7 +293,7 @@ class FitOverNodes:
         """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does.
 
         A node writes mean, sd and, of labeled rows, log scores into its folder. It sends means and
-        sds where its policy has "predictions" in `may_leave`.
+        sds where its policy has "predictions" in `may_leave`, of its own rows also "rows".
 
         Args:
             rows: of some of the clients, matched by name; each client's go to its node. Default

@@ -71,6 +71,7 @@ def join_introduced(
         progress=where,
         ask=_Either(fit.ask, asked, frozenset(ids)),
         joined={**fit.joined, **dict.fromkeys(ids, run)},
+        ended=frozenset(),
     )
 
 

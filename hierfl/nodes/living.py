@@ -31,7 +31,7 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
     # nodes are asked to go on from the state of the round in which they were last counted
     stay = [{"client": name, "round": counted[name]} for name in new.data.names if name in counted]
     where = replace(where, history=(*where.history[:-1], {**where.history[-1], COUNTED: stay}))
-    made = replace(fit, federation=new, progress=where)
+    made = replace(fit, federation=new, progress=where, ended=frozenset())
     if root is not None and who is not None:
         files = beside_again(root, made)
         with held(root):

@@ -17,7 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
-from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
+from hierfl.nodes.messages import Message, Refused, to_bytes
 from hierfl.nodes.policy import KINDS, Kind
 from hierfl.runs.result import Fit
 
@@ -25,6 +25,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 MOST_DRAWS = 100_000
 ANSWERS = "answers"  # a folder in the node's
 MOST_KEPT = 1 << 28  # bytes of it
+Few = Mapping[str, list[int]]  # site of groups within the client -> those with few rows
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,8 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
     return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
 
 
-def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
-    """Answer a question into the node's folder; return both, for the policy to release."""
-    question = Question.of(asked.about)
-    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
-        raise Refused("it does not hold a message, mail and rows, and nothing else")
-    check_numbers(asked.tree)
+def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
+    """Answer a question into the node's folder; return it for the policy to release."""
     if question.kind in ("predictions", "scores"):
         try:
             node.federation.program.observed_site(question.site)
@@ -83,11 +80,11 @@ def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
     try:
         fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
         if question.kind in ("summaries", "draws"):
-            return question, _of_sites(node, fit, question)
+            return _of_sites(node, fit, question, few)
         if question.kind == "imputed":
             _write(node, question, "csv", _imputed(fit, question).to_csv(index=False).encode())
-            return question, {}
-        return question, _of_rows(node, fit, question, asked.tree["rows"])
+            return {}
+        return _of_rows(node, fit, question, asked.tree["rows"])
     except Refused:
         raise
     except Exception as error:
@@ -104,15 +101,43 @@ def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
 
 
-def _of_sites(node: Node, fit: Fit, question: Question) -> Tree:
-    found = fit.draws(question.draws, seed=question.seed).own
-    draws = {name: value[:, 0] for name, value in found.items()}
+def _of_sites(node: Node, fit: Fit, question: Question, few: Few) -> Tree:
+    """Return draws of the client's own sites, or their summaries: 0 of `few` groups, which the owner's file has."""
+    own = fit.draws(question.draws, seed=question.seed).own
+    draws = {name: value[:, 0] for name, value in own.items()}
+    summaries = {name: _summary(value) for name, value in draws.items()}
     if question.kind == "draws":
         _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
-        return draws
-    summaries = {name: _summary(value) for name, value in draws.items()}
-    _write(node, question, "csv", table_of_sites(summaries).to_csv(index=False).encode())
-    return summaries
+    else:
+        _write(node, question, "csv", table_of_sites(summaries).to_csv(index=False).encode())
+    for name, places in few.items():
+        draws[name] = draws[name].index_fill(1, torch.tensor(places), 0.0)
+        summaries[name] = _summary(draws[name])
+    return draws if question.kind == "draws" else summaries
+
+
+def few_rows(node: Node, least: int) -> Few:
+    """Return the groups of a formula within the client that have some rows, and fewer than `least`."""
+    fields, small = node.federation.data.fields, {}
+    for of in getattr(node.method.model, "layouts", ()):
+        for term in of.at("within"):
+            counts = fields[term.index].long().bincount()
+            if places := ((counts > 0) & (counts < least)).nonzero()[:, 0].tolist():
+                small[term.site] = places
+    return small
+
+
+def without_few(tree: Tree, few: Few) -> Tree:
+    """Return draws or summaries with NaN of groups with few rows, of which a node sends 0."""
+    for name, places in few.items():
+        of, at = tree[name], torch.tensor(places)
+        tensors = {"": of} if isinstance(of, Tensor) else of
+        hidden = {
+            part: value.index_fill(0 if part in ("mean", "sd") else 1, at, torch.nan)
+            for part, value in tensors.items()
+        }
+        tree = {**tree, name: hidden.get("", hidden)}
+    return tree
 
 
 def _summary(draws: Tensor) -> Tree:

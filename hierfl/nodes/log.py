@@ -15,20 +15,22 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
-from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, writing
+from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, write_private, writing
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.faults import RowsFault
 from hierfl.nodes.client_state import NodeFailed
 from hierfl.nodes.messages import Refused
-from hierfl.runs.run_folder import FolderInUse, held
+from hierfl.runs.run_folder import FolderInUse, held, sync
 
 ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)
-FILE, REFUSED, ACCOUNT = "left.jsonl", "refused.jsonl", "account.jsonl"
+FILE, REFUSED = "left.jsonl", "refused.jsonl"
+MARK = "has-account"  # how many lines the node's ledger has, and the hash of the last one
+LENGTH = 100  # bytes of that file
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
 WAIT, PAUSE = (
@@ -65,6 +67,8 @@ def left(
         path = folder / REFUSED
         if path.exists() and path.stat().st_size > MOST:
             path.replace(_older(path))
+    elif (mark := mark_of(folder)) is not None:
+        said["account"] = mark.head
     more["by"] = ASKED_BY.get()
     append(path, {**said, **{name: one for name, one in more.items() if one is not None}})
     return content
@@ -123,7 +127,12 @@ def refused(folder: Path, run: str | None, text: str, cause: BaseException | Non
 
 def now() -> str:
     """Return the time, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+    return written(datetime.now(UTC))
+
+
+def written(time: datetime) -> str:
+    """Return a time in UTC as text; later times are greater texts."""
+    return time.isoformat(timespec="microseconds")
 
 
 def append(path: Path, said: dict[str, Any]) -> None:
@@ -162,16 +171,47 @@ def entries(folder: Path) -> list[dict[str, Any]]:
     return sorted(every, key=lambda one: str(one.get("time")))
 
 
-def rounds_today(
-    folder: Path, now: datetime | None = None, kind: str = "round"
-) -> set[tuple[str, str]]:
-    """Return the different requests, with their runs, that were answered in the last 24 hours."""
-    since = (now or datetime.now(UTC)) - timedelta(days=1)
-    return {
-        (str(one["run"]), str(one["request"]))
-        for one in lines(folder / ACCOUNT)
-        if one.get("kind") == kind and datetime.fromisoformat(one["time"]) > since
-    }
+class Mark(NamedTuple):
+    """How many lines a ledger has, and the hash of the last one."""
+
+    entries: int
+    head: str
+
+
+def mark_of(folder: Path) -> Mark | None:
+    """Return the mark of a folder's ledger; None where there is none that can be read."""
+    try:
+        entries, head = json.loads((folder / MARK).read_bytes())
+        return Mark(entries, head) if type(entries) is int and entries > 0 else None
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def set_mark(folder: Path, mark: Mark) -> None:
+    """Write the mark of a folder's ledger, in its place: after a power cut it may be an earlier one."""
+    path, content = folder / MARK, json.dumps(mark).encode().ljust(LENGTH)
+    if not path.exists():
+        write_private(folder / f"{MARK}.draft", content)
+        (folder / f"{MARK}.draft").replace(path)
+        sync(folder)
+    with writing(path, LENGTH), open(path, "r+b", buffering=0) as file:
+        file.write(content)
+
+
+def last_account(folder: Path) -> str | None:
+    """Return the hash of the ledger's last line as the last line of the log names it; None: it names none."""
+    try:
+        with open(folder / FILE, "rb") as file:
+            size, length = file.seek(0, os.SEEK_END), 1 << 12
+            while True:
+                file.seek(max(0, size - length))
+                *whole, _ = file.read().split(b"\n")
+                if len(whole) > 1 or length >= size:
+                    break
+                length *= 4
+        return str(json.loads(whole[-1])["account"])
+    except (OSError, IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _older(path: Path) -> Path:

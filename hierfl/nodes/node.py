@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,22 @@ from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.nodes import log
-from hierfl.nodes.account import Account, answer_again, digest, keep_answer
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import asked_first, check_approved, preview, write_preview
-from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after, with_mail
+from hierfl.nodes.client_state import (
+    Kept,
+    Node,
+    NodeFailed,
+    answer_again,
+    keep,
+    keep_answer,
+    state_after,
+    with_mail,
+)
+from hierfl.nodes.ledger import END, Entry, Ledger, RowSet, digest, state_of
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
+from hierfl.nodes.row_sets import check_rows, rows_of_data, rows_of_formula
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
@@ -47,6 +56,7 @@ def introduce(
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
     with log.answering(root):
+        Ledger.at(root)
         said = Introduction.of(data)
         allowed.check(method, said.rows)
         content = json.dumps(said.as_json()).encode()
@@ -64,8 +74,12 @@ def node(
     *,
     seed: int = 0,
     policy: str | Path | None = None,
+    frames: Any = None,
 ) -> Node:
-    """Set up a node for a run, from what all agreed on; `folder` is private, `policy` a file, by default one in it."""
+    """Set up a node for a run, from what all agreed on.
+
+    `folder` is private, and `policy` a file, by default one in it; a formula has read `frames`.
+    """
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
     with log.answering(root, of_owner=True):
@@ -79,9 +93,12 @@ def node(
         rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
         program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
         federation = federate(method, rows, seed=seed, program=program)
-        made = Node(
-            method, federation, run_name(method, agreement, seed), root, Path(policy or root / FILE)
-        )
+        run, key = run_name(method, agreement, seed), Ledger.at(root).key
+        reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
+        behind = rows_of_data(rows, reads or list(rows.fields), key)
+        if frames is not None:
+            behind = rows_of_formula(method.model, frames, key)
+        made = Node(method, federation, run, root, Path(policy or root / FILE), behind)
         if allowed.approve == "ask":
             write_preview(root, made.run, preview(made))
         return made
@@ -105,6 +122,8 @@ def answer(node: Node, content: bytes) -> bytes:
             run = str(asked.about.get("run"))[:80]
             raise Refused(f"it is of run '{run}', and this node is in '{node.run}'")
         policy, request = _allowed(node), digest(content)
+        if asked.about.get("kind") == END:
+            return _answer_end(node, asked, policy)
         if "kind" in asked.about:
             return _answer_question(node, asked, policy, request)
         return _answer_round(node, asked, policy, request)
@@ -134,27 +153,32 @@ def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> b
         raise Refused(f"it asks for round {str(round_)[:20]!r} after {str(counted)[:20]!r}")
     if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail"}:
         raise Refused("it does not hold a message and mail, and nothing else")
-    account, how = Account(node.folder), node.federation.client.row_noise
-    if (again := answer_again(node.folder, node.run, request)) is not None:
-        if how is not None and not account.has(node.run, request, paid=True):  # a crash
-            account.put("round", node.run, request, how)
+    ledger, how = Ledger.at(node.folder), node.federation.client.row_noise
+    entry = Entry("round", request, node.run, (state_of(asked.tree),))
+    paid = entry if how is None else replace(entry, spent=how.spent_by_round)
+    if (again := answer_again(node, request)) is not None:
+        if how is not None and not ledger.is_paid(node.run, request):  # a crash
+            ledger.append(paid)
         tree = from_bytes(again, most=MOST).tree
         return _left(node, again, "again: update", policy, tree)
     check_numbers(asked.tree)
     _check_message(node, asked.tree["message"])
-    account.check("round", node.run, request, policy, node.method.most_rounds)
+    ledger.check_limits("round", node.run, request, policy, node.method.most_rounds)
     if how is not None:
-        account.check_budget(how, policy)
-    account.put("round", node.run, request)  # what fails, too: that it fails tells something
+        ledger.check_budget(how, policy)
+    new_rows = _new_rows(node, ledger, policy)
+    ledger.append(entry)  # what fails, too: that it fails tells something
     before = state_after(node, counted)
     own = with_mail(before, asked.tree["mail"])
     up, after = _one_round(node, asked.tree["message"], own, round_, policy)
+    if new_rows:
+        ledger.append(replace(entry, rows=new_rows))
     keep(node, Kept(round_, counted, before, after))
     content = to_bytes(up, {"run": node.run, "client": node.client, "round": round_})
-    keep_answer(node.folder, node.run, request, content)
+    keep_answer(node, request, content)
     if how is not None:
-        account.put("round", node.run, request, how)
-    spent = None if how is None else account.share_spent(how, policy)
+        ledger.append(paid)
+    spent = None if how is None else ledger.share_spent(how, policy)
     return _left(node, content, "update", policy, up, round_=round_, budget_spent=spent)
 
 
@@ -164,6 +188,16 @@ def _left(node: Node, content: bytes, what: str, policy: Policy, tree: Tree, **m
     return log.left(
         node.folder, content, what, run=node.run, tree=tree, policy=policy.said(), **more
     )
+
+
+def _new_rows(node: Node, ledger: Ledger, policy: Policy) -> tuple[RowSet, ...]:
+    """Return the rows behind an answer that are behind no earlier one; refuse those of few others.
+
+    Noise alone is no reason not to compare: without a budget of the owner, the server says how much of it there is.
+    """
+    if policy.budget is not None:
+        return ()
+    return check_rows(ledger, [node.behind], policy.min_count)
 
 
 def _check_message(node: Node, message: Tree) -> None:
@@ -214,27 +248,58 @@ def _rests_on_few(node: Node, message: Tree, after: Tree, policy: Policy) -> boo
 
 
 # ------------------------------------------------------------ after the rounds
+def _answer_end(node: Node, asked: Message, policy: Policy) -> bytes:
+    """Take the state that a run has ended with."""
+    _check_state(node, asked, Ledger.at(node.folder), policy)
+    content = to_bytes({}, {"run": node.run, "client": node.client, "kind": END})
+    return _left(node, content, "end of the run", policy, {})
+
+
+def _check_state(node: Node, asked: Message, ledger: Ledger, policy: Policy) -> None:
+    """Refuse a question under parameters that the node has not received in the run."""
+    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
+        raise Refused("it does not hold a message, mail and rows, and nothing else")
+    check_numbers(asked.tree)
+    server, ends = node.federation.server, asked.about.get("ends") is True
+    if ends and not server.grows:
+        like(asked.tree["message"], server.last(server.state, Clock(0, 1)))
+    ledger.check_state(node.run, state_of(asked.tree), policy, ends=ends)
+
+
 def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
     """Answer what the policy lets out; anything else stays in the node's folder."""
     # here: it needs pandas and all that predictions need, which take half a second to import
-    from hierfl.nodes.local_fit import answered
+    from hierfl.nodes.local_fit import Question, answered, few_rows
 
-    account = Account(node.folder)
-    account.check("question", node.run, request, policy, None)
-    account.put("question", node.run, request)
-    question, found = answered(node, asked)
-    about: Mapping[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
+    ledger, entry = Ledger.at(node.folder), Entry("question", request, node.run)
+    ledger.check_limits("question", node.run, request, policy, None)
+    question = Question.of(asked.about)
+    _check_state(node, asked, ledger, policy)
+    ledger.append(entry)
+    few = few_rows(node, policy.min_count) if question.kind in ("summaries", "draws") else {}
+    answer_tree = answered(node, asked, question, few)
+    about: dict[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
     asks = dict(asked.about)
-    paid = policy.budget is not None or node.federation.client.row_noise is not None
-    of_own_rows = question.kind in ("predictions", "scores") and not asked.tree["rows"]
-    if question.kind not in policy.may_leave or (paid and of_own_rows):
-        why = f"the node's policy lets no {question.kind} leave"
-        if question.kind == "imputed":
-            why = "missing values of rows stay at their node"
-        if question.kind in policy.may_leave:
-            why = f"the rows have a budget, and {question.kind} of them have no noise"
+    if why := _stays(node, question.kind, not asked.tree["rows"], policy):
         content = to_bytes({}, {**about, "stays": why})
-        what = f"no {question.kind}"
-        return _left(node, content, what, policy, {}, question=asks)
-    content = to_bytes(found, about)
-    return _left(node, content, question.kind, policy, found, question=asks)
+        return _left(node, content, f"no {question.kind}", policy, {}, question=asks)
+    if new_rows := _new_rows(node, ledger, policy):
+        ledger.append(replace(entry, rows=new_rows))
+    content = to_bytes(answer_tree, {**about, "few": few})
+    return _left(node, content, question.kind, policy, answer_tree, question=asks)
+
+
+def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
+    """Return why an answer stays at the node; "": it may leave."""
+    of_own_rows &= kind in ("predictions", "scores")
+    if kind == "imputed":
+        return "missing values of rows stay at their node"
+    if kind not in policy.may_leave:
+        return f"the node's policy lets no {kind} leave"
+    if of_own_rows and kind == "predictions" and "rows" not in policy.may_leave:
+        return "the node's policy lets no rows leave, and predictions have a number for each of its rows"
+    if node.federation.data.num_rows < policy.min_count:
+        return f"the client has fewer rows than the {policy.min_count} on which an answer must rest"
+    if of_own_rows and (policy.budget or node.federation.client.row_noise):
+        return f"the rows have a budget, and {kind} of them have no noise"
+    return ""

@@ -25,8 +25,9 @@ Approve = Literal["ask", "always"]
 # of answers about the client; "imputed" never leaves: it has a value of each row
 Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 KINDS: tuple[str, ...] = get_args(Kind)
-# "descriptions": of its rows, of which it need not have fitted anything
-LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "descriptions")
+# "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
+# rows, of which it need not have fitted anything
+LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "rows", "descriptions")
 
 
 class Forbidden(Refused):
@@ -42,10 +43,13 @@ class Policy:
         discloses: what a method may have to show the server (`Method.discloses`).
         min_rows: rows that the client must have to take part, that the mini-batches of a round must
             hold together, and a quarter of which a summary must rest on.
-        min_count: rows of a level or group whose name may leave the node, for a formula's schema.
+        min_count: rows of a level or group whose name may leave the node, for a formula's schema; rows
+            that must have changed between two answers, and on which an answer must rest.
         may_leave: answers of the node that may leave it.
         rounds_a_day: different rounds in any 24 hours; None: no limit.
         questions_a_day: different questions after the rounds in any 24 hours.
+        states_a_run: different states of the server after the last round of a run, under which alone,
+            and those of the rounds, questions are answered.
         epsilon: of each row's budget in all runs together, which methods with row noise alone keep;
             None: there is none.
         delta: of the budget.
@@ -62,6 +66,7 @@ class Policy:
     may_leave: frozenset[str] = frozenset()
     rounds_a_day: int | None = None
     questions_a_day: int = 100
+    states_a_run: int = 3
     epsilon: float | None = None
     delta: float | None = None
     approve: Approve = "always"
@@ -70,7 +75,7 @@ class Policy:
         """Refuse values that a key cannot have."""
         _check_names("discloses", self.discloses, DISCLOSES)
         _check_names("may_leave", self.may_leave, LEAVES)
-        for name in ("min_rows", "min_count", "questions_a_day"):
+        for name in ("min_rows", "min_count", "questions_a_day", "states_a_run"):
             _check_count(name, getattr(self, name))
         if self.rounds_a_day is not None:
             _check_count("rounds_a_day", self.rounds_a_day)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hierfl.core.arguments import spelled
+from hierfl.nodes.after_rounds import end_run
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.asking import Answer, Ask
+from hierfl.nodes.asking import Answer, Ask, last_counted
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import Decided
 from hierfl.nodes.envelope import read_answer, write_request
@@ -42,6 +43,7 @@ class Reached:
     forget: Callable[[Any], None] | None = (
         None  # removes what a transport keeps of a node's answers
     )
+    send_end: bool = True  # False: where each message takes a person, or a container
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
@@ -67,8 +69,17 @@ class Reached:
         if call.joins is not None:
             from hierfl.nodes.joining import join_introduced  # few runs need it
 
-            return join_introduced(call.joins, found, agree, ask, named)
-        return fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum, named)
+            joined = join_introduced(call.joins, found, agree, ask, named)
+            return self._ended(joined)
+        fit = fit_introduced(call, found, self.fewest, agree, ask, self.ask_sum, named)
+        return self._ended(fit)
+
+    def _ended(self, fit: FitOverNodes) -> FitOverNodes:
+        """Send the clients of the last round the state that the run has ended with."""
+        if not self.send_end:
+            return fit
+        counted, last = last_counted(fit.federation, fit.progress.history), fit.progress.round - 1
+        return replace(fit, ended=end_run(fit, [c for c, at in counted.items() if at == last]))
 
     def ask_about_rows(
         self, formula: Any, ask: Any, columns: Iterable[str], by: str | None, least: int

@@ -14,10 +14,10 @@ from typing import Any
 
 from hierfl.core.arguments import imported, spelled
 from hierfl.data.clients import ClientData
-from hierfl.nodes.account import digest
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.envelope import MOST, answers, read_line, read_request
+from hierfl.nodes.ledger import digest
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.reached import Reached, over
 from hierfl.nodes.same_process import folder_of
@@ -90,7 +90,7 @@ def by_files(
         for path in folder_of(home, name).glob("*.answer.*"):  # drafts too
             path.unlink(missing_ok=True)
 
-    return replace(over(ask, nodes, fewest=fewest), forget=forget)
+    return replace(over(ask, nodes, fewest=fewest), forget=forget, send_end=False)
 
 
 def _written(folder: Path, request: bytes) -> Path:

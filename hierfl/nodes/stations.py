@@ -130,8 +130,11 @@ class Station:
                 raise Refused("the node has agreed on nothing yet") from error
             agreement, seed, recipe = _agreed(content)
             call, rows = self._read()
+            frames = None if isinstance(read := self.rows(), ClientData) else read
             method, where = at_node(call, recipe), self.folder
-            made = node(method, rows, agreement, where, seed=seed, policy=self.policy)
+            made = node(
+                method, rows, agreement, where, seed=seed, policy=self.policy, frames=frames
+            )
             self.ready[self.folder] = made
         return self.ready[self.folder]
 

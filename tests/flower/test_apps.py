@@ -200,7 +200,7 @@ def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
         rounds=2,
     )
     grid = Grid(pair.client, tmp_path)
-    (tmp_path / "west.toml").write_text('may_leave = ["predictions"]\n')
+    (tmp_path / "west.toml").write_text('may_leave = ["predictions", "rows"]\nmin_count = 2\n')
     grid.contexts[14].node_config["policy"] = str(tmp_path / "west.toml")
     run(pair, grid)
     assert list(found[0].given) == ["west"]

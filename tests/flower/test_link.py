@@ -66,7 +66,7 @@ def test_the_server_names_method_and_seed_and_nodes_take_them(tmp_path: Path) ->
     with linked(logistic, tmp_path) as there:
         over = hierfl.nodes.fit(method, there, rounds=2, seed=3)
         assert apart(over, fit(method, rows(), rounds=2, seed=3)) < 1e-9
-        (tmp_path / "west" / "policy.toml").write_text('may_leave = ["summaries"]\n')
+        (tmp_path / "west" / "policy.toml").write_text('may_leave = ["summaries"]\nmin_count = 2\n')
         assert list(over.local_summary(10).given) == ["west"]
         chosen = hierfl.nodes.fit(logistic, there, rounds=1, disclose="sums")
         assert chosen.chosen is not None

@@ -115,7 +115,7 @@ def test_no_update_is_in_what_nodes_send(tmp_path: Path) -> None:
     assert len(vectors) >= 4 and np.abs(shares - 0.25).max() < 0.15
     records = [m.content.config_records for m in grid.said]
     plain = [found["hierfl"]["payload"] for found in records if "hierfl" in found]
-    assert len(plain) == 8  # who they are, and what they start from
+    assert len(plain) == 12  # who they are, what they start from, and that the run has ended
     assert not any(b"theta" in payload for payload in plain)
 
 

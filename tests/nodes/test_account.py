@@ -151,11 +151,14 @@ def test_two_servers_at_once_spend_one_budget(tmp_path: Path) -> None:
 
 def test_rows_with_a_budget_are_not_scored_for_a_server(tmp_path: Path) -> None:
     one = noisy(tmp_path)
-    (tmp_path / "policy.toml").write_text('may_leave = ["scores", "predictions", "summaries"]')
+    (tmp_path / "policy.toml").write_text(
+        'may_leave = ["scores", "predictions", "rows", "summaries"]'
+    )
     ask(one, 0)
     server = one.federation.server
     message = server.last(server.state, Clock(1, 2))
     about = {"run": one.run, "draws": 5, "seed": 0, "site": None, "rounds": 1, "counted": 0}
+    about["ends"] = True
     rows = {"x": torch.zeros(3, 2, dtype=torch.float64), "y": torch.ones(3, dtype=torch.float64)}
     for kind, given, stays in (
         ("scores", {}, True),

@@ -13,8 +13,9 @@ import pytest
 
 import hierfl
 from hierfl.nodes import Answer, TooFewNodes, in_process, over, station
-from hierfl.nodes.describing import DESCRIBED, Question, answer_description
+from hierfl.nodes.describing import Question, answer_description
 from hierfl.nodes.envelope import read_answer, write_answer
+from hierfl.nodes.ledger import Ledger, answer_questions_again
 from hierfl.nodes.log import FAILS, entries
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
@@ -58,7 +59,7 @@ def test_nodes_describe_their_rows_as_frames_do(tmp_path: Path) -> None:
 def test_nothing_leaves_unless_the_policy_allows_descriptions(tmp_path: Path) -> None:
     with pytest.raises(Forbidden, match="lets no descriptions leave"):
         hierfl.describe(in_process(frames(), tmp_path), formula())
-    assert not (tmp_path / "a" / DESCRIBED).exists()
+    assert not Ledger.at(tmp_path / "a").entries
     (tmp_path / "b" / "policy.toml").write_text(LETS)
     with pytest.warns(UserWarning, match="'[ac]' is left out: the node's policy lets no"):
         found = hierfl.describe(in_process(frames(), tmp_path), formula(), by="site")
@@ -85,8 +86,10 @@ def test_a_node_answers_once(tmp_path: Path) -> None:
     assert ask(tmp_path, Question("times", 5, "arm"))
     with pytest.raises(Refused, match="described its times before"):
         ask(tmp_path, Question("times", 5, ""))
-    (tmp_path / DESCRIBED).unlink()  # by the owner
-    assert ask(tmp_path, TABLE, fewer) != first
+    answer_questions_again(tmp_path)  # by the owner
+    with pytest.raises(Forbidden, match="fewer than 5 rows have changed"):
+        ask(tmp_path, TABLE, fewer)
+    assert ask(tmp_path, TABLE, {"a": frames()["a"].iloc[5:]}) != first
 
 
 QUESTIONS: dict[str, tuple[Question, str, str]] = {
@@ -110,7 +113,7 @@ def test_questions_about_rows_that_a_node_refuses(name: str, tmp_path: Path) -> 
     rows = {"a": frames()["a"].assign(name=[f"patient {k}" for k in range(len(frames()["a"]))])}
     with pytest.raises(Refused, match=words):
         ask(tmp_path, question, rows)
-    assert not (tmp_path / DESCRIBED).exists()
+    assert not Ledger.at(tmp_path).entries
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"ask": "table"}', b'{"ask": "rows", "least": 5, '

@@ -78,7 +78,9 @@ def test_what_a_transport_keeps_of_a_hospital_is_gone_too(tmp_path: Path) -> Non
 def test_the_others_are_asked_about_their_clients_as_before(tmp_path: Path) -> None:
     fitted = over(tmp_path)
     for name in fitted.clients:
-        (tmp_path / "nodes" / name / "policy.toml").write_text('may_leave = ["summaries"]\n')
+        (tmp_path / "nodes" / name / "policy.toml").write_text(
+            'may_leave = ["summaries"]\nmin_count = 4\n'
+        )
     found = fitted.without("c5").without("c0")
     answers = found.local_summary(500)
     assert list(answers.given) == ["c1", "c2", "c3", "c4"] and not answers.withheld
@@ -92,7 +94,9 @@ def test_the_others_are_asked_about_their_clients_as_before(tmp_path: Path) -> N
 def test_clients_of_partial_cohorts_go_on_from_their_own_rounds(tmp_path: Path) -> None:
     fitted = over(tmp_path, cohort=4)
     for name in fitted.clients:
-        (tmp_path / "nodes" / name / "policy.toml").write_text('may_leave = ["summaries"]\n')
+        (tmp_path / "nodes" / name / "policy.toml").write_text(
+            'may_leave = ["summaries"]\nmin_count = 4\n'
+        )
     found = fitted.without("c1")
     assert not found.local_summary(100).withheld
 
@@ -121,7 +125,9 @@ def test_a_hospital_joins_and_no_other_is_asked(tmp_path: Path) -> None:
     assert found.clients == data.names and len(list(server.glob("round-*"))) == 1
     found = before.updated(new)
     for name in found.clients:
-        (tmp_path / "nodes" / name / "policy.toml").write_text('may_leave = ["summaries"]\n')
+        (tmp_path / "nodes" / name / "policy.toml").write_text(
+            'may_leave = ["summaries"]\nmin_count = 4\n'
+        )
     answers = found.local_summary(500)
     assert list(answers.given) == list(found.clients)
     left = found.without("c4").local_summary(500)

@@ -28,7 +28,8 @@ from tests.nodes.test_choosing import counts
 from tests.nodes.test_every_method import EACH
 from tests.programs import federation, fit, regression
 
-ALL = 'may_leave = ["summaries", "draws", "predictions", "scores"]\n'
+# of clients with 2 rows and more
+ALL = 'may_leave = ["summaries", "draws", "predictions", "scores", "rows"]\nmin_count = 1\n'
 FEW = ("fedsvi", "apfl", "fedbn", "fedfomo", "batch_normed")
 OWN: dict[str, Any] = {
     **EACH,

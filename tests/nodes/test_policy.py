@@ -22,6 +22,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import NodeFailed
+from hierfl.nodes.ledger import Ledger
 from hierfl.nodes.messages import from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
@@ -282,8 +283,9 @@ def test_a_node_goes_through_as_many_rounds_a_day_as_it_allows(tmp_path: Path) -
     again = fit_nodes(plain(), around.agreement, around.ask, rounds=2)  # the same rounds
     assert again.history["clients"].tolist() == [4, 4]
     tomorrow = datetime.now(UTC) + timedelta(hours=24, minutes=1)
-    assert len(log.rounds_today(north.folder)) == 2
-    assert log.rounds_today(north.folder, tomorrow) == set()
+    ledger = Ledger.at(north.folder)
+    assert len(ledger.of_today("round")) == 2
+    assert ledger.of_today("round", tomorrow) == set()
 
 
 # ------------------------------------------------------------ approval

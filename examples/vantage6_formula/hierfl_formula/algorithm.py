@@ -11,6 +11,7 @@ import base64
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ POLICY = {
     "HIERFL_MIN_COUNT": "min_count",
     "HIERFL_ROUNDS_A_DAY": "rounds_a_day",
     "HIERFL_QUESTIONS_A_DAY": "questions_a_day",
+    "HIERFL_STATES_A_RUN": "states_a_run",
     "HIERFL_APPROVE": "approve",
 }
 NAMES = ("methods", "discloses", "may_leave")  # keys that are lists, "two_stage, fedsvi"
@@ -122,7 +124,7 @@ def _nodes(
             except Exception as error:  # whatever vantage6, or another's algorithm, sends back
                 yield Answer(name, None, f"its task {task} gave no answer ({type(error).__name__})")
 
-    return over(ask, [str(one) for one in wanted], fewest=fewest)
+    return replace(over(ask, [str(one) for one in wanted], fewest=fewest), send_end=False)
 
 
 @data(1)

@@ -1,0 +1,213 @@
+"""A node's ledger: a chain of lines that stops the node where it does not add up, and goes on after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hierfl.cli import app
+from hierfl.nodes import ledger as module
+from hierfl.nodes import log
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.ledger import BrokenLedger, Entry, Ledger, RowSet, begin_again
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.node import introduce, node
+from hierfl.nodes.policy import Forbidden
+from tests.nodes.test_account import ask, noisy
+from tests.nodes.test_policy import plain, rows
+
+
+def written(folder: Path, count: int = 3) -> Path:
+    ledger = Ledger.at(folder)
+    for k in range(count):
+        ledger.append(Entry("round", f"request {k}", "run", spent=0.25))
+        log.left(folder, b"an answer", "update")
+    return folder / "account.jsonl"
+
+
+def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows_behind = RowSet({"age": "12", "y": "34"}, {"ward": "56"})
+    entry = Entry("times", "a", subject=("b", "c"), answer="d", rows=(rows_behind,), spent=0.5)
+    Ledger.at(tmp_path).append(entry)
+    read = Ledger.at(tmp_path)
+    assert read.entries[1:] == [entry] and read.entries[0].kind == "begun"
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.glob("*account*")} == {0}
+    assert read.earlier("times", "a") == entry and read.earlier("table", "a") is None
+
+
+def lines_of(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], object]:
+    def changed(path: Path) -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(change(lines)))
+
+    return changed
+
+
+def spends_less(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:2], lines[2].replace(b"0.25", b"0.01"), *lines[3:]]
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut in a line": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "cut by a line": lines_of(lambda lines: lines[:-1]),
+    "without its first line": lines_of(lambda lines: lines[1:]),
+    "without a line within": lines_of(lambda lines: lines[:2] + lines[3:]),
+    "in another order": lines_of(lambda lines: [lines[0], lines[2], lines[1], lines[3]]),
+    "edited": lines_of(spends_less),
+    "edited in its last line": lines_of(lambda ls: [*ls[:-1], ls[-1].replace(b"0.25", b"0.01")]),
+    "no text": lambda path: path.write_bytes(os.urandom(400) + b"\n"),
+    "of nothing but a key": lines_of(lambda lines: lines[:1]),
+    "a folder": lambda path: (
+        path.rename(path.with_name("before")).parent.joinpath(path.name).mkdir()
+    ),
+    "and its mark gone": lambda path: [one.unlink() for one in (path, path.parent / log.MARK)],  # type: ignore[func-returns-value]
+    "without its mark": lambda path: (path.parent / log.MARK).unlink(),
+    "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
+    "without its key": lambda path: (path.parent / module.KEY).unlink(),
+    "of another key": lambda path: (path.parent / module.KEY).write_bytes(b"0" * 32),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_an_account_that_does_not_add_up_stops_the_node(name: str, tmp_path: Path) -> None:
+    DAMAGE[name](written(tmp_path))
+    with pytest.raises(BrokenLedger, match=r"does not add up .*hierfl node reset-account FOLDER"):
+        Ledger.at(tmp_path)
+    part = rows().select(["east"])
+    with pytest.raises(Refused, match="does not add up"):
+        introduce(plain(), part, tmp_path)
+    with pytest.raises(Refused, match="does not add up"):
+        node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+
+
+def test_an_older_account_with_its_mark_is_noticed_by_the_log(tmp_path: Path) -> None:
+    path = written(tmp_path, 2)
+    before = {name: (tmp_path / name).read_bytes() for name in (path.name, log.MARK)}
+    written(tmp_path)
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(BrokenLedger, match=r"lacks lines that left\.jsonl names"):
+        Ledger.at(tmp_path)
+
+
+def test_a_budget_is_not_whole_again_without_its_account(tmp_path: Path) -> None:
+    one = noisy(tmp_path)
+    ask(one, 0), ask(one, 7)
+    for path in (tmp_path / "account.jsonl", tmp_path / log.MARK):
+        path.unlink()
+        with pytest.raises(Refused, match="does not add up"):
+            ask(noisy(tmp_path, seed=5), 0)
+
+
+# ------------------------------------------------------------ crashes
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_a_crash_at_any_write_leaves_a_ledger_that_adds_up(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is written whole, or by half, or not at all; the next process goes on."""
+    left, half = [at], at % 2 == 1
+
+    def crashing(real: Any) -> Any:
+        def write(*args: Any) -> Any:
+            if left[0] == 0:
+                if half:
+                    real(*(a[: len(a) // 2] if isinstance(a, bytes) else a for a in args))
+                raise Crash
+            left[0] -= 1
+            return real(*args)
+
+        return write
+
+    with monkeypatch.context() as patched:
+        for where, name in (
+            (module, "write_private"),
+            (module, "write_all"),
+            (log, "write_private"),
+        ):
+            patched.setattr(where, name, crashing(getattr(where, name)))
+        for k in range(9):
+            try:
+                Ledger.at(tmp_path).append(Entry("round", str(k), "run", spent=0.25))
+            except Crash:
+                break
+    ledger = Ledger.at(tmp_path)
+    before = len(ledger.entries)
+    ledger.append(Entry("round", "last", "run"))
+    again = Ledger.at(tmp_path)
+    assert again.entries[-1].request == "last" and len(again.entries) == max(before, 1) + 1
+    assert json.loads((tmp_path / log.MARK).read_bytes())[0] == len(again.entries)
+
+
+def test_no_kill_of_an_answer_stops_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever step of an answer is the last, the same answer is given afterwards, and is paid for once."""
+    expected, sync = ask(noisy(tmp_path / "whole"), 0), os.fsync
+    for at in range(0, 40, 3):
+        count = [0]
+
+        def fsync(handle: int, at: int = at, count: list[int] = count) -> None:
+            count[0] += 1
+            if count[0] > at:
+                raise Crash
+            sync(handle)
+
+        folder = tmp_path / str(at)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fsync)
+            try:
+                ask(noisy(folder), 0)
+                break
+            except Crash:
+                pass
+        answer = ask(noisy(folder), 0)
+        assert len(answer) == len(expected)
+        assert sum(e.spent or 0.0 for e in Ledger.at(folder).entries) > 0.0
+        ask(noisy(folder), 7)
+        with pytest.raises(Forbidden, match="budget"):
+            ask(noisy(folder, seed=5), 0)
+    assert 5 < at < 36
+
+
+# ------------------------------------------------------------ the owner
+def test_the_owner_begins_again_on_purpose(tmp_path: Path) -> None:
+    one = noisy(tmp_path)
+    ask(one, 0), ask(one, 7)
+    (tmp_path / "account.jsonl").unlink()
+    with pytest.raises(BrokenLedger):
+        ask(one, 0)
+    made = CliRunner().invoke(app, ["node", "reset-account", str(tmp_path)])
+    assert made.exit_code == 0 and "begins again" in made.output
+    ask(noisy(tmp_path, seed=5), 0)
+    assert log.entries(tmp_path)[-2]["text"] == "The owner has begun a new account."
+
+
+def test_what_is_forgotten_is_kept_aside(tmp_path: Path) -> None:
+    content = written(tmp_path).read_bytes()
+    aside = begin_again(tmp_path)
+    assert aside is not None and aside.read_bytes() == content
+    assert begin_again(tmp_path / "new") is None
+    assert len(Ledger.at(tmp_path).entries) == 2
+
+
+def test_a_folder_that_is_not_there_is_no_account(tmp_path: Path) -> None:
+    for options in ([], ["--questions"]):
+        made = CliRunner().invoke(
+            app, ["node", "reset-account", str(tmp_path / "nowhere"), *options]
+        )
+        assert made.exit_code != 0 and "there is no folder" in made.output
+    DAMAGE["gone"](written(tmp_path))
+    made = CliRunner().invoke(app, ["node", "reset-account", str(tmp_path), "--questions"])
+    assert made.exit_code != 0 and "does not add up" in made.output

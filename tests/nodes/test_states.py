@@ -1,0 +1,159 @@
+"""After the rounds a node answers under parameters of the run alone, and about enough rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import hierfl
+from hierfl import methods
+from hierfl.core.trees import tree_map
+from hierfl.nodes import FitOverNodes, in_process
+from hierfl.nodes.log import entries
+from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.run import fit_nodes
+from hierfl.optimizers import SGD
+from tests.methods.cases import shared
+from tests.nodes.one_process import machines
+from tests.nodes.test_local_answers import ALL
+from tests.programs import federation, regression
+
+ASKED = {"predictions": "predict", "scores": "scores", "summaries": "local_summary"}
+MODELS: dict[str, Any] = {
+    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=2, batch_size=2),
+    "fedsvi": lambda: methods.fedsvi(regression),
+    "two_stage": lambda: methods.two_stage(hierfl.models.regression("gaussian", centered=True)),
+}
+UNKNOWN = "asks under parameters that the node has not received"
+
+
+def rows(counts: tuple[int, ...] = (9, 7, 8)) -> Any:
+    data = federation(counts)
+    return data.select(sorted(data.names))
+
+
+def letting(folder: Path, names: Any, policy: str = ALL) -> Path:
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "policy.toml").write_text(policy)
+    return folder
+
+
+def fitted(method: Any, folder: Path, policy: str = ALL) -> FitOverNodes:
+    data = rows()
+    nodes = in_process(data, letting(folder, data.names, policy))
+    return hierfl.nodes.fit(method, nodes, rounds=2)
+
+
+def unit(value: torch.Tensor) -> torch.Tensor:
+    """Return the first unit vector, in the shape of a value."""
+    return torch.eye(1, value.numel(), dtype=value.dtype).reshape(value.shape)
+
+
+def under(fit: FitOverNodes, change: Any, *, ends: bool = False) -> FitOverNodes:
+    """Return the fit, whose questions hold other parameters."""
+
+    def ask(contents: Any) -> Any:
+        crafted = {}
+        for name, content in contents.items():
+            tree, about = from_bytes(content, most=1 << 30)
+            message = tree_map(change, tree["message"])
+            about = {**about, "ends": ends or about["ends"]}
+            crafted[name] = to_bytes({**tree, "message": message}, about)
+        return fit.ask(crafted)
+
+    return replace(fit, ask=ask)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_no_question_is_answered_under_other_parameters(name: str, tmp_path: Path) -> None:
+    fit = fitted(MODELS[name](), tmp_path)
+    site = "y" if "y" in fit.program.labels else None
+    for kind, call in ASKED.items():
+        options: Any = {"draws": 5} | ({} if kind == "summaries" else {"site": site})
+        honest = getattr(fit, call)(**options)
+        if kind == "summaries" and not honest.given:
+            continue  # the model has nothing of a client's own
+        assert not honest.withheld
+        for change in (
+            torch.zeros_like,
+            lambda v: v + 1e-9,
+            lambda v: torch.eye(1, v.numel(), dtype=v.dtype).reshape(v.shape),
+        ):
+            asked = under(fit, change)
+            found = getattr(asked, call)(**options)
+            assert not found.given and all(UNKNOWN in why for why in found.withheld.values())
+        assert not getattr(fit, call)(**options).withheld
+
+
+def test_a_node_takes_few_other_states(tmp_path: Path) -> None:
+    """Those that say they are the run's last: one at its end, and as many as the policy allows."""
+    fit = fitted(methods.fedsvi(regression), tmp_path)
+    answers = [under(fit, lambda v, k=k: v + k, ends=True).local_summary(5) for k in range(1, 5)]
+    assert [bool(one.given) for one in answers] == [True, True, False, False]
+    assert all("set a larger states_a_run" in why for why in answers[2].withheld.values())
+    assert not fit.local_summary(5).withheld
+    letting(tmp_path, fit.clients, ALL + "states_a_run = 4\n")
+    assert under(fit, lambda v: v + 3.0, ends=True).local_summary(5).given
+    shorter = under(fit, lambda v: v[:1] if v.dim() else v, ends=True).local_summary(5)
+    assert not shorter.given and "has shape" in str(shorter.withheld)
+
+
+def test_a_fit_that_is_saved_and_loaded_asks_as_before(tmp_path: Path) -> None:
+    fit = fitted(methods.fedsvi(regression), tmp_path)
+    fit.save(tmp_path / "saved")
+    for _ in range(4):
+        again = hierfl.nodes.load(tmp_path / "saved", in_process(rows(), tmp_path))
+        assert not again.local_summary(5).withheld
+
+
+def test_a_node_that_was_away_at_the_end_learns_of_it_by_a_question(tmp_path: Path) -> None:
+    around = machines(methods.fedsvi(regression), rows(), tmp_path)
+    for node in around.nodes.values():
+        node.policy.write_text(ALL)
+    fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=2)
+    assert not fit.ended and not fit.local_summary(5).withheld
+
+
+# ------------------------------------------------------------ rows
+def test_predictions_of_a_nodes_own_rows_are_rows(tmp_path: Path) -> None:
+    policy = 'may_leave = ["predictions", "scores"]\n'
+    fit = fitted(methods.fedsvi(regression), tmp_path, policy)
+    found = fit.predict(site="y", draws=5)
+    assert not found.given and all("lets no rows leave" in why for why in found.withheld.values())
+    assert not fit.predict(rows((2, 2, 2)), site="y", draws=5).withheld  # rows of the server
+    assert not fit.scores(site="y", draws=5).withheld  # a mean over the rows
+    assert "predictions" not in [line["what"] for line in entries(tmp_path / "east")][:-2]
+
+
+def test_no_answer_is_about_few_rows(tmp_path: Path) -> None:
+    fit = fitted(methods.fedsvi(regression), tmp_path, ALL.replace("= 1", "= 8"))
+    for found in (fit.local_summary(5), fit.scores(site="y", draws=5), fit.local_draws(5)):
+        assert len(found.withheld) == 1 and len(found.given) == 2
+        assert "fewer rows than the 8 on which an answer must rest" in str(found.withheld)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
+    g = np.random.default_rng(0)
+    parts = {}
+    for name in ("a", "b", "c"):
+        wards = [*"x" * 40, *"y" * 30, *"z" * (3 if name == "a" else 20)]
+        parts[name] = pd.DataFrame({"ward": wards, "y": g.normal(size=len(wards))})
+    text = "y ~ 1 + (1 | site) + (1 | site:ward)"
+    nodes = in_process(parts, letting(tmp_path, parts, 'may_leave = ["summaries", "draws"]\n'))
+    fit = hierfl.nodes.fit(hierfl.formula(text, clients="site"), nodes)
+    table = fit.local_summary(50).table.set_index(["client", "site"])["mean"]
+    hidden = table[table.isna()].index.tolist()
+    assert hidden == [("a", "site:ward[2]")] and len(table) == 12
+    draws = fit.local_draws(50).given["a"]["site:ward"]
+    assert draws[:, 2].isnan().all() and draws[:, :2].isfinite().all()
+    own = next((tmp_path / "a" / "answers").glob("*summaries*.csv"))
+    assert not pd.read_csv(own)["mean"].isna().any()  # its owner reads all of it
