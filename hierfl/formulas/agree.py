@@ -18,6 +18,7 @@ from hierfl.formulas.columns import (
     refuse_decimals,
     refuse_similar,
 )
+from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.design import designs_of, every_design_of
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
@@ -26,7 +27,6 @@ from hierfl.formulas.syntax import grouping_name
 from hierfl.formulas.terms import calls, monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
-    STATEFUL,
     Constants,
     Sums,
     moments,
@@ -256,7 +256,13 @@ def agree_on_formula(
     answers = [*ask(Question("design", schema=schema)).values()]
     margins = {}
     for name in answers[0].columns:
-        mean, sd = moments([answer.columns[name] for answer in answers])
+        own = [answer.columns[name] for answer in answers]
+        if not any(part.count for part in own) and "mi(" not in name:
+            margins[name] = Margin(
+                0.0, 1.0
+            )  # no client may tell, and curves are of about that size
+            continue
+        mean, sd = moments(own)
         above = all(name in answer.constant for answer in answers)
         if "mi(" in name:
             from hierfl.formulas.imputed import check_known
@@ -331,7 +337,7 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
             f"the argument of '{text}' has one value, {mean:.6g}, everywhere, or values too near "
             "to it: take it out of the formula, or subtract a round number first"
         )
-    needs = STATEFUL[str(call.callee)]
+    needs = STATEFUL[str(call.callee)].needs
     if not needs:
         return Constants(mean, sd)
     options = options_of(call)

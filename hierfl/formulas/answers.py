@@ -22,12 +22,14 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
+from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.design import Design
+from hierfl.formulas.disclosure import coarse, told, told_together
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import ENVIRONMENT, options_of
-from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
+from hierfl.formulas.transforms import Sums, counted, powers, sums
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def of_columns(
             )
         if kind == "number":
             values = numbers(frame[name])  # mi() allows missing ones
-            found[name] = OfColumn("number", unit, sums(values[np.isfinite(values)]))
+            found[name] = OfColumn("number", unit, told(values[np.isfinite(values)], least))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
@@ -130,10 +132,8 @@ class OfCall:
     more: tuple[float, ...] = ()
 
 
-def of_call(
-    call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str, at: tuple[float, float] | None
-) -> OfCall:
-    """Return a client's sums of a transform's argument, and more once mean and sd are agreed."""
+def argument_of(call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
+    """Return the values of a transform's argument, (n,), all finite."""
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         read = call.args[0].eval(ready, ENVIRONMENT)
@@ -148,12 +148,21 @@ def of_call(
         raise ValueError(
             f"'{call}' is not finite in row {row} of client '{client}': correct the row"
         )
+    return values
+
+
+def of_call(
+    call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str, at: tuple[float, float] | None
+) -> OfCall:
+    """Return a client's sums of a transform's argument, and more once mean and sd are agreed."""
+    values = argument_of(call, schema, frame, client)
     if at is None:
-        return OfCall(sums(values))
-    needs = STATEFUL[str(call.callee)]
-    if needs == "counts":
-        return OfCall(sums(values), counted(values, *at, schema.min_count))
-    return OfCall(sums(values), powers(values, *at, int(options_of(call).get("degree", 1))))
+        return OfCall(told(values, schema.min_count))
+    if STATEFUL[str(call.callee)].needs == "counts":
+        return OfCall(told(values, schema.min_count), counted(values, *at, schema.min_count))
+    degree = int(options_of(call).get("degree", 1))
+    values = coarse(values, schema.min_count, 2 * degree)
+    return OfCall(sums(values), powers(values, *at, degree))
 
 
 @dataclass(frozen=True)
@@ -186,14 +195,14 @@ def of_design(
             columns.setdefault(name, values)
         if found is designs[0] and found.offsets:
             columns[OFFSET] = offset
-    found_sums, constant = {}, set()
-    for name, values in columns.items():
-        if name in known:
-            values = values[known[name]]
-        if not len(values) or np.ptp(values) == 0.0:
-            constant.add(name)
-        few = 0 < np.count_nonzero(values) < schema.min_count
-        found_sums[name] = sums(0.0 * values if few else values)  # a level of few rows counts as 0
+    for name in known.keys() & columns.keys():
+        columns[name] = columns[name][known[name]]
+    constant = {name for name, v in columns.items() if not len(v) or np.ptp(v) == 0.0}
+    curves: dict[Any, list[str]] = {}
+    for term in (term for found in designs for term in found.terms):
+        curves.setdefault(term.parts, []).extend(term.columns)
+    several = [names for names in curves.values() if len(names) > 1]
+    found_sums = told_together(columns, several, schema.min_count)
     labels, total = declared.parts.labels, None
     if len(labels) == 1 and schema.columns[labels[0]].kind == "number":
         values = rows[labels[0]].to_numpy()
@@ -206,5 +215,5 @@ def of_design(
                     f"column '{declared.parts.additions['trials']}' has a row without trials",
                 )
             values = values / trials
-        total = sums(values)
+        total = told(values, schema.min_count)
     return OfDesign(found_sums, frozenset(constant), total)

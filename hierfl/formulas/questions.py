@@ -34,11 +34,14 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
+from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.design import designs_of, every_design_of
+from hierfl.formulas.disclosure import coarse_frame
 from hierfl.formulas.parse import Declaration
+from hierfl.formulas.plausible import check_schema
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, with_constants
-from hierfl.formulas.transforms import STATEFUL, Sums
+from hierfl.formulas.transforms import Sums
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
 Kinds = Mapping[str, KindOfColumn | None]
@@ -99,7 +102,9 @@ def answering(
         return lambda frame, client: len(frame)
     if question.kind == "columns":
         known = frozenset(question.known)
-        return lambda frame, client: of_columns(frame, kinds, client, least, known)
+        return lambda frame, client: of_columns(
+            coarse_frame(frame, kinds, declared, least), kinds, client, least, known
+        )
     allowed = {*kinds, *(declared.rows_of if declared else ())}
     if question.kind in ("outside", "groups"):
         if not set(by) <= {*allowed, clients}:
@@ -111,11 +116,15 @@ def answering(
             )
         return lambda frame, client: of_groups(frame, by, clients, client, least)
     assert declared is not None and schema is not None
+
+    def coarsely(frame: pd.DataFrame) -> Any:
+        return coarse_frame(frame, kinds, declared, schema.min_count)
+
     if question.kind == "call":
         call = call_of(declared, schema, question.text)
-        return lambda frame, client: of_call(call, schema, frame, client, question.at)
+        return lambda frame, client: of_call(call, schema, coarsely(frame), client, question.at)
     designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
-    return lambda frame, client: of_design(designs, declared, schema, frame, client)
+    return lambda frame, client: of_design(designs, declared, schema, coarsely(frame), client)
 
 
 def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
@@ -129,13 +138,21 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
 
 # ------------------------------------------------------------ clients elsewhere
 def json_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
-    """Return a client's answer to a question as JSON; `declared` is its own copy of the formula."""
+    """Return a client's answer to a question as JSON; `declared` is its own copy of the formula.
+
+    Raises:
+        Implausible: the question's schema is none that the client can have agreed on.
+    """
     whole = complete(frame, declared.rows_of, client, declared.missing)
+    least = question.least if question.schema is None else question.schema.min_count
     if "mi(" in declared.text:
         from hierfl.formulas.imputed import with_known
 
-        least = question.least if question.schema is None else question.schema.min_count
         whole = with_known(whole, declared, client, least)
+    if question.schema is not None:
+        check_schema(
+            declared, question.schema, whole, client, least, text=question.text, at=question.at
+        )
     answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
     if isinstance(answer, int):
         return answer

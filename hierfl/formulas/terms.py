@@ -23,6 +23,7 @@ from formulae.terms.variable import Variable
 from formulae.transforms import TRANSFORMS
 
 from hierfl.formulas.columns import Column, level_name
+from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.syntax import read_terms
 from hierfl.formulas.transforms import (
     CODINGS,
@@ -31,7 +32,6 @@ from hierfl.formulas.transforms import (
     OPTIONS,
     OTHERS,
     SMOOTHS,
-    STATEFUL,
     Constants,
 )
 
@@ -118,16 +118,17 @@ def calls(found: Any) -> Iterator[LazyCall]:
     for term in found.common_terms:
         for component in getattr(term, "components", ()):
             if isinstance(component, Call):
-                yield from _within(component.call)
+                yield from calls_within(component.call)
 
 
-def _within(part: Any) -> Iterator[LazyCall]:
+def calls_within(part: Any) -> Iterator[LazyCall]:
+    """Yield every call in a part of a term, inner ones first."""
     if isinstance(part, LazyOperator):
         for argument in part.args:
-            yield from _within(argument)
+            yield from calls_within(argument)
     if isinstance(part, LazyCall):
         for argument in (*part.args, *part.kwargs.values()):
-            yield from _within(argument)
+            yield from calls_within(argument)
         yield part
 
 

@@ -16,9 +16,6 @@ from scipy.interpolate import BSpline, CubicSpline
 
 Values = NDArray[np.float64]
 
-# Transform -> what else it needs of its argument besides mean and sd.
-STATEFUL = {"scale": "", "standardize": "", "center": "", "bs": "counts", "poly": "powers"}
-STATEFUL |= {"s": "counts", "gp": "counts"}
 SMOOTHS = ("s", "gp")
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
 # Functions of numbers in formulas, besides the transforms above and formulae's C, S, T, I, offset.
@@ -149,9 +146,9 @@ def moments(parts: Sequence[Sums]) -> tuple[float, float]:
 
 
 def counted(values: Values, mean: float, sd: float, least: int) -> tuple[int, ...]:
-    """Return how many values lie at or below each of `EDGES`, rounded to multiples of `least`."""
+    """Return how many values lie at or below each of `EDGES`, rounded down to multiples of `least`."""
     below = np.searchsorted(np.sort((values - mean) / sd), EDGES, side="right")
-    return tuple(int(n) for n in least * np.rint(below / least))
+    return tuple(int(n) for n in least * (below // least))
 
 
 def powers(values: Values, mean: float, sd: float, degree: int) -> tuple[float, ...]:

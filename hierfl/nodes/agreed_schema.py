@@ -17,6 +17,7 @@ import pandas as pd
 from hierfl.core.process import one_at_a_time
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.columns import by_client
+from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.questions import Question, answer_of_json, call_of, json_answer
 from hierfl.formulas.schema import Schema
@@ -160,7 +161,10 @@ def _answered_once(
             )
     new_rows = check_rows(ledger, [rows], least)
     client, frame = only_client(formula, frames)
-    said = json_answer(asked, formula.declared, frame, client)
+    try:
+        said = json_answer(asked, formula.declared, frame, client)
+    except Implausible as error:
+        raise Forbidden(str(error)) from error
     answer = json.dumps({"client": client, "answer": said})
     subject = (about, place, columns, basis)
     ledger.append(Entry("schema", request, subject=subject, answer=answer, rows=new_rows))

@@ -1,0 +1,150 @@
+"""What sums of a client's rows may tell: none is a sum of fewer than `least` rows, also in combination.
+
+Columns C with a constant, (n, p), have the hat matrix H = C (C'C)^-1 C'. Some combination of their
+sums is of the rows S alone, up to the share 1 - e of its squares, where H_SS has an eigenvalue of e
+or more. Its trace is at least that, so S has a row with h_ii >= e / |S|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hierfl.formulas.columns import numbers
+from hierfl.formulas.parse import Declaration
+from hierfl.formulas.terms import calls, options_of
+from hierfl.formulas.transforms import Sums, sums
+
+Floats = NDArray[np.float64]
+SHARE = 0.99  # of the squares of a combination, from which on it is of a few rows
+EXACT = 1.0 - 1e-6  # the same, of columns of zeros and ones
+MOST_CHECKED = 500  # rows of high leverage
+TIMES = 50  # that rows are moved, after which nothing is told
+NOTHING = Sums(0, 0.0, 0.0)
+
+
+def few_differ(values: Floats, least: int) -> bool:
+    """Return whether some rows, but fewer than `least`, differ from the most common value."""
+    if not len(values):
+        return False
+    return 0 < len(values) - int(np.unique(values, return_counts=True)[1].max()) < least
+
+
+def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.int64]:
+    """Return fewer than `least` rows that sums of columns, (n, p), tell about; none where they do not."""
+    none = np.zeros(0, dtype=np.int64)
+    if least < 2 or not columns.size:
+        return none
+    centered = columns - columns.mean(0)
+    size = np.sqrt((centered**2).mean(0))
+    varied = size > 1e-12 * np.abs(columns).max(0)
+    u, s, _ = np.linalg.svd(centered[:, varied] / size[varied], full_matrices=False)
+    basis = np.hstack([np.full((len(columns), 1), len(columns) ** -0.5), u[:, s > 1e-8 * s[:1]]])
+    leverage = (basis**2).sum(1)
+    high = np.flatnonzero(leverage >= share / (least - 1))
+    for row in high[np.argsort(-leverage[high])][:MOST_CHECKED]:
+        similar = np.argsort(-np.abs(basis @ basis[row]), kind="stable")[: least - 1]
+        if _largest(basis[similar]) > share:
+            count = next(k for k in range(1, least) if _largest(basis[similar[:k]]) > share)
+            return similar[:count]
+    return none
+
+
+def _largest(some: Floats) -> float:
+    return float(np.linalg.eigvalsh(some @ some.T)[-1])
+
+
+def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
+    """Return values, (n,), of which sums of powers tell about no few rows.
+
+    Those that they would tell about become the nearest other value, NaN stays, and all become the
+    mean of nothing, an empty array, where that does not suffice.
+    """
+    there = np.isfinite(values)
+    made, own = values.copy(), values[there]
+    for _ in range(TIMES if least > 1 else 0):
+        spread = own.std() if len(own) else 0.0
+        if not spread:
+            break
+        scaled = (own - own.mean()) / spread
+        few = isolated(scaled[:, None] ** np.arange(1, powers + 1), least)
+        if not len(few):
+            break
+        others = np.unique(np.delete(own, few))
+        place = np.searchsorted(others, own[few]).clip(1, max(len(others) - 1, 1))
+        low, high = others[place - 1], others[np.minimum(place, len(others) - 1)]
+        own[few] = np.where(own[few] - low <= high - own[few], low, high)
+    else:
+        return values if least < 2 else values[:0]
+    made[there] = own
+    return made
+
+
+def told(values: Floats, least: int) -> Sums:
+    """Return the sums of values that may leave."""
+    return sums(coarse(values, least))
+
+
+def coarse_frame(
+    frame: Any, kinds: Mapping[str, Any], declared: Declaration | None, least: int
+) -> Any:
+    """Return a frame whose columns of numbers are `coarse`, so that all sums are of the same values."""
+    if least < 2:
+        return frame
+    made = {}
+    every = () if declared is None else chain(*map(calls, declared.described))
+    degrees = (options_of(call).get("degree", 1) for call in every if call.callee == "poly")
+    powers = 2 * max([1, *(d for d in degrees if isinstance(d, int))])
+    for name, kind in kinds.items():
+        is_number = name in frame and kind != "category" and frame[name].dtype.kind in "iuf"
+        if not is_number:
+            continue
+        made[name] = coarse(numbers(frame[name]), least, powers)
+        if not len(made[name]):  # they cannot be told about at all: only that they are there
+            made[name] = np.where(np.isfinite(numbers(frame[name])), 0.0, np.nan)
+    return frame.assign(**made)
+
+
+def told_together(
+    columns: Mapping[str, Floats], curves: Iterable[Collection[str]], least: int
+) -> dict[str, Sums]:
+    """Return the sums of the columns of a design that may leave together.
+
+    Of `curves` that together are of a few rows there are none; sums of zeros and ones are rounded to
+    multiples of `least` where others would tell about a few rows beside them.
+    """
+    ready = {name: coarse(values, least) for name, values in columns.items()}
+    found = {name: sums(values) for name, values in ready.items()}
+    rows = max(map(len, columns.values()), default=0)
+    binary = {name for name, values in ready.items() if np.isin(values, (0.0, 1.0)).all()}
+    hidden = {name for name, values in ready.items() if len(values) < rows}
+    for names in curves:
+        matrix = np.stack([columns[name] for name in names], axis=1)
+        if not binary.issuperset(names) and len(isolated(matrix, least)):
+            found |= dict.fromkeys(names, NOTHING)
+            hidden |= {*names}
+    whole = {name: values for name, values in ready.items() if name not in hidden}
+    for name in _of_few(whole, least):
+        count = min(least * round(found[name].total / least), rows)
+        found[name] = Sums(rows, count, count) if name in binary else NOTHING
+    return found
+
+
+def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:
+    """Return columns without whose sums the others tell about no few rows."""
+    out: set[str] = set()
+    while left := [name for name in columns if name not in out and np.ptp(columns[name]) > 0.0]:
+        matrix = np.stack([columns[name] for name in left], axis=1)
+        few = isolated(matrix, least, EXACT)
+        if not len(few):
+            break
+        at = np.zeros(len(matrix))
+        at[few] = 1.0
+        scaled = (matrix - matrix.mean(0)) / matrix.std(0)
+        weights = np.abs(np.linalg.lstsq(scaled, at - at.mean(), rcond=None)[0])
+        out.add(left[np.flatnonzero(weights > 1e-6 * weights.max())[-1]])
+    return out

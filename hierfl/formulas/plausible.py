@@ -1,0 +1,61 @@
+"""Whether a schema that a server sends can be one that a client has agreed on, by the client's own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from formulae.terms.call_resolver import LazyCall
+
+from hierfl.formulas.answers import argument_of
+from hierfl.formulas.columns import numbers
+from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
+from hierfl.formulas.disclosure import coarse_frame, told
+from hierfl.formulas.parse import Declaration
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import calls, calls_within, options_of, with_constants
+from hierfl.formulas.transforms import Constants
+
+
+def stateful_calls(declared: Declaration, constants: Mapping[str, Constants]) -> list[LazyCall]:
+    """Return a formula's transforms, inner ones first, with the constants of those inside them."""
+    every = [c for found in declared.described for c in calls(with_constants(found, constants))]
+    return [call for call in every if call.callee in STATEFUL]
+
+
+def check_schema(
+    declared: Declaration,
+    schema: Schema,
+    frame: pd.DataFrame,
+    client: str,
+    least: int,
+    *,
+    text: str = "",
+    at: tuple[float, float] | None = None,
+) -> None:
+    """Refuse a schema with constants that a formula or the client's rows cannot have (`Implausible`).
+
+    Of a call that is asked about, `text`, there are none yet but the mean and sd, `at`.
+    """
+    told_of = coarse_frame(frame, declared.columns, declared, least)
+    for name, column in schema.columns.items():
+        if column.kind == "number" and name in told_of:
+            values: Any = numbers(told_of[name])
+            own = told(values[pd.notna(values)], least)
+            check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
+    every = {str(call): call for call in stateful_calls(declared, schema.transforms)}
+    if text and text not in every:
+        raise Implausible(f"the formula has no transform '{text[:200]}'")
+    within = calls_within(every[text]) if text else every.values()
+    needed = {str(call) for call in within if call.callee in STATEFUL} - {text}
+    if not needed <= schema.transforms.keys() or not schema.transforms.keys() <= {*every} - {text}:
+        raise Implausible("the schema has constants of other transforms than the formula")
+    for key in [*schema.transforms, *([text] if text and at else [])]:
+        values = argument_of(every[key], schema, told_of, client)
+        constants = schema.transforms.get(key) or Constants(*(at or (0.0, 1.0)))
+        own = told(values, least)
+        check_moments(key, constants.mean, constants.sd, own, schema.rows)
+        if key != text:
+            kind = str(every[key].callee)
+            check_constants(kind, key, constants, options_of(every[key]), values, least)
