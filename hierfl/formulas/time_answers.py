@@ -129,18 +129,46 @@ def times_answer(times: Floats, events: NDArray[np.bool_], least: int) -> TimesA
 def client_logrank(times: Floats, events: Any, names: Any, least: int) -> LogrankSums | None:
     """Return a client's log-rank sums; None where it has fewer than two groups, or too few events.
 
-    O - E of each group, and its hypergeometric covariance (Mantel 1966), summed over the times.
+    O - E of each group, and its hypergeometric covariance (Mantel 1966), summed over the times. With
+    `least` above 1 the sums are of a table of ranges of times, whose counts are multiples of it.
     """
     groups = sorted(set(names.tolist()))
     if len(groups) < 2 or events.sum() < least:
         return None
-    excess, covariance = logrank_sums(*at_risk(times, events, names, groups))
-    if least > 1:  # four digits, so that no time can be solved for
-        excess, covariance = (
-            np.vectorize(lambda v: float(f"{v:.4g}"))(x) for x in (excess, covariance)
-        )
+    risk, happened = at_risk(times, events, names, groups)
+    if least > 1:
+        risk, happened = _coarse(risk, happened, least)
+    if not len(risk):
+        return None
+    excess, covariance = logrank_sums(risk, happened)
+    if least > 1:  # of counts that are rounded to multiples of it
+        covariance = covariance + least**2 / 12.0 * (np.eye(len(groups)) - 1.0 / len(groups))
     rows = tuple(tuple(map(float, row)) for row in covariance)
     return LogrankSums(tuple(groups), tuple(map(float, excess)), rows)
+
+
+def _coarse(risk: Floats, happened: Floats, least: int) -> tuple[Floats, Floats]:
+    """Return rows at risk and events of ranges with `least` events or more, rounded to multiples of it, (T, G) both.
+
+    In each range every group has `least` rows at risk; later times are left out. Events are rounded
+    as they add up, so that their rounding errors do not.
+    """
+    starts, before = [], 0.0
+    upto = happened.sum(1).cumsum()
+    enough = (risk >= least).all(1)
+    ends = []
+    for k, count in enumerate(upto.tolist()):
+        if not enough[k]:
+            break
+        if count - before >= least:
+            starts.append(ends[-1] + 1 if ends else 0)
+            ends.append(k)
+            before = count
+    rounded = least * np.rint(happened.cumsum(0)[ends] / least)
+    of_range = np.diff(rounded, axis=0, prepend=0.0)
+    there = least * np.rint(risk[starts] / least)
+    some = of_range.sum(1) > 0.0
+    return there[some], np.minimum(of_range, there)[some]
 
 
 def at_risk(times: Floats, events: Any, names: Any, groups: Sequence[str]) -> tuple[Floats, Floats]:

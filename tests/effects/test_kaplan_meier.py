@@ -64,9 +64,9 @@ def test_the_test_by_client_is_that_of_strata() -> None:
         z = stats.logrank(censored(part[new]), censored(part[~new])).statistic
         assert abs(abs(z) - abs(own_excess) / own_variance**0.5) < 1e-9
         excess, variance = excess + own_excess, variance + own_variance
-    for least in (1, 5):
+    for least, near in ((1, 0.01), (5, 0.5)):  # of 17.9
         found = hierfl.kaplan_meier(frame, formula(), by="arm", least_count=least)
-        assert abs(found.tests.loc["by client", "chi2"] - excess**2 / variance) < 0.01
+        assert abs(found.tests.loc["by client", "chi2"] - excess**2 / variance) < near
 
 
 def test_rounded_sums_of_three_groups_have_two_degrees_of_freedom() -> None:
