@@ -12,6 +12,7 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 from numpy.typing import NDArray
 
+from hierfl.core.typed_json import Count
 from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import (
     Kind,
@@ -39,7 +40,7 @@ class OfColumn:
     kind: Kind
     unit: str = ""
     sums: Sums | None = None
-    counts: Mapping[str, int] | None = None
+    counts: Mapping[str, Count] | None = None
     declared: tuple[str, ...] = ()
 
 
@@ -47,8 +48,8 @@ class OfColumn:
 class OfGroups:
     """How many groups of one kind a client has, and group -> rows of those that it may name."""
 
-    distinct: int
-    counts: Mapping[str, int]
+    distinct: Count
+    counts: Mapping[str, Count]
 
 
 def of_columns(

@@ -12,15 +12,16 @@ A client answers by `hierfl.formulas.answers`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 from formulae.terms.call_resolver import LazyCall
+from msgspec import Meta
 
+from hierfl.core.typed_json import Count, made_of, written
 from hierfl.formulas.answers import (
     OfCall,
     OfColumn,
@@ -41,7 +42,6 @@ from hierfl.formulas.parse import Declaration
 from hierfl.formulas.plausible import check_schema
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, with_constants
-from hierfl.formulas.transforms import Sums
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
 Kinds = Mapping[str, KindOfColumn | None]
@@ -56,7 +56,7 @@ class Question:
     """
 
     kind: Kind
-    least: int = 1
+    least: Annotated[int, Meta(ge=1)] = 1
     known: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
@@ -66,27 +66,7 @@ class Question:
 
     def json(self) -> str:
         """Return the question as JSON."""
-        whole = {**asdict(self), "schema": None if self.schema is None else self.schema.json()}
-        return json.dumps(whole, allow_nan=False)
-
-    @staticmethod
-    def of_json(text: str | bytes) -> Question:
-        """Return the question of a text, or raise ValueError."""
-        try:
-            found = json.loads(text)
-            schema = None if found["schema"] is None else Schema.of_json(found["schema"])
-            names = {name: _names(found[name]) for name in ("known", "by", "levels")}
-            at = None if found["at"] is None else (float(found["at"][0]), float(found["at"][1]))
-            text, least = str(found["text"]), _whole(found["least"])
-            asked = Question(found["kind"], least, text=text, at=at, schema=schema, **names)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"it is no question about rows ({type(error).__name__}: {error})"
-            ) from error
-        needs = asked.kind in ("call", "design") and schema is None
-        if asked.kind not in get_args(Kind) or asked.least < 1 or needs:
-            raise ValueError(f"it is no question about rows: {asked.kind!r} of {asked.least!r}")
-        return asked
+        return written(self)
 
 
 Ask = Callable[[Question], Mapping[str, Any]]  # -> client: its answer
@@ -137,8 +117,8 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
 
 
 # ------------------------------------------------------------ clients elsewhere
-def json_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
-    """Return a client's answer to a question as JSON; `declared` is its own copy of the formula.
+def own_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
+    """Return a client's answer to a question; `declared` is its own copy of the formula.
 
     Raises:
         Implausible: the question's schema is none that the client can have agreed on.
@@ -154,68 +134,22 @@ def json_answer(question: Question, declared: Declaration, frame: pd.DataFrame, 
             declared, question.schema, whole, client, least, text=question.text, at=question.at
         )
     answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
-    if isinstance(answer, int):
-        return answer
-    if isinstance(answer, dict):
-        return {name: asdict(part) for name, part in answer.items()}
-    if isinstance(answer, OfDesign):
-        return {**asdict(answer), "constant": sorted(answer.constant)}
-    return asdict(answer)
+    return answer
+
+
+ANSWERS: dict[Kind, Any] = {
+    "rows": Count,
+    "columns": dict[str, OfColumn],
+    "outside": Count,
+    "groups": OfGroups,
+    "call": OfCall,
+    "design": OfDesign,
+}
 
 
 def answer_of_json(question: Question, found: Any) -> Any:
-    """Return the answer of some JSON that `json_answer` made, or raise ValueError."""
+    """Return the answer of some JSON that `written` made of `own_answer`'s, or raise ValueError."""
     try:
-        if question.kind in ("rows", "outside"):
-            return _whole(found)
-        if question.kind == "columns":
-            return {str(name): _column(part) for name, part in found.items()}
-        if question.kind == "groups":
-            return OfGroups(_whole(found["distinct"]), _counts(found["counts"]))
-        if question.kind == "call":
-            return OfCall(_sums(found["sums"]), tuple(float(n) for n in found["more"]))
-        response = found["response"]
-        return OfDesign(
-            {str(name): _sums(part) for name, part in found["columns"].items()},
-            frozenset(_names(found["constant"])),
-            None if response is None else _sums(response),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"it is no answer to '{question.kind}' ({type(error).__name__}: {error})"
-        ) from error
-
-
-def _column(found: Any) -> OfColumn:
-    if found["kind"] not in get_args(KindOfColumn):
-        raise ValueError(f"a column is {found['kind']!r}")
-    return OfColumn(
-        found["kind"],
-        str(found["unit"]),
-        None if found["sums"] is None else _sums(found["sums"]),
-        None if found["counts"] is None else _counts(found["counts"]),
-        _names(found["declared"]),
-    )
-
-
-def _sums(found: Any) -> Sums:
-    made = Sums(_whole(found["count"]), float(found["total"]), float(found["squares"]))
-    if not abs(made.total) + made.squares < float("inf"):
-        raise ValueError("a sum is not finite")
-    return made
-
-
-def _counts(found: Any) -> dict[str, int]:
-    return {str(name): _whole(count) for name, count in found.items()}
-
-
-def _whole(found: Any) -> int:
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise ValueError(f"{found!r} is no count")
-    return found
-
-
-def _names(found: Any) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"{found!r} is no list of names")
-    return tuple(found)
+        return made_of(ANSWERS[question.kind], found)
+    except ValueError as error:
+        raise ValueError(f"it is no answer to '{question.kind}' ({error})") from error

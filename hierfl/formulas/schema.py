@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from hierfl.core.typed_json import read_as
 from hierfl.formulas.columns import Column
 from hierfl.formulas.transforms import Constants
 
@@ -105,70 +106,6 @@ class Schema:
             ValueError: the text is no JSON, lacks a part, or a part is of another kind.
         """
         try:
-            found = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the schema is no JSON ({error}): save it again") from error
-        return _remade(cls, found, "schema")
-
-
-# Part of a schema -> what its entries are.
-_ENTRIES: dict[str, type] = {
-    "columns": Column,
-    "transforms": Constants,
-    "groups": Grouping,
-    "design": Margin,
-}
-_ONE_OF = {"kind": ("number", "category"), "level": ("above", "within", "crossed")}
-
-
-def _remade(made: type, found: Any, place: str) -> Any:
-    """Return a dataclass from a JSON object, each entry checked."""
-    if not isinstance(found, dict):
-        raise ValueError(f"{place} is {found!r}: it must be an object with names")
-    known = made.__dataclass_fields__  # type: ignore[attr-defined]
-    unknown = set(found) - set(known)
-    if unknown:
-        raise ValueError(f"{place} has the unknown part '{min(unknown)}': remove it")
-    values = {name: _part(name, value, f"{place}.{name}") for name, value in found.items()}
-    try:
-        return made(**values)
-    except TypeError as error:
-        raise ValueError(f"{place} lacks a part ({error}): save it again") from error
-
-
-def _part(name: str, value: Any, place: str) -> Any:
-    if name in _ENTRIES:
-        if not isinstance(value, dict):
-            raise ValueError(f"{place} is {value!r}: it must be an object with names")
-        return {
-            key: _remade(_ENTRIES[name], entry, f"{place}['{key}']") for key, entry in value.items()
-        }
-    if name == "response":
-        return None if value is None else _remade(Margin, value, place)
-    if name in _ONE_OF and value not in _ONE_OF[name]:
-        raise ValueError(f"{place} is {value!r}: it must be one of {', '.join(_ONE_OF[name])}")
-    if name in ("levels", "knots", "polynomials", "basis", "weights"):
-        if not isinstance(value, list):
-            raise ValueError(f"{place} is {value!r}: it must be a list")
-        return tuple(tuple(v) if isinstance(v, list) else _leaf(name, v, place) for v in value)
-    return _leaf(name, value, place)
-
-
-_TEXT = {"clients", "formula", "unit", "rare", "levels", "kind", "level"}
-_WHOLE = {"rows", "min_count", "most", "degree"}
-
-
-def _leaf(name: str, value: Any, place: str) -> Any:
-    """Return a single value, checked to be of its part's kind."""
-    if name in _TEXT:
-        right, wanted = isinstance(value, str), "a string"
-    elif name == "above":
-        right, wanted = isinstance(value, bool), "true or false"
-    elif name in _WHOLE:
-        right, wanted = isinstance(value, int) and not isinstance(value, bool), "an integer"
-    else:
-        right = isinstance(value, int | float) and not isinstance(value, bool)
-        wanted = "a number"
-    if not right:
-        raise ValueError(f"{place} is {value!r}: it must be {wanted}")
-    return value
+            return read_as(cls, text)
+        except ValueError as error:
+            raise ValueError(f"the schema cannot be read ({error}): save it again") from error

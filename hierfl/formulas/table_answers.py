@@ -15,7 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
 from hierfl.formulas.columns import check_column, kind_of, missing_in, named, numbers
+from hierfl.formulas.disclosure import coarse, few_differ
 
 FEW = -1  # some rows, but fewer than `least`
 STEPS = (1.0, 2.0, 5.0)  # times powers of ten: the widths that ranges of values are multiples of
@@ -28,38 +30,44 @@ Mask = NDArray[np.bool_]
 class NumbersAnswer:
     """A column of numbers: its rows, mean, sd (n - 1), and how many values are at or below each of `ends`."""
 
-    rows: int
-    mean: float
-    sd: float
-    ends: tuple[float, ...] = ()
-    below: tuple[int, ...] = ()
+    rows: Count
+    mean: Number
+    sd: Number
+    ends: tuple[Number, ...] = ()
+    below: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)
 class LevelsAnswer:
     """A category: its rows, the rows of each level that may be named, and those of the others."""
 
-    rows: int
-    counts: Mapping[str, int]
-    others: int = 0
+    rows: Count
+    counts: Mapping[str, Count]
+    others: CountOrFew = 0
     declared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class VariableAnswer:
-    """A column of one group of rows: how many miss a value, and the others; None: too few have one, or differ."""
+    """A column of one group of rows: how many miss a value, and the others; none: too few have one, or differ."""
 
-    missing: int
-    found: NumbersAnswer | LevelsAnswer | None
+    missing: CountOrFew
+    numbers: NumbersAnswer | None = None
+    levels: LevelsAnswer | None = None
+
+    @property
+    def found(self) -> NumbersAnswer | LevelsAnswer | None:
+        """What is known of the rows that have a value."""
+        return self.numbers or self.levels
 
 
 @dataclass(frozen=True)
 class TableAnswer:
     """Group -> its rows, and the answer for each column; `left` counts the rows of groups that are too small."""
 
-    rows: Mapping[str, int]
+    rows: Mapping[str, Count]
     groups: Mapping[str, Mapping[str, VariableAnswer]]
-    left: int = 0
+    left: CountOrFew = 0
 
 
 def rounded_count(count: int, least: int) -> int:
@@ -123,7 +131,7 @@ def _by_group(
             break
         if variable_answer(few, column, client, least, there).found is not None:
             break
-        found[name] = VariableAnswer(found[name].missing, None)
+        found[name] = VariableAnswer(found[name].missing)
         hidden |= own
     return found
 
@@ -154,11 +162,13 @@ def variable_answer(
     if 0 < (there & ~complete).sum() < least:
         there = there & complete  # the two sums would differ by a few rows alone
     if there.sum() < max(least, 1) or 0 < (there & complete).sum() < least:
-        return VariableAnswer(missing, None)
+        return VariableAnswer(missing)
     is_yes_no = pd.api.types.infer_dtype(series[there]) == "boolean"
     if kind_of(series, name, client) == "number" and not is_yes_no:
-        return VariableAnswer(missing, numbers_answer(numbers(series)[there], name, client, least))
-    return VariableAnswer(missing, levels_answer(series[there], name, client, least))
+        return VariableAnswer(
+            missing, numbers=numbers_answer(numbers(series)[there], name, client, least)
+        )
+    return VariableAnswer(missing, levels=levels_answer(series[there], name, client, least))
 
 
 def _refuse_name(reserved: str, names: Any, column: str, client: str) -> None:
@@ -189,9 +199,12 @@ def numbers_answer(values: Floats, name: str, client: str, least: int) -> Number
     """Return mean, sd and cumulative counts of values; None where few differ from all others."""
     if not np.isfinite(values).all():
         raise ValueError(f"column '{name}' of client '{client}' is infinite: fix the value")
-    if 0 < len(values) - np.unique(values, return_counts=True)[1].max() < least:
+    if few_differ(values, least):
         return None  # they could be solved for
-    mean, sd = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    own = coarse(values, least)
+    if not len(own):
+        return None
+    mean, sd = float(own.mean()), float(own.std(ddof=1)) if len(own) > 1 else 0.0
     if least > 1:
         digits = 2 - math.floor(math.log10(sd)) if sd > 0.0 else 15
         mean, sd = round(mean, digits), round(sd, digits)
@@ -236,63 +249,37 @@ MOST_LEVELS, MOST_ENDS = 1000, 10_000
 
 def table_from_json(found: Any, columns: Collection[str]) -> TableAnswer:
     """Return the answer of some JSON that `table_answer` was written as, or raise ValueError."""
-    try:
-        groups = {
-            group_name(group): {name: _variable(parts[name]) for name in columns}
-            for group, parts in _few(found["groups"]).items()
-        }
-        rows = {group_name(group): whole(count) for group, count in _few(found["rows"]).items()}
-        if rows.keys() != groups.keys():
-            raise ValueError("its groups are not those of its rows")
-        return TableAnswer(rows, groups, whole(found["left"], few=True))
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no table ({type(error).__name__}: {error})"[:300]) from error
+    made: TableAnswer = made_of(TableAnswer, found)
+    check_names({*made.rows, *made.groups}, MOST_LEVELS)
+    if made.rows.keys() != made.groups.keys():
+        raise ValueError("its groups are not those of its rows")
+    for parts in made.groups.values():
+        if parts.keys() != {*columns}:
+            raise ValueError("it tells of other columns than were asked for")
+        for part in parts.values():
+            _check_variable(part)
+    return made
 
 
-def _variable(found: Any) -> VariableAnswer:
-    missing, of = whole(found["missing"], few=True), found["found"]
-    if of is None:
-        return VariableAnswer(missing, None)
-    if "counts" in of:
-        counts = {group_name(level): whole(n) for level, n in _few(of["counts"]).items()}
-        declared = tuple(map(group_name, of["declared"]))
-        if declared and {*declared} != {*counts}:
+def _check_variable(part: VariableAnswer) -> None:
+    if part.numbers and part.levels:
+        raise ValueError("a column is both of numbers and of levels")
+    found = part.found
+    if isinstance(found, LevelsAnswer):
+        check_names({*found.counts, *found.declared}, MOST_LEVELS)
+        if found.declared and {*found.declared} != {*found.counts}:
             raise ValueError("the order of its levels is of other levels")
-        return VariableAnswer(
-            missing,
-            LevelsAnswer(whole(of["rows"]), counts, whole(of["others"], few=True), declared),
-        )
-    ends, below = tuple(map(finite, of["ends"])), tuple(map(whole, of["below"]))
-    rows, sd = whole(of["rows"]), finite(of["sd"])
-    right = len(ends) == len(below) <= MOST_ENDS
-    right &= list(ends) == sorted(set(ends)) and [*below, rows] == sorted([*below, rows])
-    if not right or sd < 0.0:
-        raise ValueError("its counts do not rise with its values, or its sd is below 0")
-    return VariableAnswer(missing, NumbersAnswer(rows, finite(of["mean"]), sd, ends, below))
+    if isinstance(found, NumbersAnswer):
+        ends, counts = [*found.ends], [*found.below, found.rows]
+        right = len(ends) == len(found.below) <= MOST_ENDS
+        if not right or ends != sorted({*ends}) or counts != sorted(counts) or found.sd < 0.0:
+            raise ValueError("its counts do not rise with its values, or its sd is below 0")
 
 
-def whole(found: Any, *, few: bool = False) -> int:
-    """Return a count, or with `few` also FEW; refuse anything else."""
-    if type(found) is int and (0 <= found < 1 << 40 or (few and found == FEW)):
-        return found
-    raise ValueError(f"{str(found)[:40]} is no count")
-
-
-def finite(found: Any) -> float:
-    """Return a number of at most 1e15; refuse anything else."""
-    if type(found) in (int, float) and abs(found) <= 1e15:
-        return float(found)
-    raise ValueError(f"{str(found)[:40]} is no number")
-
-
-def _few(found: Any) -> Mapping[str, Any]:
-    if not isinstance(found, dict) or len(found) > MOST_LEVELS:
-        raise ValueError(f"it names more than {MOST_LEVELS} groups or levels, or none")
-    return found
-
-
-def group_name(found: Any) -> str:
-    """Return the name of a group or level; refuse what cannot be printed."""
-    if not isinstance(found, str) or len(found) > 200 or not found.isprintable():
-        raise ValueError(f"a group or level is named {str(found)[:40]!r}")
-    return found
+def check_names(names: Collection[str], most: int) -> None:
+    """Refuse too many names of groups or levels, and those that cannot be printed."""
+    if len(names) > most:
+        raise ValueError(f"it names more than {most} groups or levels")
+    for name in names:
+        if len(name) > 200 or not name.isprintable():
+            raise ValueError(f"a group or level is named {name[:40]!r}")

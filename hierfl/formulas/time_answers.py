@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
 from hierfl.formulas.columns import CENSORED, level_name, named, numbers
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.table_answers import (
     MOST_ENDS,
-    finite,
-    group_name,
+    check_names,
     on_grid,
     rounded_count,
     rows_by_group,
-    whole,
 )
 
 Floats = NDArray[np.float64]
@@ -34,10 +33,10 @@ class TimesAnswer:
     events are rounded to multiples of it.
     """
 
-    rows: int
-    ends: tuple[float, ...]
-    exits: tuple[int, ...]
-    events: tuple[int, ...]
+    rows: Count
+    ends: tuple[Number, ...]
+    exits: tuple[Count, ...]
+    events: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class LogrankSums:
     """Events less those expected if all groups had one hazard, (G,), and their covariance, (G, G)."""
 
     groups: tuple[str, ...]
-    excess: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]
+    excess: tuple[Number, ...]
+    covariance: tuple[tuple[Number, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class SurvivalAnswer:
 
     groups: Mapping[str, TimesAnswer]
     logrank: LogrankSums | None
-    left: int = 0
+    left: CountOrFew = 0
 
 
 def times_and_events(
@@ -197,41 +196,31 @@ def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
 # ------------------------------------------------------------ as JSON, of a node that may lie
 def survival_from_json(found: Any) -> SurvivalAnswer:
     """Return the answer of some JSON that `survival_answer` was written as, or raise ValueError."""
-    try:
-        groups = {group_name(name): _times(of) for name, of in found["groups"].items()}
-        if len(groups) > MOST_GROUPS:
-            raise ValueError(f"it names more than {MOST_GROUPS} groups")
-        return SurvivalAnswer(
-            groups, _logrank(found["logrank"], set(groups)), whole(found["left"], few=True)
-        )
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"it is no answer about times ({type(error).__name__}: {error})"[:300]
-        ) from error
+    made: SurvivalAnswer = made_of(SurvivalAnswer, found)
+    check_names({*made.groups}, MOST_GROUPS)
+    for times in made.groups.values():
+        _check_times(times)
+    if made.logrank is not None:
+        _check_logrank(made.logrank, {*made.groups})
+    return made
 
 
-def _times(found: Any) -> TimesAnswer:
-    ends = tuple(map(finite, found["ends"]))
-    exits, events = (tuple(map(whole, found[name])) for name in ("exits", "events"))
-    rows = whole(found["rows"])
+def _check_times(found: TimesAnswer) -> None:
+    ends, exits, events = [*found.ends], [*found.exits], [*found.events]
     right = len(ends) == len(exits) == len(events) <= MOST_ENDS
-    right &= list(ends) == sorted(set(ends)) and all(end > 0.0 for end in ends)
-    right &= [*exits, rows] == sorted([*exits, rows]) and list(events) == sorted(events)
+    right &= ends == sorted({*ends}) and all(end > 0.0 for end in ends)
+    right &= [*exits, found.rows] == sorted([*exits, found.rows]) and events == sorted(events)
     right &= all(event <= gone for gone, event in zip(exits, events, strict=False))
     if not right:
         raise ValueError("its counts do not rise with its times, or it has more events than exits")
-    return TimesAnswer(rows, ends, exits, events)
 
 
-def _logrank(found: Any, known: set[str]) -> LogrankSums | None:
-    if found is None:
-        return None
-    groups, excess = tuple(map(group_name, found["groups"])), tuple(map(finite, found["excess"]))
-    covariance = tuple(tuple(map(finite, row)) for row in found["covariance"])
-    sizes = {len(groups), len(excess), len(covariance), *map(len, covariance)}
-    if len(sizes) > 1 or not {*groups} <= known or len({*groups}) < len(groups):
+def _check_logrank(found: LogrankSums, groups: set[str]) -> None:
+    sizes = {len(found.groups), len(found.excess), len(found.covariance)}
+    sizes |= {*map(len, found.covariance)}
+    names = {*found.groups}
+    if len(sizes) > 1 or not names or not names <= groups or len(names) < len(found.groups):
         raise ValueError("its log-rank sums are of other groups")
-    least = np.linalg.eigvalsh(np.array(covariance)).min()
-    if not least > -1e-3 * max(map(abs, np.ravel(covariance)), default=0.0):
+    least = np.linalg.eigvalsh(np.array(found.covariance)).min()
+    if not least > -1e-3 * max(map(abs, np.ravel(found.covariance)), default=0.0):
         raise ValueError("its log-rank covariance has a negative eigenvalue")
-    return LogrankSums(groups, excess, covariance)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
 
+from hierfl.core.typed_json import Count
+
 Values = NDArray[np.float64]
 
 SMOOTHS = ("s", "gp")
@@ -119,7 +121,7 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
 class Sums:
     """A client's count, sum and sum of squares of one argument."""
 
-    count: int
+    count: Count
     total: float
     squares: float
 

@@ -7,106 +7,34 @@ answers that differ in a few levels would tell of a few rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pandas as pd
-
-from hierfl.core.process import one_at_a_time
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.columns import by_client
-from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.questions import Question, answer_of_json, call_of, json_answer
+from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
-from hierfl.nodes import log
-from hierfl.nodes.agreement import client_name
-from hierfl.nodes.approval import asked_first
-from hierfl.nodes.ledger import AGAIN, Entry, Ledger, digest
+from hierfl.nodes.agreement import TWICE, client_name
+from hierfl.nodes.gate import Asked, Subject, Told, register
+from hierfl.nodes.ledger import Ledger, digest
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import check_answer, odd_answers
-from hierfl.nodes.policy import Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import Rows, check_rows, rows_of_formula
+from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.row_sets import Rows, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
-TWICE = "two nodes have a client of that name: give each its own"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
-def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
-    """Return the name and the rows of a node's client; refuse rows of several."""
-    clients = by_client(frames, formula.clients)
-    if len(clients) != 1:
-        raise Refused(
-            f"a node has the rows of one client, and these are of {len(clients)}: start a "
-            "node for each"
-        )
-    return next(iter(clients.items()))
-
-
-@one_at_a_time
-def answer_schema(
-    formula: Formula,
-    frames: Any,
-    folder: str | Path,
-    content: bytes,
-    *,
-    policy: str | Path | None = None,
-) -> bytes:
-    """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
-    root = Path(folder)
-    allowed = policy_at(policy, root)
-    with log.answering(root):
-        _, frame = only_client(formula, frames)
-        _check_allowed(formula, allowed, frame, root)
-        if len(content) > MOST:
-            raise Refused(f"it has more than {MOST:,} bytes")
-        try:
-            asked = Question.of_json(content)
-        except ValueError as error:
-            raise Refused(str(error)[:500]) from error
-        _check_question(formula, asked, allowed.min_count)
-        answer, what = _answered_once(root, formula, asked, content, frames, allowed.min_count)
-        about: Any = {"question": json.loads(content), "rows": len(frame), "policy": allowed.said()}
-        return log.left(root, answer.encode(), what, **about)
-
-
-def check_may_tell(formula: Formula, allowed: Policy, frame: pd.DataFrame) -> None:
-    """Refuse questions about rows that the policy does not allow, and rows that lack a column."""
-    allowed.check(None, len(frame))
-    if allowed.budget is not None:
-        raise Forbidden(
-            "the node's policy has a budget for each row, and counts and sums have no noise: "
-            "agree on a schema beforehand"
-        )
-    if len(frame) < allowed.min_count:
-        raise Forbidden(
-            f"the node's policy tells of no fewer than {allowed.min_count} rows, and the client "
-            "has fewer: agree on a schema beforehand"
-        )
-    for name in formula.declared.columns_read:
-        if name not in frame.columns:
-            raise Refused(f"the client's rows have no column '{name}', which the formula reads")
-
-
-def _check_allowed(formula: Formula, allowed: Policy, frame: pd.DataFrame, root: Path) -> None:
-    """Refuse questions that the policy does not allow, or that its owner has not approved."""
-    check_may_tell(formula, allowed, frame)
-    if allowed.approve == "ask":
-        columns = ", ".join(map(str, formula.declared.columns_read))
-        text = f"""Questions about the rows, so that clients agree on a schema.
-Formula {formula.text}
-Counts and sums leave the node, of columns {columns}.
-Names of levels and groups with {allowed.min_count} rows or more leave it too."""
-        asked_first(root, "schema", text)
-
-
-def _check_question(formula: Formula, asked: Question, least: int) -> None:
+def _check_question(about: Asked) -> None:
     """Refuse a question about other columns than the formula's, or about few rows."""
+    asked, formula, least = about.request, about.formula, about.policy.min_count
     declared, schema = formula.declared, asked.schema
+    if asked.kind in ("call", "design") and schema is None:
+        raise Refused(f"it is no question about rows: '{asked.kind}' without a schema")
     # least of `columns` and `groups`; of others it is the schema's
     wanted = [asked.least] if asked.kind in ("columns", "groups", "call") else []
     wanted += [] if schema is None else [schema.min_count]
@@ -131,55 +59,56 @@ def _check_question(formula: Formula, asked: Question, least: int) -> None:
     right = kinds.keys() == declared.columns.keys() or (own and schema.columns == own.columns)
     if not right or any(kind not in (None, kinds[n]) for n, kind in declared.columns.items()):
         raise Refused("its schema has other columns than the node's formula")
-    if asked.kind == "call":
-        try:
-            call_of(declared, schema, asked.text)
-        except ValueError as error:
-            raise Refused(str(error)[:500]) from error
 
 
-def _answered_once(
-    root: Path, formula: Formula, asked: Question, content: bytes, frames: Any, least: int
-) -> tuple[str, str]:
-    """Return the answer to a question, of which a node gives one, for the same rows, and what it is."""
-    place = json.dumps([asked.kind, asked.by, asked.text, asked.at is None])
-    columns = "" if asked.schema is None else _hash(asked.schema, "columns")
-    basis = _hash(asked.schema, *BASIS) if asked.schema and asked.kind == "design" else ""
-    ledger, request = Ledger.at(root), digest(content)
-    rows = rows_of_formula(formula, frames, ledger.key)
-    about = _about(formula, rows)
-    for entry in ledger.once("schema"):
-        if entry.subject[0] != about:
-            continue
-        _, place_then, columns_then, _ = entry.subject
-        if place_then == place and entry.request == request:
-            return entry.answer, "again: schema"
-        if place_then == place or (columns and columns_then not in ("", columns)):
-            raise Refused(
-                f"it was asked '{asked.kind}' of the same columns with other levels or constants: "
-                f"a node answers once; {AGAIN}"
-            )
-    new_rows = check_rows(ledger, [rows], least)
-    client, frame = only_client(formula, frames)
-    try:
-        said = json_answer(asked, formula.declared, frame, client)
-    except Implausible as error:
-        raise Forbidden(str(error)) from error
-    answer = json.dumps({"client": client, "answer": said})
-    subject = (about, place, columns, basis)
-    ledger.append(Entry("schema", request, subject=subject, answer=answer, rows=new_rows))
-    return answer, "schema"
+def _answered(asked: Asked) -> Iterator[Told]:
+    """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
+    answer = own_answer(asked.request, asked.formula.declared, asked.frame, asked.client)
+    yield Told(answer, [_rows(asked)])
+
+
+def _rows(asked: Asked) -> Rows:
+    return rows_of_formula(asked.formula, {asked.client: asked.frame}, asked.ledger.key)
+
+
+def _subject(asked: Asked) -> Subject:
+    """Return what a question is about: columns of rows, and for its transforms and design the formula."""
+    question, declared = asked.request, asked.formula.declared
+    of = "" if question.schema is None else declared.text
+    place = json.dumps([question.kind, question.by, question.text, question.at is None, of])
+    columns = "" if question.schema is None else _hash(question.schema, "columns")
+    basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
+    return Subject(_about(asked.formula, _rows(asked)), place, columns, basis)
+
+
+def _text(asked: Asked) -> str:
+    columns = ", ".join(map(str, asked.formula.declared.columns_read))
+    return f"""Questions about the rows, so that clients agree on a schema.
+Formula {asked.formula.text}
+Counts and sums leave the node, of columns {columns}.
+Names of levels and groups with {asked.policy.min_count} rows or more leave it too."""
 
 
 def _about(formula: Formula, rows: Rows) -> str:
-    """Return a name of a formula and the rows that it reads."""
-    whole = [formula.text, formula.clients, sorted(rows.row_set.columns.items())]
-    return digest(json.dumps(whole).encode())
+    """Return a name of rows, and of the columns of numbers and of categories that a formula reads."""
+    whole = [formula.clients, sorted(rows.row_set.columns.items())]
+    return digest(json.dumps([*whole, sorted(formula.declared.columns.items())]).encode())
 
 
 def _hash(schema: Schema, *parts: str) -> str:
     whole = asdict(schema)
     return digest(json.dumps({part: whole[part] for part in parts}, sort_keys=True).encode())
+
+
+SCHEMA = register(
+    "schema",
+    Question,
+    disclosure=_check_question,
+    handler=_answered,
+    subject=_subject,
+    text=_text,
+)
+answer_schema = SCHEMA.answer
 
 
 # ------------------------------------------------------------ the server
@@ -270,6 +199,6 @@ def check_answered(root: Path, formula: Formula, frames: Any, schema: Schema) ->
     """Refuse a schema of other columns, groups or constants than the node was asked about."""
     ledger = Ledger.at(root)
     about = _about(formula, rows_of_formula(formula, frames, ledger.key))
-    of = (about, _hash(schema, *BASIS))
-    if not any(e.kind == "schema" and (e.subject[0], e.subject[3]) == of for e in ledger.entries):
+    before = [Subject(*e.subject) for e in ledger.entries if e.kind == SCHEMA.name]
+    if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
         raise Refused("the schema is not the one that the node has answered questions about")

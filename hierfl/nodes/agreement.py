@@ -23,6 +23,7 @@ Ranges = dict[str, tuple[int, int]]
 FEW = 5  # rows of a client that stand in for its own
 LONGEST = 1000  # characters of a client's name
 # of a client, of a code, and of a row's field: what a server and its programs can hold
+TWICE = "two nodes have a client of that name: give each its own"
 MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
 KINDS = {
     "fields": "field",

@@ -7,20 +7,18 @@ difference of two answers would reveal the rows in which they differ.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+from msgspec import Meta
 
-from hierfl.core.process import one_at_a_time
+from hierfl.core.typed_json import written
 from hierfl.formulas.columns import complete, incomplete, missing_in
-from hierfl.formulas.formula import Formula
 from hierfl.formulas.table_answers import (
     NumbersAnswer,
     TableAnswer,
@@ -29,15 +27,12 @@ from hierfl.formulas.table_answers import (
     table_from_json,
 )
 from hierfl.formulas.time_answers import SurvivalAnswer, survival_answer, survival_from_json
-from hierfl.nodes import log
-from hierfl.nodes.agreed_schema import TWICE, check_may_tell, only_client
-from hierfl.nodes.agreement import client_name
-from hierfl.nodes.approval import asked_first
-from hierfl.nodes.ledger import AGAIN, Entry, Ledger, digest
+from hierfl.nodes.agreement import TWICE, client_name
+from hierfl.nodes.gate import Asked, Subject, Told, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import FAR
-from hierfl.nodes.policy import Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import Rows, check_rows, rows_of_frame
+from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.row_sets import Rows, rows_of_frame
 
 LEAVES = "descriptions"
 MOST = 1 << 26  # bytes of an answer
@@ -49,120 +44,57 @@ class Question:
     """What is asked: a "table" of columns or "times", by the values of a column ("": of all rows)."""
 
     ask: Literal["table", "times"]
-    least: int
+    least: Annotated[int, Meta(ge=LEAST_ROWS, lt=1 << 26)]
     by: str
     columns: tuple[str, ...] = ()
 
     def content(self) -> bytes:
         """Return the question as bytes."""
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def of(content: bytes) -> Question:
-        """Read the question of a server, or raise Refused."""
-        found = read_json(content, MOST)
-        known = isinstance(found, dict) and found.keys() == {"ask", "least", "by", "columns"}
-        if not known or found["ask"] not in ("table", "times") or not isinstance(found["by"], str):
-            raise Refused("it is no question about rows")
-        columns, least = found["columns"], found["least"]
-        if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
-            raise Refused("it is no question about rows: its columns are no list of names")
-        if type(least) is not int or not LEAST_ROWS <= least < 1 << 26:
-            raise Refused(f"it asks for numbers that rest on {str(least)[:20]} rows")
-        return Question(found["ask"], least, found["by"], tuple(columns))
+        return written(self).encode()
 
 
 # ------------------------------------------------------------ a node
-@one_at_a_time
-def answer_description(
-    formula: Formula,
-    frames: Any,
-    folder: str | Path,
-    content: bytes,
-    *,
-    policy: str | Path | None = None,
-) -> bytes:
-    """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
-    root = Path(folder)
-    allowed = policy_at(policy, root)
-    with log.answering(root):
-        asked = Question.of(content)
-        client, frame = only_client(formula, frames)
-        _check_question(formula, asked, allowed, frame)
-        if allowed.approve == "ask":
-            asked_first(root, "description", _said(formula, asked))
-        answer, what = _answered_once(
-            root, formula, asked, content, client, frame, allowed.min_count
-        )
-        about: Any = {"question": asdict(asked), "rows": len(frame), "policy": allowed.said()}
-        return log.left(root, answer.encode(), what, **about)
-
-
-def _check_question(
-    formula: Formula, asked: Question, allowed: Policy, frame: pd.DataFrame
-) -> None:
+def _check_question(asked: Asked) -> None:
     """Refuse a question that the policy does not allow, or of columns that the formula does not read."""
+    question, allowed = asked.request, asked.policy
     if LEAVES not in allowed.may_leave:
         raise Forbidden(f"the node's policy lets no {LEAVES} leave")
-    check_may_tell(formula, allowed, frame)
-    if asked.least < allowed.min_count:
+    if question.least < allowed.min_count:
         raise Forbidden(
             f"the node's policy needs {allowed.min_count} rows for each number, and the server asks for "
-            f"numbers of {asked.least}: ask by least_count={allowed.min_count}"
+            f"numbers of {question.least}: ask by least_count={allowed.min_count}"
         )
-    if others := sorted(
-        {*asked.columns, *([asked.by] if asked.by else [])} - {*formula.declared.columns_read}
-    ):
+    names = {*question.columns, *([question.by] if question.by else [])}
+    if others := sorted(names - {*asked.formula.declared.columns_read}):
         raise Refused(f"it reads {', '.join(others)[:200]}, which the formula does not")
-    if len(set(asked.columns)) < len(asked.columns):
+    if len({*question.columns}) < len(question.columns):
         raise Refused("it names a column twice")
 
 
-def _said(formula: Formula, asked: Question) -> str:
-    """Return what an owner is asked to approve."""
-    of = ", ".join(asked.columns) if asked.ask == "table" else formula.declared.parts.response
-    by = f", by the values of {asked.by}" if asked.by else ""
-    return f"""A description of the rows ({asked.ask}).
+def _text(asked: Asked) -> str:
+    question, formula = asked.request, asked.formula
+    of = ", ".join(question.columns) if question.ask == "table" else formula.declared.parts.response
+    by = f", by the values of {question.by}" if question.by else ""
+    return f"""A description of the rows ({question.ask}).
 Formula {formula.text}
 Counts, means, sds and cumulative counts leave the node, of {of}{by}.
-Each rests on {asked.least} rows or more."""
+Each rests on {question.least} rows or more."""
 
 
-def _answered_once(
-    root: Path,
-    formula: Formula,
-    asked: Question,
-    content: bytes,
-    client: str,
-    frame: pd.DataFrame,
-    least: int,
-) -> tuple[str, str]:
-    """Return the answer to a question, of which a node gives one of each kind, and what it is."""
-    ledger, request = Ledger.at(root), digest(content)
-    for entry in ledger.once(asked.ask):
-        if entry.request == request:
-            return entry.answer, "again: description"
-        raise Refused(
-            f"it has described its {'rows' if asked.ask == 'table' else 'times'} before, for another "
-            f"question: a node answers once; {AGAIN}"
-        )
-    whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
-    try:
-        told, rows = _told(formula, asked, frame, client, whole, ledger.key)
-        new_rows = check_rows(ledger, rows, least)
-    except Forbidden:  # of other rows than an earlier answer, of which those of the formula may be
-        told, rows = _told(formula, asked, frame[whole], client, whole[whole], ledger.key)
-        new_rows = check_rows(ledger, rows, least)
-    answer = json.dumps({"client": client, "answer": asdict(told)}, allow_nan=False)
-    ledger.append(Entry(asked.ask, request, answer=answer, rows=new_rows))
-    return answer, "description"
+def _answered(asked: Asked) -> Iterator[Told]:
+    """Yield the answer about all rows, and about those of the formula, of which alone an earlier answer may be."""
+    declared, frame = asked.formula.declared, asked.frame
+    whole = ~incomplete(frame, declared.rows_of, asked.client, "drop")
+    for rows in (np.ones(len(frame), dtype=bool), whole):
+        yield Told(*_told(asked, frame[rows], whole[rows]))
 
 
 def _told(
-    formula: Formula, asked: Question, frame: pd.DataFrame, client: str, whole: Any, key: bytes
+    of: Asked, frame: pd.DataFrame, whole: Any
 ) -> tuple[TableAnswer | SurvivalAnswer, list[Rows]]:
     """Return an answer, and the rows behind each of its numbers; `whole` rows lack nothing that the formula reads."""
-    declared, by, least = formula.declared, asked.by or None, asked.least
+    asked, declared, client, key = of.request, of.formula.declared, of.client, of.ledger.key
+    by, least = asked.by or None, asked.least
     labels = [by] if by else []
     if asked.ask == "table":
         table = table_answer(frame, asked.columns, by, client, least, whole)
@@ -188,6 +120,17 @@ def _there(frame: pd.DataFrame, columns: Sequence[str], of: Any, whole: Any, lea
     """Return which rows `of` some have values of columns: without those that others lack, where these are few."""
     there = of & ~np.logical_or.reduce([missing_in(frame[name]) for name in columns])
     return there & whole if 0 < (there & ~whole).sum() < least else there
+
+
+DESCRIPTION = register(
+    "description",
+    Question,
+    disclosure=_check_question,
+    handler=_answered,
+    subject=lambda asked: Subject("", asked.request.ask),
+    text=_text,
+)
+answer_description = DESCRIPTION.answer
 
 
 # ------------------------------------------------------------ the server

@@ -61,7 +61,7 @@ class Entry:
     """One line of a ledger.
 
     Args:
-        kind: "round", "end", "question", "schema", "table", "times"; "begun" is the first line.
+        kind: "round", "end", "question", or one of `hierfl.nodes.gate`; "begun" is the first line.
         request: digest of the request; "" where there is none.
         run: name of the run; "" before it.
         subject: what the request is about, where a node answers once; the server's state, of a run.

@@ -84,7 +84,7 @@ def test_a_node_answers_once(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="a node answers once"):
             ask(tmp_path, other)
     assert ask(tmp_path, Question("times", 5, "arm"))
-    with pytest.raises(Refused, match="described its times before"):
+    with pytest.raises(Refused, match="a node answers once"):
         ask(tmp_path, Question("times", 5, ""))
     answer_questions_again(tmp_path)  # by the owner
     with pytest.raises(Forbidden, match="fewer than 5 rows have changed"):
@@ -97,7 +97,11 @@ QUESTIONS: dict[str, tuple[Question, str, str]] = {
     "another group": (Question("table", 5, "name", ("age",)), LETS, "reads name, which the"),
     "groups of times": (Question("times", 5, "name"), LETS, "reads name, which the formula"),
     "few rows": (Question("table", 4, "", ("age",)), LETS, "needs 5 rows for each number"),
-    "one row": (Question("table", 1, "", ("age",)), LETS + "min_count = 1\n", "rest on 1 rows"),
+    "one row": (
+        Question("table", 1, "", ("age",)),
+        LETS + "min_count = 1\n",
+        "no question about rows",
+    ),
     "twice": (Question("table", 5, "", ("age", "age")), LETS, "a column twice"),
     "a budget": (TABLE, LETS + "epsilon = 1.0\ndelta = 1e-5\n", "has a budget for each row"),
     "nothing at all": (TABLE, LETS + "methods = []\n", "allows no method"),
@@ -174,7 +178,7 @@ def letting_one(folder: Path) -> Path:
 
 def with_age(**other: Any) -> Any:
     def change(said: Any) -> Any:
-        said["answer"]["groups"][""]["age"]["found"].update(other)
+        said["answer"]["groups"][""]["age"]["numbers"].update(other)
         return said
 
     return change
@@ -184,10 +188,10 @@ LIES: dict[str, tuple[Any, str]] = {
     "a list": (lambda said: [], "without the name"),
     "another's name": (lambda said: said | {"client": "a"}, "a client of that name"),
     "a name of no letters": (lambda said: said | {"client": "\n"}, "is named"),
-    "no table": (lambda said: said | {"answer": 3}, "no table"),
-    "counts below 0": (with_age(rows=-7), "is no count"),
+    "no table": (lambda said: said | {"answer": 3}, "Expected `object`"),
+    "counts below 0": (with_age(rows=-7), "Expected `int` >= 0"),
     "counts that fall": (with_age(below=[100, 5], ends=[1.0, 2.0]), "do not rise"),
-    "no number": (with_age(mean="61"), "is no number"),
+    "no number": (with_age(mean="61"), "Expected `float`"),
     "NaN": (with_age(mean=float("nan")), "no JSON|is no number"),
     "far values": (with_age(mean=1e12), "times those of most others"),
     "names": (lambda said: _as_names(said), "of another kind there"),
@@ -196,12 +200,8 @@ LIES: dict[str, tuple[Any, str]] = {
 
 
 def _as_names(said: Any) -> Any:
-    said["answer"]["groups"][""]["age"]["found"] = {
-        "rows": 5,
-        "counts": {"old": 5},
-        "others": 0,
-        "declared": [],
-    }
+    levels = {"rows": 5, "counts": {"old": 5}, "others": 0, "declared": []}
+    said["answer"]["groups"][""]["age"] = {"missing": 0, "numbers": None, "levels": levels}
     return said
 
 

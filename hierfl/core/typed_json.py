@@ -1,0 +1,50 @@
+"""JSON from elsewhere, read as a dataclass or another type: every field there, none besides, all finite."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, is_dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+CountOrFew = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 40)]  # -1: too few to be told
+Number = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+MOST = 1 << 26  # characters
+
+
+def read_as(kind: type[T] | Any, content: bytes | str, *, most: int = MOST) -> T:
+    """Return what JSON holds, of a type; raise ValueError, whose text has no value of a field."""
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} characters")
+    try:
+        return made_of(kind, msgspec.json.decode(content))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}"[:300]) from error
+
+
+def made_of(kind: type[T] | Any, found: Any) -> T:
+    """Return a value of a type, of JSON's dicts and lists; raise ValueError where a field is missing or unknown."""
+    try:
+        made: T = msgspec.convert(found, kind)
+        same = msgspec.to_builtins(made, order="sorted")
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}"[:300]) from error
+    if _plain(same) != _plain(found):
+        raise ValueError("it lacks fields, or has some that are not known")
+    return made
+
+
+def written(made: Any) -> str:
+    """Return a dataclass as JSON, of finite numbers alone."""
+    whole = asdict(made) if is_dataclass(made) and not isinstance(made, type) else made
+    return json.dumps(msgspec.to_builtins(whole, order="sorted"), allow_nan=False)
+
+
+def _plain(found: Any) -> Any:
+    """Return JSON's values with tuples as lists, and sets sorted."""
+    if isinstance(found, dict):
+        return {key: _plain(value) for key, value in found.items()}
+    return [*map(_plain, found)] if isinstance(found, list | tuple) else found
