@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -29,22 +30,24 @@ def made_of(kind: type[T] | Any, found: Any) -> T:
     """Return a value of a type, of JSON's dicts and lists; raise ValueError where a field is missing or unknown."""
     try:
         made: T = msgspec.convert(found, kind)
-        same = msgspec.to_builtins(made, order="sorted")
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}"[:300]) from error
-    if _plain(same) != _plain(found):
+    if _plain(made) != _plain(found):
         raise ValueError("it lacks fields, or has some that are not known")
     return made
 
 
 def written(made: Any) -> str:
-    """Return a dataclass as JSON, of finite numbers alone."""
-    whole = asdict(made) if is_dataclass(made) and not isinstance(made, type) else made
-    return json.dumps(msgspec.to_builtins(whole, order="sorted"), allow_nan=False)
+    """Return a dataclass, or what holds some, as JSON of finite numbers alone."""
+    return json.dumps(_plain(made), allow_nan=False)
 
 
 def _plain(found: Any) -> Any:
-    """Return JSON's values with tuples as lists, and sets sorted."""
-    if isinstance(found, dict):
+    """Return the values that JSON has of dataclasses, tuples and sets, which are sorted."""
+    if is_dataclass(found) and not isinstance(found, type):
+        return {part.name: _plain(getattr(found, part.name)) for part in fields(found)}
+    if isinstance(found, Mapping):
         return {key: _plain(value) for key, value in found.items()}
+    if isinstance(found, set | frozenset):
+        return sorted(found)
     return [*map(_plain, found)] if isinstance(found, list | tuple) else found

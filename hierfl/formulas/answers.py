@@ -203,7 +203,7 @@ def of_design(
     for term in (term for found in designs for term in found.terms):
         curves.setdefault(term.parts, []).extend(term.columns)
     several = [names for names in curves.values() if len(names) > 1]
-    found_sums = told_together(columns, several, schema.min_count)
+    found_sums = told_together(columns, several, schema.min_count, known.keys())
     labels, total = declared.parts.labels, None
     if len(labels) == 1 and schema.columns[labels[0]].kind == "number":
         values = rows[labels[0]].to_numpy()

@@ -44,6 +44,10 @@ def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.in
     varied = size > 1e-12 * np.abs(columns).max(0)
     u, s, _ = np.linalg.svd(centered[:, varied] / size[varied], full_matrices=False)
     basis = np.hstack([np.full((len(columns), 1), len(columns) ** -0.5), u[:, s > 1e-8 * s[:1]]])
+    # all but as many rows as there are columns can always be singled out
+    least = min(least, len(basis) - basis.shape[1] + 1)
+    if least < 2:
+        return none
     leverage = (basis**2).sum(1)
     high = np.flatnonzero(leverage >= share / (least - 1))
     for row in high[np.argsort(-leverage[high])][:MOST_CHECKED]:
@@ -71,7 +75,7 @@ def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
         if not spread:
             break
         scaled = (own - own.mean()) / spread
-        few = isolated(scaled[:, None] ** np.arange(1, powers + 1), least)
+        few = _few_of_powers(scaled, least, powers)
         if not len(few):
             break
         others = np.unique(np.delete(own, few))
@@ -82,6 +86,17 @@ def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
         return values if least < 2 else values[:0]
     made[there] = own
     return made
+
+
+def _few_of_powers(scaled: Floats, least: int, powers: int) -> NDArray[np.int64]:
+    """Return few rows that the sum of a power tells about; of so few values that all can be told apart, all sums."""
+    every = scaled[:, None] ** np.arange(1, powers + 1)
+    sets = [every] if len(np.unique(scaled)) <= powers + 1 else []
+    sets += [every[:, k : k + 1] for k in range(powers)]
+    # of a handful of rows, any few have nearly all squares
+    ways = ((least, EXACT), (min(least, len(scaled) // 4 + 1), SHARE))
+    every_few = (isolated(of, *way) for of in sets for way in ways)
+    return next((few for few in every_few if len(few)), np.zeros(0, np.int64))
 
 
 def told(values: Floats, least: int) -> Sums:
@@ -110,19 +125,27 @@ def coarse_frame(
 
 
 def told_together(
-    columns: Mapping[str, Floats], curves: Iterable[Collection[str]], least: int
+    columns: Mapping[str, Floats],
+    curves: Iterable[Collection[str]],
+    least: int,
+    apart: Collection[str] = (),
 ) -> dict[str, Sums]:
     """Return the sums of the columns of a design that may leave together.
 
     Of `curves` that together are of a few rows there are none; sums of zeros and ones are rounded to
-    multiples of `least` where others would tell about a few rows beside them.
+    multiples of `least` where others would tell about a few rows beside them. Columns `apart` are of
+    other rows.
     """
     ready = {name: coarse(values, least) for name, values in columns.items()}
     found = {name: sums(values) for name, values in ready.items()}
+    if least < 2:
+        return found
     rows = max(map(len, columns.values()), default=0)
     binary = {name for name, values in ready.items() if np.isin(values, (0.0, 1.0)).all()}
-    hidden = {name for name, values in ready.items() if len(values) < rows}
+    hidden = {name for name, values in ready.items() if name in apart or len(values) < rows}
     for names in curves:
+        if not {*apart}.isdisjoint(names):
+            continue
         matrix = np.stack([columns[name] for name in names], axis=1)
         if not binary.issuperset(names) and len(isolated(matrix, least)):
             found |= dict.fromkeys(names, NOTHING)

@@ -21,6 +21,7 @@ from hierfl.nodes.messages import Refused
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 DISCLOSES = ("sums", "summaries")
+LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Approve = Literal["ask", "always"]
 # of answers about the client; "imputed" never leaves: it has a value of each row
 Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
@@ -53,6 +54,11 @@ class Policy:
         epsilon: of each row's budget in all runs together, which methods with row noise alone keep;
             None: there is none.
         delta: of the budget.
+        formulas: texts of formulas that may come with a request; others wait for the owner's approval,
+            but for those of `columns`. What the owner's own code or `node.toml` names needs neither.
+        columns: that a formula may read which comes with a request; None: each formula is approved.
+        transforms: functions that it may have, each of a column alone; None: those whose constants
+            clients agree on, such as `scale` and `s`, and codings of categories.
         approve: whether questions, an introduction and a run need the owner's approval.
 
     Raises:
@@ -69,6 +75,9 @@ class Policy:
     states_a_run: int = 3
     epsilon: float | None = None
     delta: float | None = None
+    formulas: frozenset[str] | None = None
+    columns: frozenset[str] | None = None
+    transforms: frozenset[str] | None = None
     approve: Approve = "always"
 
     def __post_init__(self) -> None:
@@ -225,8 +234,7 @@ def policy_of(found: Mapping[str, Any]) -> Policy:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
             raise ValueError(f"there is no key '{key}': did you mean '{near}'?")
     values: dict[str, Any] = {
-        key: _names(key, value) if key in ("methods", "discloses", "may_leave") else value
-        for key, value in found.items()
+        key: _names(key, value) if key in LISTS else value for key, value in found.items()
     }
     return Policy(**values)
 

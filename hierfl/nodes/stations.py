@@ -45,6 +45,7 @@ class Station:
     rows: Callable[[], Any]
     folder: Path
     policy: str | Path | None = None
+    brought: bool = False  # the model came with the request, and is not the owner's
     ready: dict[Path, Node] = field(default_factory=dict)
 
     @one_at_a_time  # a server of HTTP may call from several threads
@@ -66,6 +67,10 @@ class Station:
         work["describe"] = self._describe
         if kind != "round" and kind not in work:
             raise Refused(f"it asks for '{kind[:40]}', which no node answers")
+        if self.brought:
+            from hierfl.nodes.brought import check_brought  # pandas and formulae, as below
+
+            check_brought(self.call.method, self.folder, self.policy)
         return answer(self._node(), content) if kind == "round" else work[kind](content)
 
     def _schema(self, content: bytes) -> bytes:
@@ -146,6 +151,7 @@ def station(
     folder: str | Path,
     *,
     policy: str | Path | None = None,
+    brought: bool = False,
 ) -> Station:
     """Return the node of one client for any transport: a function from a request's bytes to an answer's.
 
@@ -158,8 +164,10 @@ def station(
         rows: of the client; for a `hierfl.formula` a frame, or {client: frame}.
         folder: as for `node`.
         policy: as for `node`.
+        brought: the formula came with the request, as on vantage6: it runs if the node's policy
+            allows it, or its owner approves it.
     """
-    return Station(FitCall(model), lambda: rows, Path(folder), policy)
+    return Station(FitCall(model), lambda: rows, Path(folder), policy, brought)
 
 
 def said(error: Exception, folder: Path | None) -> str:

@@ -19,8 +19,10 @@ import pytest
 
 import hierfl
 from hierfl.core.trees import tree_map
+from hierfl.formulas.questions import Question
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station
+from hierfl.nodes.approval import approve
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.log import entries
 from hierfl.nodes.messages import from_bytes, to_bytes
@@ -42,6 +44,7 @@ def network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
     mock = pytest.importorskip("vantage6.algorithm.tools.mock_client")
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setenv("TEMPORARY_FOLDER", str(tmp_path))
+    monkeypatch.setenv("HIERFL_FORMULAS", TEXT)
 
     def made(parts: dict[str, pd.DataFrame] | None = None) -> Any:
         named = (parts or frames()).items()
@@ -89,9 +92,14 @@ def test_the_environment_of_a_node_is_its_policy(
         found = run(network(), rounds=1)
     assert found["clients"] == sorted(n for n, part in frames().items() if len(part) >= 150)
     said = (tmp_path / "organization-0" / "environment.toml").read_text()
-    assert said == 'methods = ["two_stage", "fedsvi"]\nmin_rows = 150\n'
+    formulas = f'formulas = ["{TEXT}"]\n'
+    assert said == f'methods = ["two_stage", "fedsvi"]\nmin_rows = 150\n{formulas}'
     line = next(one for one in entries(tmp_path / "organization-0") if one["what"] == "update")
-    assert line["policy"] == {"methods": ["fedsvi", "two_stage"], "min_rows": 150}
+    assert line["policy"] == {
+        "methods": ["fedsvi", "two_stage"],
+        "min_rows": 150,
+        "formulas": [TEXT],
+    }
     assert line["by"] == "vantage6 collaboration 1"
 
 
@@ -218,6 +226,33 @@ def test_arguments_of_other_types_end_a_task_before_a_row_is_read(
     ages = {str(age) for age in frames()["va"]["age"]}
     assert not ages & set(str(error.value).replace(",", " ").split())
     assert not entries(tmp_path / "organization-1")
+
+
+ONE_PATIENT = "y ~ scale(thalach * exp(0 - abs(age - 77) * 50)) + (1 | hospital)"
+
+
+def test_a_formula_of_a_task_waits_for_its_owner(
+    functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent = base64.b64encode(write_request("schema", Question("rows").json().encode())).decode()
+
+    def said(formula: str) -> str:
+        found = base64.b64decode(partial(functions, formula=formula, request=sent))
+        return str(json.loads(found.partition(b"\n")[0])["wrong"] or "")
+
+    folder = tmp_path / "organization-1"
+    assert "waits for the approval" in said(TEXT)
+    approve(folder, next((folder / "previews").glob("*.txt")).stem)
+    assert not said(TEXT) and "waits for the approval" in said(ONE_PATIENT)
+    monkeypatch.setenv("HIERFL_COLUMNS", "age, thalach, y, hospital")
+    for text in ("y ~ scale(age) + s(thalach) + (1 | hospital)", "y ~ age:thalach + (1 | hospital)"):
+        assert not said(text)
+    others = ["y ~ log(age) + (1 | hospital)", "y ~ I(age * thalach)", "y ~ sex", ONE_PATIENT]
+    for text in [*others, "y ~ offset(age - 77)", "y ~ C(age) + (1 | sex)"]:
+        assert "waits for the approval" in said(text), text
+    monkeypatch.setenv("HIERFL_TRANSFORMS", "log, scale")
+    assert not said("y ~ scale(log(age)) + (1 | hospital)")
+    assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
 
 
 def test_a_task_can_call_two_functions(functions: Any) -> None:

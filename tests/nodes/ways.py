@@ -207,7 +207,7 @@ def vantage6(folder: Path) -> Iterator[Way]:
         patch.setattr(functions, "_model", lambda *asked: None)
 
         def having(nodes: list[Any]) -> Organizations:
-            def station(model: Any, rows: Any, place: Path, *, policy: Any) -> Any:
+            def station(model: Any, rows: Any, place: Path, **how: Any) -> Any:
                 return nodes[int(place.name.removeprefix("organization-"))]
 
             patch.setattr(functions, "station", station)

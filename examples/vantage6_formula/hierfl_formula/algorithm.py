@@ -8,6 +8,7 @@ log says what left. Requests and answers are base64 in JSON; nothing is pickled.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +47,13 @@ POLICY = {
     "HIERFL_ROUNDS_A_DAY": "rounds_a_day",
     "HIERFL_QUESTIONS_A_DAY": "questions_a_day",
     "HIERFL_STATES_A_RUN": "states_a_run",
+    "HIERFL_FORMULAS": "formulas",
+    "HIERFL_COLUMNS": "columns",
+    "HIERFL_TRANSFORMS": "transforms",
     "HIERFL_APPROVE": "approve",
 }
-NAMES = ("methods", "discloses", "may_leave")  # keys that are lists, "two_stage, fedsvi"
+# keys that are lists, "two_stage, fedsvi"; formulas stand on lines of their own
+NAMES = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 LONGEST = 100_000_000  # characters of a request or an answer
 
 
@@ -160,7 +165,7 @@ def partial(
     folder = _folder() / f"organization-{client.organization_id}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     model = _model(formula, clients, family, priors, missing)
-    here = station(model, rows, folder, policy=_policy(folder))
+    here = station(model, rows, folder, policy=_policy(folder), brought=True)
     with warnings.catch_warnings():  # one may name a value, and vantage6 sends what is printed
         warnings.simplefilter("ignore")
         by = f"vantage6 collaboration {client.collaboration_id}"
@@ -207,7 +212,8 @@ def _policy(folder: Path) -> Path | None:
     for variable, key in POLICY.items():
         if (value := os.environ.get(variable)) is None:
             continue
-        names = ", ".join(f'"{one.strip()}"' for one in value.split(",") if one.strip())
+        sign = "\n" if key == "formulas" else ","
+        names = ", ".join(json.dumps(one.strip()) for one in value.split(sign) if one.strip())
         number = value if value.strip().isdigit() else f'"{value}"'
         lines.append(f"{key} = [{names}]" if key in NAMES else f"{key} = {number}")
     if not lines:
