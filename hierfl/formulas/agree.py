@@ -19,7 +19,7 @@ from hierfl.formulas.columns import (
     refuse_similar,
 )
 from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.design import designs_of, every_design_of
+from hierfl.formulas.design import every_design_of
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
@@ -269,7 +269,7 @@ def agree_on_formula(
 
             check_known(name, mean, sd, above=above and len(answers) > 1)
         if sd == 0.0 and name != OFFSET:
-            designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
+            designs = every_design_of(declared, schema)
             if mean == 0.0 and any(name in found.coded for found in designs):
                 above = False  # a level without rows keeps its prior
             elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):

@@ -69,7 +69,7 @@ def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
 def every_design_of(declared: Declaration, schema: Schema) -> list[Design]:
     """Return the designs of the response's terms, and then those of parameters'."""
     found = designs_of(declared, schema)
-    for own in declared.of_parameters.values():
+    for own in declared.of_parameters.values() if ";" in declared.text else ():
         found += designs_of(own, schema)
     return found
 

@@ -9,9 +9,10 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 
 from hierfl.formulas.answers import argument_of
-from hierfl.formulas.columns import numbers
+from hierfl.formulas.columns import numbers, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
-from hierfl.formulas.disclosure import coarse_frame, told
+from hierfl.formulas.design import every_design_of
+from hierfl.formulas.disclosure import coarse_frame, few_differ, told
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, calls_within, options_of, with_constants
@@ -59,3 +60,28 @@ def check_schema(
         if key != text:
             kind = str(every[key].callee)
             check_constants(kind, key, constants, options_of(every[key]), values, least)
+
+
+def check_design(
+    declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str, least: int
+) -> None:
+    """Refuse a design with a column that is the same in all but a few rows of a client (`Implausible`).
+
+    X'X of such a column has those rows' values of all others: DataSHIELD's rule for `ds.glm`.
+    """
+    ready = prepared(frame, schema.columns, client)
+    known: dict[str, Any] = {}
+    designs = every_design_of(declared, schema)
+    if "mi(" in declared.text:
+        from hierfl.formulas.imputed import filled, known_values
+
+        ready, gone = filled(declared.imputed, ready)
+        known = known_values(designs, ready, gone, client)
+    for design in designs:
+        for name, values in zip(design.columns, design.evaluate(ready, client)[0].T, strict=True):
+            if few_differ(values[known[name]] if name in known else values, least):
+                raise Implausible(
+                    f"the column '{name}' is the same in all but fewer than {least} rows of this "
+                    "client: leave its term out, merge its levels, or let the node's owner lower "
+                    "min_count"
+                )

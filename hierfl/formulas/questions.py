@@ -36,7 +36,7 @@ from hierfl.formulas.answers import (
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
 from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.design import designs_of, every_design_of
+from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.plausible import check_schema
@@ -103,7 +103,7 @@ def answering(
     if question.kind == "call":
         call = call_of(declared, schema, question.text)
         return lambda frame, client: of_call(call, schema, coarsely(frame), client, question.at)
-    designs = (every_design_of if ";" in declared.text else designs_of)(declared, schema)
+    designs = every_design_of(declared, schema)
     return lambda frame, client: of_design(designs, declared, schema, coarsely(frame), client)
 
 
@@ -117,18 +117,24 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
 
 
 # ------------------------------------------------------------ clients elsewhere
+def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
+    """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
+    whole = complete(frame, declared.rows_of, client, declared.missing)
+    if "mi(" in declared.text:
+        from hierfl.formulas.imputed import with_known
+
+        whole = with_known(whole, declared, client, least)
+    return whole
+
+
 def own_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
     """Return a client's answer to a question; `declared` is its own copy of the formula.
 
     Raises:
         Implausible: the question's schema is none that the client can have agreed on.
     """
-    whole = complete(frame, declared.rows_of, client, declared.missing)
     least = question.least if question.schema is None else question.schema.min_count
-    if "mi(" in declared.text:
-        from hierfl.formulas.imputed import with_known
-
-        whole = with_known(whole, declared, client, least)
+    whole = own_rows(declared, frame, client, least)
     if question.schema is not None:
         check_schema(
             declared, question.schema, whole, client, least, text=question.text, at=question.at

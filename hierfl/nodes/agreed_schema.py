@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hierfl.formulas.agree import agreed
+from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.questions import Question, answer_of_json, own_answer
+from hierfl.formulas.plausible import check_design
+from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.agreement import TWICE, client_name
-from hierfl.nodes.gate import Asked, Subject, Told, register
+from hierfl.nodes.gate import Asked, Subject, Told, only_client, register
 from hierfl.nodes.ledger import Ledger, digest
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import check_answer, odd_answers
-from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
@@ -195,10 +197,18 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
     return made
 
 
-def check_answered(root: Path, formula: Formula, frames: Any, schema: Schema) -> None:
-    """Refuse a schema of other columns, groups or constants than the node was asked about."""
-    ledger = Ledger.at(root)
+def check_answered(
+    root: Path, formula: Formula, frames: Any, schema: Schema, policy: Policy
+) -> None:
+    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
+    ledger, declared = Ledger.at(root), formula.declared
     about = _about(formula, rows_of_formula(formula, frames, ledger.key))
     before = [Subject(*e.subject) for e in ledger.entries if e.kind == SCHEMA.name]
     if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
         raise Refused("the schema is not the one that the node has answered questions about")
+    client, frame = only_client(formula, frames)
+    rows = own_rows(declared, frame, client, schema.min_count)
+    try:
+        check_design(declared, schema, rows, client, policy.min_count)
+    except Implausible as error:
+        raise Forbidden(str(error)) from error

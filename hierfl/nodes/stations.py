@@ -29,6 +29,7 @@ from hierfl.nodes.client_state import Node, NodeFailed
 from hierfl.nodes.envelope import read_request, write_answer
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
+from hierfl.nodes.policy import policy_at
 from hierfl.program.sites import Model
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Station:
             with log.answering(self.folder):
                 formula: Any = self.call.method
                 made = with_schema(formula, content)
-                check_answered(self.folder, formula, self.rows(), made.agreed)
+                allowed = policy_at(self.policy, self.folder)
+                check_answered(self.folder, formula, self.rows(), made.agreed, allowed)
                 write_private(self.folder / SCHEMA, content)
         call, rows = self._read()
         return introduce(call.named, rows, self.folder, policy=self.policy)

@@ -245,7 +245,10 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     approve(folder, next((folder / "previews").glob("*.txt")).stem)
     assert not said(TEXT) and "waits for the approval" in said(ONE_PATIENT)
     monkeypatch.setenv("HIERFL_COLUMNS", "age, thalach, y, hospital")
-    for text in ("y ~ scale(age) + s(thalach) + (1 | hospital)", "y ~ age:thalach + (1 | hospital)"):
+    for text in (
+        "y ~ scale(age) + s(thalach) + (1 | hospital)",
+        "y ~ age:thalach + (1 | hospital)",
+    ):
         assert not said(text)
     others = ["y ~ log(age) + (1 | hospital)", "y ~ I(age * thalach)", "y ~ sex", ONE_PATIENT]
     for text in [*others, "y ~ offset(age - 77)", "y ~ C(age) + (1 | sex)"]:

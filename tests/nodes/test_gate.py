@@ -1,0 +1,259 @@
+"""What a server can read of few rows by questions about a schema: nothing, whatever it asks and however."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hierfl
+from hierfl.formulas.constants import STATEFUL, Stateful
+from hierfl.formulas.disclosure import coarse, isolated
+from hierfl.formulas.questions import Question
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.time_answers import client_logrank
+from hierfl.nodes.agreed_schema import agreed_over, answer_schema
+from hierfl.nodes.gate import register
+from hierfl.nodes.messages import Refused
+
+N = 200
+Frames = dict[str, pd.DataFrame]
+
+
+def rows(seed: int) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    age = np.clip(rng.normal(60.0, 14.0, N).round(), 20.0, 99.0)
+    return pd.DataFrame(
+        {
+            "y": rng.normal(size=N),
+            "age": age,
+            "income": rng.lognormal(10.0, 0.5, N).round(),
+            "load": np.zeros(N),
+            "constant": np.full(N, 1000.0),
+            "grade": rng.choice([0.0, 2.0], N),
+            "hiv": np.zeros(N, dtype=int),
+            "arm": rng.choice(["a", "b"], N),
+            "ward": rng.choice(["u", "v", "w"], N),
+            "weight": np.ones(N),
+        }
+    )
+
+
+def parts(value: float = 48213.0) -> Frames:
+    """Two clients; in the first, one row has values that no other has."""
+    north, south = rows(0), rows(1)
+    north.loc[17, ["load", "constant"]] = value
+    north.loc[17, "weight"] = value / 1000.0
+    north.loc[17, "grade"], north.loc[17, "hiv"] = 1.0, 1
+    south["load"], south["hiv"] = np.arange(N) % 7.0, np.arange(N) % 2
+    south["grade"], south["constant"] = np.arange(N) % 3.0, np.arange(N) % 5.0
+    return {"north": north, "south": south}
+
+
+def formula(text: str, family: str = "gaussian") -> hierfl.Formula:
+    return hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
+
+
+def transcript(made: hierfl.Formula, of: Frames, folder: Path) -> list[Any]:
+    """Return what the first client answers to an honest server."""
+    answers: list[Any] = []
+
+    def send(content: bytes) -> dict[str, bytes]:
+        said = {n: answer_schema(made, {n: f}, folder / n, content) for n, f in of.items()}
+        answers.append(json.loads(said["north"])["answer"])
+        return said
+
+    try:
+        agreed_over(made, send)
+    except ValueError as error:  # of a column of one value, for example
+        answers.append(str(error))
+    return answers
+
+
+TEXTS = {
+    "a number": "y ~ scale(load)",
+    "all but one": "y ~ constant",
+    "a product": "y ~ age:load",
+    "a function": "y ~ log1p(load) + I(load * age)",
+    "an offset": "y ~ age + offset(load)",
+    "weights": "y | weights(weight) ~ age",
+    "the response": "load ~ age",
+    "polynomials": "y ~ poly(load, 3)",
+    "a curve times a number": "y ~ s(age, by=load)",
+    "a curve of a level": "y ~ s(age) + load:arm",
+    "levels by numbers": "y ~ arm * load + ward",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_answers_do_not_depend_on_the_values_of_one_row(name: str, tmp_path: Path) -> None:
+    made = formula(TEXTS[name])
+    one = transcript(made, parts(48213.0), tmp_path / "one")
+    other = transcript(made, parts(31.0 if name != "all but one" else 70000.0), tmp_path / "other")
+    assert one == other and len(one) > 2
+
+
+def test_a_number_that_one_row_has_of_three_is_not_counted(tmp_path: Path) -> None:
+    found = transcript(formula("y ~ grade + hiv"), parts(), tmp_path)
+    of = parts()["north"]
+    twos = int((of["grade"] == 2.0).sum())
+    assert found[0]["grade"]["sums"]["total"] in (2.0 * twos, 2.0 * twos + 2.0)
+    assert found[0]["hiv"]["sums"] == {"count": N, "total": 0.0, "squares": 0.0}
+
+
+def test_levels_that_are_few_beside_others_are_rounded(tmp_path: Path) -> None:
+    """The rows of the reference level are those of no column: n less the others' sums."""
+    found = []
+    for few in (2, 3, 4):
+        of = parts()
+        level = of["north"]["ward"].replace("u", "v").to_numpy()
+        level[:67] = "w"
+        level[67:] = "v"
+        level[:few] = "u"
+        of["north"]["ward"] = level
+        of["north"] = of["north"].assign(arm=np.where(np.arange(N) % 2, "a", "b"))
+        found.append(transcript(formula("y ~ ward * arm"), of, tmp_path / str(few))[-1]["columns"])
+    assert found[0]["ward[v]"]["total"] == N - 67
+    assert [one["ward[w]"] for one in found] == [found[0]["ward[w]"]] * 3
+
+
+# ------------------------------------------------------------ constants that a server makes up
+CONSTANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "knots at each age": ("s(age)", lambda c: replace(c, knots=tuple(map(float, range(20, 101))))),
+    "knots around one patient": (
+        "s(age)",
+        lambda c: replace(c, knots=tuple(np.linspace(98.0, 100.0, len(c.knots)))),
+    ),
+    "knots in the middle of nobody": (
+        "s(age)",
+        lambda c: replace(c, knots=(c.knots[0], *np.linspace(60.2, 60.8, 8), c.knots[-1])),
+    ),
+    "knots that fall": ("s(age)", lambda c: replace(c, knots=c.knots[::-1])),
+    "a smooth's degree": ("s(age)", lambda c: replace(c, degree=2)),
+    "a spline's degree": ("bs(age, df=5)", lambda c: replace(c, degree=0)),
+    "a spline's knots": (
+        "bs(age, df=5)",
+        lambda c: replace(c, knots=(*c.knots[:4], 70.0, 86.5, *c.knots[-4:])),
+    ),
+    "more knots": ("bs(age, df=5)", lambda c: replace(c, knots=(*c.knots[:5], 61.0, *c.knots[5:]))),
+    "a process's size": ("gp(age)", lambda c: replace(c, degree=80)),
+    "a process's range": ("gp(age)", lambda c: replace(c, boundary=1e3)),
+    "another degree": (
+        "poly(age, 2)",
+        lambda c: replace(c, degree=9, polynomials=((1.0,) * 10,) * 9),
+    ),
+    "other polynomials": (
+        "poly(age, 2)",
+        lambda c: replace(c, polynomials=((0.0, 1.0, 0.0), (5.0, 3.0, 1.0))),
+    ),
+    "knots of a scale": ("scale(age)", lambda c: replace(c, knots=(1.0, 2.0))),
+    "a scale of one patient": ("scale(age)", lambda c: replace(c, mean=98.0, sd=1e-3)),
+    "a small scale": ("scale(age)", lambda c: replace(c, sd=0.5)),
+    "a center far away": ("center(age)", lambda c: replace(c, mean=1e9)),
+    "no numbers": ("scale(age)", lambda c: replace(c, sd=0.0)),
+}
+
+
+def agreed(text: str, of: Frames, folder: Path) -> tuple[hierfl.Formula, Schema]:
+    made = formula(text)
+    return made, hierfl.schema(of, made, min_count=5)
+
+
+def design(made: hierfl.Formula, schema: Schema, of: Frames, folder: Path) -> Any:
+    content = Question("design", 5, schema=replace(schema, design={}, response=None)).json()
+    return json.loads(answer_schema(made, {"north": of["north"]}, folder, content.encode()))
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_node_refuses_constants_that_nobody_can_have_agreed_on(name: str, tmp_path: Path) -> None:
+    (text, change), of = CONSTANTS[name], parts()
+    made, schema = agreed(f"y ~ {text}", of, tmp_path)
+    assert design(made, schema, of, tmp_path / "honest")["answer"]["columns"]
+    changed = {text: change(schema.transforms[text])}
+    with pytest.raises(Refused, match=text.partition("(")[0]):
+        design(made, replace(schema, transforms=changed), of, tmp_path / "hostile")
+
+
+def test_a_node_refuses_constants_of_functions_that_have_none(tmp_path: Path) -> None:
+    of = parts()
+    made, schema = agreed("y ~ scale(log(age))", of, tmp_path)
+    (constants,) = schema.transforms.values()
+    more = {**schema.transforms, "log(age)": constants}
+    with pytest.raises(Refused, match="other transforms"):
+        design(made, replace(schema, transforms=more), of, tmp_path / "more")
+    with pytest.raises(Refused, match="other transforms"):
+        design(made, replace(schema, transforms={}), of, tmp_path / "less")
+
+
+def test_a_node_counts_no_values_around_one_patient(tmp_path: Path) -> None:
+    of = parts()
+    made, schema = agreed("y ~ s(age)", of, tmp_path)
+    before = replace(schema, transforms={}, design={}, response=None)
+    asked = Question("call", 5, text="s(age)", at=(98.0, 1e-3), schema=before)
+    with pytest.raises(Refused, match=r"mean and sd of 's\(age\)'"):
+        answer_schema(made, {"north": of["north"]}, tmp_path, asked.json().encode())
+
+
+def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) -> None:
+    of = parts()
+    for text in ("y ~ age", "y ~ 1 + age"):
+        own = Question("columns", 5).json().encode()
+        assert answer_schema(formula(text), {"north": of["north"]}, tmp_path, own)
+    with pytest.raises(Refused, match="a node answers once"):
+        other = Question("columns", 6).json().encode()
+        answer_schema(formula("y ~ age + 1"), {"north": of["north"]}, tmp_path, other)
+
+
+def test_nothing_is_registered_without_a_check() -> None:
+    with pytest.raises(TypeError, match="agrees"):
+        Stateful("")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="disclosure"):
+        register("rows", Question, handler=print, subject=print, text=print)  # type: ignore[call-arg]
+    assert all(isinstance(of, Stateful) for of in STATEFUL.values())
+
+
+# ------------------------------------------------------------ the check itself
+def test_rows_that_a_combination_of_columns_singles_out() -> None:
+    ages = np.repeat(np.arange(20.0, 40.0), 10)
+    bumps = np.stack([np.exp(-((ages - k) ** 2)) for k in (22.0, 30.0)], axis=1)
+    assert not len(isolated(bumps, 5))
+    lone = np.append(ages, 70.0)
+    bumps = np.stack([np.exp(-((lone - k) ** 2)) for k in (22.0, 70.0)], axis=1)
+    assert isolated(bumps, 5).tolist() == [200]
+    assert not len(isolated(bumps, 1))
+
+
+@pytest.mark.parametrize("few", [1, 3, 4])
+def test_values_of_few_rows_become_the_nearest_others(few: int) -> None:
+    values = np.r_[np.zeros(50), np.full(few, 7.0), np.full(50, 10.0)]
+    assert set(coarse(values, 5)) == {0.0, 10.0}
+    assert set(coarse(np.r_[np.full(90, 1000.0), np.full(few, 48213.0)], 5)) == {1000.0}
+    whole = np.random.default_rng(0).normal(size=100)
+    assert np.array_equal(coarse(whole, 5), whole)
+    assert np.array_equal(coarse(np.r_[np.zeros(50), np.full(5, 7.0)], 5)[50:], np.full(5, 7.0))
+
+
+def test_log_rank_sums_of_few_rows_do_not_tell_their_order() -> None:
+    rng, names = np.random.default_rng(0), np.repeat(["a", "b"], 6)
+    said = {str(client_logrank(rng.permutation(12) + 1.0, np.ones(12, bool), names, 5))
+            for _ in range(40)}  # fmt: skip
+    assert len(said) == 1
+
+
+def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
+    rng, z = np.random.default_rng(0), []
+    for _ in range(100):
+        names = np.repeat(["a", "b"], 500)
+        times, ends = rng.exponential(size=1000), rng.exponential(2.0, 1000)
+        whole, by_range = (
+            client_logrank(np.minimum(times, ends), times < ends, names, n) for n in (1, 5)
+        )
+        assert whole is not None and by_range is not None
+        z.append([s.excess[0] / s.covariance[0][0] ** 0.5 for s in (whole, by_range)])
+    assert np.corrcoef(np.array(z).T)[0, 1] > 0.97 and 0.8 < np.std(z, axis=0)[1] < 1.2
