@@ -21,10 +21,11 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.parse import Declaration
+from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.syntax import grouping_name
-from hierfl.formulas.terms import calls, monotone_columns, options_of
+from hierfl.formulas.terms import monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
     Constants,
@@ -247,12 +248,10 @@ def agree_on_formula(
         )
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
-    for found in declared.described:
-        for call in calls(found):
-            text = str(call)
-            if call.callee in STATEFUL and text not in schema.transforms:
-                constants = _constants(declared, schema, ask, text)
-                schema = replace(schema, transforms={**schema.transforms, text: constants})
+    for text in map(str, stateful_calls(declared, {})):
+        if text not in schema.transforms:
+            constants = _constants(declared, schema, ask, text)
+            schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]
     margins = {}
     for name in answers[0].columns:
@@ -281,10 +280,8 @@ def agree_on_formula(
         margins[name] = Margin(mean, sd, above)
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
-    for name, of in [
-        *margins.items(),
-        *([(declared.parts.response, response)] if response else []),
-    ]:
+    told = margins if response is None else {**margins, declared.parts.response: response}
+    for name, of in told.items():
         if 0.0 < of.sd < FAR * abs(of.mean):
             raise ValueError(
                 f"'{name}' has the mean {of.mean:.9g} and the sd {of.sd:.3g}, of which single "

@@ -198,7 +198,11 @@ def of_design(
             columns[OFFSET] = offset
     for name in known.keys() & columns.keys():
         columns[name] = columns[name][known[name]]
-    constant = {name for name, v in columns.items() if not len(v) or np.ptp(v) == 0.0}
+    constant = {
+        name
+        for name, values in columns.items()
+        if len(np.unique(coarse(values, schema.min_count))) < 2
+    }
     curves: dict[Any, list[str]] = {}
     for term in (term for found in designs for term in found.terms):
         curves.setdefault(term.parts, []).extend(term.columns)

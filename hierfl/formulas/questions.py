@@ -35,13 +35,11 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
-from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame
 from hierfl.formulas.parse import Declaration
-from hierfl.formulas.plausible import check_schema
+from hierfl.formulas.plausible import check_schema, stateful_calls
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import calls, with_constants
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
 Kinds = Mapping[str, KindOfColumn | None]
@@ -109,10 +107,9 @@ def answering(
 
 def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
     """Return a transform of the formula, with the constants of the transforms inside it."""
-    for found in declared.described:
-        for call in calls(with_constants(found, schema.transforms)):
-            if call.callee in STATEFUL and str(call) == text:
-                return call
+    for call in stateful_calls(declared, schema.transforms):
+        if str(call) == text:
+            return call
     raise ValueError(f"the formula has no transform '{text}'")
 
 
@@ -127,8 +124,14 @@ def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int
     return whole
 
 
-def own_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
-    """Return a client's answer to a question; `declared` is its own copy of the formula.
+def own_answer(
+    question: Question,
+    declared: Declaration,
+    frame: pd.DataFrame,
+    client: str,
+    start: Schema | None = None,
+) -> Any:
+    """Return a client's answer to a question; `declared` and `start` are of its own copy of the formula.
 
     Raises:
         Implausible: the question's schema is none that the client can have agreed on.
@@ -137,7 +140,14 @@ def own_answer(question: Question, declared: Declaration, frame: pd.DataFrame, c
     whole = own_rows(declared, frame, client, least)
     if question.schema is not None:
         check_schema(
-            declared, question.schema, whole, client, least, text=question.text, at=question.at
+            declared,
+            question.schema,
+            whole,
+            client,
+            least,
+            start=start,
+            text=question.text,
+            at=question.at,
         )
     answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
     return answer

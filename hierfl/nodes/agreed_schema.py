@@ -65,7 +65,8 @@ def _check_question(about: Asked) -> None:
 
 def _answered(asked: Asked) -> Iterator[Told]:
     """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
-    answer = own_answer(asked.request, asked.formula.declared, asked.frame, asked.client)
+    formula = asked.formula
+    answer = own_answer(asked.request, formula.declared, asked.frame, asked.client, formula.schema)
     yield Told(answer, [_rows(asked)])
 
 

@@ -18,6 +18,7 @@ from hierfl.formulas.disclosure import coarse, isolated
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import client_logrank
+from hierfl.nodes import in_process
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 from hierfl.nodes.gate import register
 from hierfl.nodes.messages import Refused
@@ -198,6 +199,18 @@ def test_a_node_counts_no_values_around_one_patient(tmp_path: Path) -> None:
     asked = Question("call", 5, text="s(age)", at=(98.0, 1e-3), schema=before)
     with pytest.raises(Refused, match=r"mean and sd of 's\(age\)'"):
         answer_schema(made, {"north": of["north"]}, tmp_path, asked.json().encode())
+
+
+@pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
+def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
+    of = parts()
+    of["west"] = rows(2).assign(load=np.arange(N) % 7.0, hiv=np.arange(N) % 2)
+    nodes = in_process(of, tmp_path)
+    with pytest.warns(
+        UserWarning, match="'north' is left out: the column 'hiv' is the same in all"
+    ):
+        fit = hierfl.nodes.fit(formula("y ~ age + hiv"), nodes, rounds=1, disclose="sums")
+    assert fit.clients == ("south", "west")
 
 
 def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) -> None:
