@@ -152,17 +152,14 @@ def _coarse(risk: Floats, happened: Floats, least: int) -> tuple[Floats, Floats]
     In each range every group has `least` rows at risk; later times are left out. Events are rounded
     as they add up, so that their rounding errors do not.
     """
-    starts, before = [], 0.0
-    upto = happened.sum(1).cumsum()
-    enough = (risk >= least).all(1)
-    ends = []
-    for k, count in enumerate(upto.tolist()):
-        if not enough[k]:
+    starts, ends, before = list[int](), list[int](), 0.0
+    for k, upto in enumerate(happened.sum(1).cumsum().tolist()):
+        if risk[k].min() < least:
             break
-        if count - before >= least:
+        if upto - before >= least:
             starts.append(ends[-1] + 1 if ends else 0)
             ends.append(k)
-            before = count
+            before = upto
     rounded = least * np.rint(happened.cumsum(0)[ends] / least)
     of_range = np.diff(rounded, axis=0, prepend=0.0)
     there = least * np.rint(risk[starts] / least)

@@ -226,8 +226,9 @@ def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) ->
 def test_nothing_is_registered_without_a_check() -> None:
     with pytest.raises(TypeError, match="agrees"):
         Stateful("")  # type: ignore[call-arg]
+    hurried: Any = register
     with pytest.raises(TypeError, match="disclosure"):
-        register("rows", Question, handler=print, subject=print, text=print)  # type: ignore[call-arg]
+        hurried("rows", Question, handler=print, subject=print, text=print)
     assert all(isinstance(of, Stateful) for of in STATEFUL.values())
 
 
@@ -254,7 +255,7 @@ def test_values_of_few_rows_become_the_nearest_others(few: int) -> None:
 
 def test_log_rank_sums_of_few_rows_do_not_tell_their_order() -> None:
     rng, names = np.random.default_rng(0), np.repeat(["a", "b"], 6)
-    said = {str(client_logrank(rng.permutation(12) + 1.0, np.ones(12, bool), names, 5))
+    said = {str(client_logrank(1.0 + rng.permutation(12).astype(np.float64), np.ones(12, bool), names, 5))
             for _ in range(40)}  # fmt: skip
     assert len(said) == 1
 
