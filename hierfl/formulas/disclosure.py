@@ -65,12 +65,14 @@ def _largest(some: Floats) -> float:
 def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
     """Return values, (n,), of which sums of powers tell about no few rows.
 
-    Those that they would tell about become the nearest other value, NaN stays, and all become the
-    mean of nothing, an empty array, where that does not suffice.
+    Those that they would tell about become the nearest other value, and NaN stays. Where that does
+    not suffice, or would make all values those of a few rows, none is returned, (0,).
     """
+    if least < 2:
+        return values
     there = np.isfinite(values)
     made, own = values.copy(), values[there]
-    for _ in range(TIMES if least > 1 else 0):
+    for _ in range(TIMES):
         spread = own.std() if len(own) else 0.0
         if not spread:
             break
@@ -83,7 +85,9 @@ def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
         low, high = others[place - 1], others[np.minimum(place, len(others) - 1)]
         own[few] = np.where(own[few] - low <= high - own[few], low, high)
     else:
-        return values if least < 2 else values[:0]
+        return values[:0]
+    if (own != values[there]).sum() > max(len(own) // 4, 1):
+        return values[:0]
     made[there] = own
     return made
 

@@ -250,6 +250,7 @@ def test_values_of_few_rows_become_the_nearest_others(few: int) -> None:
     assert set(coarse(np.r_[np.full(90, 1000.0), np.full(few, 48213.0)], 5)) == {1000.0}
     whole = np.random.default_rng(0).normal(size=100)
     assert np.array_equal(coarse(whole, 5), whole)
+    assert not any(len(coarse(whole, least)) for least in (99, 100, 10**9))
     assert np.array_equal(coarse(np.r_[np.zeros(50), np.full(5, 7.0)], 5)[50:], np.full(5, 7.0))
 
 
