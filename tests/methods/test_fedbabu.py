@@ -95,10 +95,6 @@ def test_personalize_tunes_by_gradient_descent_from_the_common_model(
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="tune is 'body': it must be 'all' or 'head'"):
-        fedbabu(network(), head=HEAD, tune="body")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="tune_steps is 0: fine-tuning takes 1 or more"):
-        fedbabu(network(), head=HEAD, tune_steps=0)
     with pytest.raises(ProgramError, match="fedbabu has nothing to learn together"):
         fit(fedbabu(network(), head="all"), federation(), rounds=1)
     with pytest.raises(ProgramError, match="the head is empty: take tune='all'"):

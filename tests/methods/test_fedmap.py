@@ -606,24 +606,6 @@ def test_a_prior_for_each_layer() -> None:
         personal({"1.": Isotropic()})
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        (
-            {"weights": "size"},
-            "weights is 'size'; it must be one of rows, uniform, mean-likelihood, likelihood",
-        ),
-        ({"server": "mean"}, "server is 'mean'; it must be one of average, gradient"),
-        ({"restart": "never"}, "restart is 'never'"),
-        ({"loss": "total"}, "loss is 'total'"),
-        ({"init": "best"}, "init is 'best'"),
-    ],
-)
-def test_unknown_options_are_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        fedmap(personal(), **options)
-
-
 def test_unsupported_programs_are_refused() -> None:
     with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
         fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)

@@ -169,8 +169,6 @@ def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> No
         ProgramError, match=r"the prior's scale of site 'w' is neither known nor a global param"
     ):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
-    with pytest.raises(ValueError, match="server is 'em'; it must be 'average' or 'exact'"):
-        fedabml(learned_prior, server="em")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave meta at 'envelope'"):
         fedabml(learned_prior, server="exact", meta="full")
 

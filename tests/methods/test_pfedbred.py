@@ -502,10 +502,6 @@ def test_a_client_not_yet_trained_gets_the_global_model_and_adapts() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(
-        ValueError, match="strategy is 'mega': it must be one of none, lg, meg, mh, mh24, mh-code"
-    ):
-        pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="take mh24 for an exact one"):
         pfedbred(gaussian_net(), "mh-code", jacobian="exact")
     model = models.bayesian_network(
