@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hierfl.core import noise
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
@@ -82,14 +82,15 @@ class GaussianProcessNetwork:
         x: str = "x",
         y: str = "y",
     ) -> None:
-        if min(memory, inducing or 1) < 1 or not min(length, scale, noise, label_noise) > 0.0:
-            raise ValueError(
-                f"memory is {memory}, inducing {inducing}, length {length}, scale {scale}, noise "
-                f"{noise} and label_noise {label_noise}: the first two must be 1 or more, and the "
-                "others above 0"
-            )
-        if classes is not None and classes < 2:
-            raise ValueError(f"classes is {classes}: it must be 2 or more, or None for real labels")
+        expect(
+            memory=(memory, "[1, inf)"),
+            inducing=(inducing, "[1, inf) or None"),
+            length=(length, "(0, inf)"),
+            scale=(scale, "(0, inf)"),
+            noise=(noise, "(0, inf)"),
+            label_noise=(label_noise, "(0, inf)"),
+            classes=(classes, "[2, inf) or None"),
+        )
         self.net = frozen_copy(module)
         self.classes, self.memory, self.inducing = classes, memory, inducing
         self.length, self.scale, self.noise = length, scale, noise

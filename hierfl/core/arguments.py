@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +43,29 @@ def expect_integer(value: Any, what: str, which: str = "") -> int:
         return int(value)
     of = f" of {which}" if which else ""
     raise TypeError(f"{what} is {shown(value)}: it must be an integer{of}")
+
+
+def expect(**arguments: tuple[Any, str | Collection[Any]]) -> None:
+    """Refuse arguments (value, allowed) outside an interval, such as "[0, 1) or None", or a choice.
+
+    >>> expect(prox=(-1.0, "[0, inf)"))
+    Traceback (most recent call last):
+    ValueError: prox is -1.0: it must be in [0, inf)
+    """
+    for name, (value, allowed) in arguments.items():
+        if not isinstance(allowed, str):
+            if value not in allowed:
+                words = ", ".join(map(repr, allowed))
+                raise ValueError(f"{name} is {value!r}: it must be one of {words}")
+        elif not (value is None and allowed.endswith(" or None")) and not _within(value, allowed):
+            raise ValueError(f"{name} is {value}: it must be in {allowed}")
+
+
+def _within(value: Any, interval: str) -> bool:
+    interval = interval.removesuffix(" or None")
+    least, greatest = map(float, interval[1:-1].split(","))
+    above = value >= least if interval[0] == "[" else value > least
+    return bool(above and (value <= greatest if interval[-1] == "]" else value < greatest))
 
 
 def expect_path(value: Any, what: str, like: str) -> Path:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect, expect_integer
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import ids_of
 
@@ -221,12 +222,8 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
 
 def checked_fraction(fraction: Any, seed: Any) -> None:
     """Refuse a share of rows outside (0, 1), and a seed that is no integer."""
-    if not isinstance(fraction, float | int | np.floating):
-        raise TypeError(f"fraction is {fraction!r}: it must be a number between 0 and 1")
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"fraction is {fraction}: it must lie between 0 and 1")
-    if not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed is {seed!r}: it must be an integer")
+    expect(fraction=(fraction, "(0, 1)"))
+    expect_integer(seed, "seed")
 
 
 def rows_of(starts: Tensor, counts: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import sort_by_client
@@ -124,11 +124,7 @@ def pathological(
     """
     classes, codes = codes_of(labels)
     check_clients(len(codes), num_clients)
-    if not 1 <= classes_per_client <= len(classes):
-        raise ValueError(
-            f"classes_per_client is {classes_per_client}: it must be at least 1 and at most "
-            f"{len(classes)}, the number of classes"
-        )
+    expect(classes_per_client=(classes_per_client, f"[1, {len(classes)}]"))
 
     options = {"num_classes_per_partition": classes_per_client, "class_assignment_mode": assignment}
     try:
@@ -265,8 +261,7 @@ def quantity_skew(
         )
     generator = generator_of(seed)
     if sigma is not None:
-        if not 0.0 <= sigma < np.inf:
-            raise ValueError(f"sigma is {sigma}: it must be 0 or positive, and finite")
+        expect(sigma=(sigma, "[0, inf)"))
         logs = sigma * generator.standard_normal(num_clients)
         shares = np.exp(logs - logs.max())
     else:
@@ -299,8 +294,7 @@ def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> T
     """
     classes, codes = codes_of(labels)
     check_clients(len(codes), num_clients)
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"share is {share}: it must lie between 0 and 1")
+    expect(share=(share, "[0, 1]"))
     generator = generator_of(seed)
     ids = np.full(len(codes), LEFT_OUT)
     common = []

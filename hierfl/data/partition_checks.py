@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.data.arrays import Array
 
 LEFT_OUT = -1
@@ -56,10 +57,7 @@ def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
     for name, value in (("num_clients", num_clients), ("min_rows", min_rows), ("rows", num_rows)):
         if not isinstance(value, int | np.integer):
             raise TypeError(f"{name} is {value!r}: it must be an integer")
-    if num_clients < 1 or min_rows < 1:
-        raise ValueError(
-            f"num_clients is {num_clients} and min_rows is {min_rows}: both must be at least 1"
-        )
+    expect(num_clients=(num_clients, "[1, inf)"), min_rows=(min_rows, "[1, inf)"))
     if num_clients * min_rows > num_rows:
         raise ValueError(
             f"{num_clients} clients of at least {min_rows} rows need {num_clients * min_rows} "
@@ -69,8 +67,7 @@ def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
 
 def check_alpha(alpha: float) -> None:
     """Refuse a concentration that no Dirichlet distribution has."""
-    if not 0.0 < alpha < np.inf:
-        raise ValueError(f"alpha is {alpha}: it must be positive and finite")
+    expect(alpha=(alpha, "(0, inf)"))
 
 
 def numpy_seed(seed: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hierfl.core.arguments import expect
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import shipped
 
@@ -59,8 +60,7 @@ def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> 
     >>> heart_disease().counts.tolist()
     [303, 294, 123, 200]
     """
-    if missing not in ("indicator", "nan", "raw"):
-        raise ValueError(f"missing is '{missing}': it must be 'indicator', 'nan' or 'raw'")
+    expect(missing=(missing, ("indicator", "nan", "raw")))
     arrays = shipped("heart_disease.npz")
     names = [str(name) for name in arrays["features"]]
     columns = {name: arrays["x"][:, j].astype(np.float64) for j, name in enumerate(names)}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -141,7 +140,6 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
     from hierfl.engine.draws import draw_together, shorten
-    from hierfl.engine.exponentials import inlined
     from hierfl.engine.repeated_steps import cut_end
 
     shape: list[Any] = []
@@ -151,7 +149,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         shape[:] = [out_spec]
         return out
 
-    with torch.no_grad(), warnings.catch_warnings(), _instructions_known(), inlined():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of inductor, about its own code
         with in_graph():
             graph = make_fx(flat)(*_distinct(leaves))
@@ -173,7 +171,7 @@ def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
 
 
 # a product and a sum are one instruction; a weight's whole update is one kernel, of more than 16 parts
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "cpp.enable_floating_point_contract_flag": "fast",
     "cpp.max_horizontal_fusion_size": 64,
     "size_asserts": False,  # checks of inputs take 0.05 to 0.1 ms of a call
@@ -214,31 +212,9 @@ def _lowered(graph: fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
     return run
 
 
-@contextmanager
-def _instructions_known() -> Iterator[None]:
-    """Skip torch's trials of vector instructions, 6 of 12 s for W1, with GCC 12, which knows them."""
-    try:
-        from torch._inductor.cpp_builder import _is_gcc_version_less_than, get_cpp_compiler, is_gcc
-        from torch._inductor.cpu_vec_isa import VecISA
-
-        known = is_gcc() and not _is_gcc_version_less_than(get_cpp_compiler(), 12)
-        trial = VecISA.check_build
-    except (ImportError, AttributeError, RuntimeError):  # another release of torch, or no compiler
-        known = False
-    if not known:
-        yield
-        return
-    VecISA.check_build = lambda self, code: True  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        VecISA.check_build = trial  # type: ignore[method-assign]
-
-
 def _compile_alone() -> None:
     """Let a fork compile in its own thread: torch's compile workers are not copied."""
-    if "torch._inductor.config" in sys.modules:
-        torch._inductor.config.compile_threads = 1
+    OPTIONS["compile_threads"] = 1
 
 
 os.register_at_fork(after_in_child=_compile_alone)

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, scaled, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -73,8 +74,7 @@ def apfl(
         ValueError: `alpha` is outside [0, 1], or `alpha_optimizer` is not plain SGD.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha is {alpha}: the weight of a client's own model must be in [0, 1]")
+    expect(alpha=(alpha, "[0, 1]"))
     alpha_lr = plain_lr(alpha_optimizer, "alpha_optimizer", "alpha takes one clipped step a round")
 
     def client(program: Program) -> Client:

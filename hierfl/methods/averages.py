@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, lerp, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Method, Server, Share, Up
@@ -86,11 +86,7 @@ def averaging_some(method: Method, *, share: float) -> Method:
     Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020,
     arXiv:2006.08848, Algorithm 1, where the server averages S of the N.
     """
-    if not 0.0 < share <= 1.0:
-        raise ValueError(
-            f"share is {share}: the probability that a client is averaged must be above 0 and at "
-            "most 1"
-        )
+    expect(share=(share, "(0, 1]"))
 
     def client(program: Program) -> Client:
         return _drawn(method.client(program), share)
@@ -157,8 +153,7 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
 
     Source: beta = 2 is the "+AM" of Shi et al. 2023, arXiv:2310.09183, appendix C.4.
     """
-    if not (math.isfinite(beta) and beta >= 0.0):
-        raise ValueError(f"beta is {beta}: it must be finite, 0 or more")
+    expect(beta=(beta, "[0, inf)"))
 
     def server(program: Program) -> Server:
         plain = method.server(program)

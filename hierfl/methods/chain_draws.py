@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.method import Clock
 
@@ -47,11 +48,9 @@ class ChainDraws:
 
 def check_chain(step_size: float, burn_in: float, draws: int, temperature: float) -> None:
     """Refuse options of a chain that are out of range."""
-    if not (step_size > 0.0 and 0.0 <= burn_in < 1.0):
-        raise ValueError(
-            f"step_size is {step_size} and burn_in {burn_in}: they must be above 0, and in [0, 1)"
-        )
-    if draws < 1 or not temperature >= 0.0:
-        raise ValueError(
-            f"draws is {draws} and temperature {temperature}: they must be 1 or more, and 0 or more"
-        )
+    expect(
+        step_size=(step_size, "(0, inf)"),
+        burn_in=(burn_in, "[0, 1)"),
+        draws=(draws, "[1, inf)"),
+        temperature=(temperature, "[0, inf)"),
+    )

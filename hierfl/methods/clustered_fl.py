@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, sub, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -82,12 +83,11 @@ def clustered_fl(
         ValueError: `mean_norm` or `client_norm` is negative, or `linkage` is another word.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if mean_norm < 0.0 or client_norm < 0.0:
-        raise ValueError(
-            f"mean_norm is {mean_norm}, client_norm {client_norm}: both are norms, 0 or more"
-        )
-    if linkage not in ("single", "complete"):
-        raise ValueError(f"linkage is {linkage!r}: it must be 'single' or 'complete'")
+    expect(
+        mean_norm=(mean_norm, "[0, inf]"),
+        client_norm=(client_norm, "[0, inf]"),
+        linkage=(linkage, ("single", "complete")),
+    )
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:

@@ -17,7 +17,6 @@ what it sends, and what it ends with, has the budget that `history["epsilon"]` s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from functools import reduce
@@ -25,6 +24,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
@@ -82,11 +82,9 @@ def differentially_private(
             on the clients' rows, as those of fedmap, or on a draw that nodes know, as those of
             averaging_some.
     """
-    if not (0.0 < clipping_norm < math.inf and 0.0 < noise_multiplier < math.inf):
-        raise ValueError(
-            f"clipping_norm is {clipping_norm} and noise_multiplier is {noise_multiplier}: both "
-            "must be above 0, and finite"
-        )
+    expect(
+        clipping_norm=(clipping_norm, "(0, inf)"), noise_multiplier=(noise_multiplier, "(0, inf)")
+    )
 
     def client(program: Program) -> Client:
         plain = method.client(program)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import empirical
@@ -79,11 +80,7 @@ def fald(
         ProgramError: (at fit) the model has local sites, or params without a prior.
     """
     check_chain(step_size, burn_in, draws, temperature)
-    if not 0.0 <= common_noise <= 1.0 or steps < 1:
-        raise ValueError(
-            f"common_noise is {common_noise} and steps {steps}: they must be in [0, 1], and 1 or "
-            "more"
-        )
+    expect(common_noise=(common_noise, "[0, 1]"), steps=(steps, "[1, inf)"))
     spread = math.sqrt(2.0 * step_size * temperature)
     return Method(
         "fald",

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
@@ -104,8 +105,7 @@ def fedabml(
         ValueError: `server` is neither "average" nor "exact"; "exact" is combined with a `meta`
             other than "envelope"; or such a `meta` with another optimizer than plain SGD.
     """
-    if server not in ("average", "exact"):
-        raise ValueError(f"server is {server!r}; it must be 'average' or 'exact'")
+    expect(server=(server, ("average", "exact")))
     if server == "exact" and meta != "envelope":
         raise ValueError(
             f"server='exact' takes no gradient in theta, and meta={meta!r} is one: leave meta at "

@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -86,11 +87,7 @@ def fedamp(
         ProgramError: (at fit) the model has latent sites or local params. (After a round) some
             xi_ii is negative.
     """
-    if prox < 0.0 or alpha <= 0.0 or sigma <= 0.0:
-        raise ValueError(
-            f"prox is {prox}, alpha {alpha}, sigma {sigma}: prox must be 0 or more, the others "
-            "above 0"
-        )
+    expect(prox=(prox, "[0, inf)"), alpha=(alpha, "(0, inf)"), sigma=(sigma, "(0, inf)"))
 
     def attention(w: Tensor) -> Tensor:
         weight = alpha / sigma * torch.exp(-distances(w) / sigma)
@@ -136,11 +133,7 @@ def heur_fedamp(
         ValueError: `prox` or `sigma` is negative, or `self_weight` outside [0, 1].
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if prox < 0.0 or sigma < 0.0 or not 0.0 <= self_weight <= 1.0:
-        raise ValueError(
-            f"prox is {prox}, sigma {sigma}, self_weight {self_weight}: the first two must be 0 or "
-            "more, the last in [0, 1]"
-        )
+    expect(prox=(prox, "[0, inf)"), sigma=(sigma, "[0, inf)"), self_weight=(self_weight, "[0, 1]"))
 
     def attention(w: Tensor) -> Tensor:
         if len(w) < 2:

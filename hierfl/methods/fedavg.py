@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -58,8 +59,7 @@ def fedavg(
         ValueError: `prox` is negative.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if prox < 0.0:
-        raise ValueError(f"prox is {prox}: it must be 0 or more")
+    expect(prox=(prox, "[0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from hierfl.core.arguments import NameRule
+from hierfl.core.arguments import NameRule, expect
 from hierfl.core.trees import Tree
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
@@ -81,10 +81,7 @@ def fedbabu(
             has local params; there is none to tune; the model has latent sites, or is
             `batch_norm_network`.
     """
-    if tune not in ("all", "head"):
-        raise ValueError(f"tune is {tune!r}: it must be 'all' or 'head'")
-    if tune_steps < 1:
-        raise ValueError(f"tune_steps is {tune_steps}: fine-tuning takes 1 or more")
+    expect(tune=(tune, ("all", "head")), tune_steps=(tune_steps, "[1, inf)"))
 
     def client(program: Program) -> Client:
         parts = body_and_head(program, head, "fedbabu")

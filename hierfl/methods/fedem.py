@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -77,8 +78,7 @@ def fedem(
             sites, or observes another number of sites than one.
         ProgramError: (at fit) two components start equal.
     """
-    if personalize_steps < 1:
-        raise ValueError(f"personalize_steps is {personalize_steps}: shares need 1 update or more")
+    expect(personalize_steps=(personalize_steps, "[1, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -85,10 +86,7 @@ def fedfomo(
         ValueError: `models` is negative, or `explore` outside [0, 1].
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if models < 0 or not 0.0 <= explore <= 1.0:
-        raise ValueError(
-            f"models is {models}, explore {explore}: models must be 0 or more, explore in [0, 1]"
-        )
+    expect(models=(models, "[0, inf)"), explore=(explore, "[0, 1]"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:

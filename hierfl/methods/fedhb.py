@@ -20,6 +20,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
@@ -81,11 +82,11 @@ def fedhb(
         ValueError: `prior_clients`, `prior_freedom` or `prior_spread` is negative.
         ProgramError: (at fit) as for `fedabml(server="exact")`; or the prior's scale is not learned.
     """
-    if min(prior_clients, prior_freedom, prior_spread) < 0.0:
-        raise ValueError(
-            f"prior_clients is {prior_clients}, prior_freedom {prior_freedom} and prior_spread "
-            f"{prior_spread}: none may be negative"
-        )
+    expect(
+        prior_clients=(prior_clients, "[0, inf)"),
+        prior_freedom=(prior_freedom, "[0, inf)"),
+        prior_spread=(prior_spread, "[0, inf)"),
+    )
     descent = Descent(optimizer, steps, unit, batch_size)
     how = Setting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
     server = partial(_server, prior_clients, prior_freedom, prior_spread)

@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -82,10 +83,7 @@ def fedhb_mixture(
         ProgramError: (at fit) the model has latent sites or local params; or two networks start
             equal.
     """
-    if networks < 1 or not spread > 0.0:
-        raise ValueError(
-            f"networks is {networks} and spread {spread}: they must be 1 or more, and above 0"
-        )
+    expect(networks=(networks, "[1, inf)"), spread=(spread, "(0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
     mixture = Mixture(networks, spread**2)
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
@@ -81,13 +82,13 @@ def fedivon(
         ProgramError: (at fit) as for `fola`.
     """
     first, second = betas
-    if not (lr > 0.0 and curvature_start > 0.0 and temperature >= 0.0 and draws >= 1):
-        raise ValueError(
-            f"lr is {lr}, curvature_start {curvature_start}, temperature {temperature} and draws "
-            f"{draws}: the first two must be above 0, the third 0 or more, and the last 1 or more"
-        )
-    if not (0.0 <= first < 1.0 and 0.0 <= second <= 1.0):
-        raise ValueError(f"betas are {betas}: they must be in [0, 1), and in [0, 1]")
+    expect(
+        lr=(lr, "(0, inf)"),
+        curvature_start=(curvature_start, "(0, inf)"),
+        temperature=(temperature, "[0, inf)"),
+        draws=(draws, "[1, inf)"),
+        **{"betas[0]": (first, "[0, 1)"), "betas[1]": (second, "[0, 1]")},
+    )
     how = Newton(lr, first, second, steps, unit, batch_size, draws, temperature)
 
     def client(program: Program) -> Client:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, as_tree, as_vector, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -108,11 +109,14 @@ def fedmap(
             `w.<name>`.
         ValueError: `loss`, `restart`, `weights`, `server` or `init` is none of the words above.
     """
-    _check_words(loss=(loss, "mean sum"), restart=(restart, "own global"))
-    _check_words(init=(init, "module client"))
-    _check_words(weights=(weights, "rows uniform mean-likelihood likelihood"))
+    expect(
+        loss=(loss, ("mean", "sum")),
+        restart=(restart, ("own", "global")),
+        init=(init, ("module", "client")),
+        weights=(weights, ("rows", "uniform", "mean-likelihood", "likelihood")),
+    )
     if not callable(server):
-        _check_words(server=(server, "average gradient"))
+        expect(server=(server, ("average", "gradient")))
     how = Setting(
         descent=Descent(optimizer, steps, unit, batch_size),
         newton_steps=newton_steps,
@@ -124,12 +128,6 @@ def fedmap(
     )
     server_of = partial(_server, how, server_optimizer)
     return Method("fedmap", model, delta, partial(_client, how), server_of)
-
-
-def _check_words(**words: tuple[object, str]) -> None:
-    for name, (word, known) in words.items():
-        if word not in known.split():
-            raise ValueError(f"{name} is {word!r}; it must be one of {', '.join(known.split())}")
 
 
 @dataclass(frozen=True)

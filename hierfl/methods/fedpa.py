@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.add_to_row import add_to_row
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, as_tree, as_vector, chosen, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -96,15 +97,12 @@ def fedpa(
         ProgramError: (at fit) the model has latent sites or local params, or, for "laplace", too
             many params.
     """
-    if posterior not in ("iterates", "laplace"):
-        raise ValueError(f"posterior is {posterior!r}: it must be 'iterates' or 'laplace'")
-    if not 0 <= burn_in < epochs:
-        raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below epochs, {epochs}")
-    if not shrinkage >= 0.0 or newton_steps < 1:
-        raise ValueError(
-            f"shrinkage is {shrinkage} and newton_steps is {newton_steps}: shrinkage must be 0 or "
-            "more, and newton_steps 1 or more"
-        )
+    expect(
+        posterior=(posterior, ("iterates", "laplace")),
+        burn_in=(burn_in, f"[0, {epochs})"),
+        shrinkage=(shrinkage, "[0, inf)"),
+        newton_steps=(newton_steps, "[1, inf)"),
+    )
     how = Iterates(epochs, burn_in, shrinkage, batch_size, optimizer)
 
     def client(program: Program) -> Client:

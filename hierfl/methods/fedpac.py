@@ -28,6 +28,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -105,8 +106,7 @@ def fedpac(
     """
     if not isinstance(model, HeadedNetwork):
         raise TypeError("fedpac reads features: pass models.HeadedNetwork(module, head=...)")
-    if feature_weight < 0.0:
-        raise ValueError(f"feature_weight is {feature_weight}: it must be 0 or more")
+    expect(feature_weight=(feature_weight, "[0, inf)"))
 
     how = Training(
         *(model, feature_weight, mix, head_optimizer, optimizer),

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS
@@ -113,15 +114,13 @@ def fedpop(
         ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a
             key.
     """
-    if not step_size > 0.0 or not temperature >= 0.0 or kept_draws < 1:
-        raise ValueError(
-            f"step_size is {step_size}, temperature {temperature} and kept_draws {kept_draws}: "
-            "step_size must be above 0, temperature 0 or more, and kept_draws 1 or more"
-        )
-    if not 0 <= burn_in < steps:
-        raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below steps, {steps}")
-    if schedule not in ("constant", "cosine"):
-        raise ValueError(f"schedule is {schedule!r}: it must be 'constant' or 'cosine'")
+    expect(
+        step_size=(step_size, "(0, inf)"),
+        temperature=(temperature, "[0, inf)"),
+        kept_draws=(kept_draws, "[1, inf)"),
+        burn_in=(burn_in, f"[0, {steps})"),
+        schedule=(schedule, ("constant", "cosine")),
+    )
     if metropolis and (batch_size is not None or steps < 2 or not temperature):
         raise ValueError(
             f"metropolis is True with batch_size {batch_size}, steps {steps} and temperature "

@@ -35,6 +35,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, lerp, scaled, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.structured import structured
@@ -149,17 +150,12 @@ class Setting:
 
     def check(self) -> None:
         """Refuse options that are out of range."""
-        if not 0.0 <= self.average < 1.0:
-            raise ValueError(
-                f"average is {self.average}: it is a fraction of the rounds, 0 or more and below 1"
-            )
-        if min(self.global_steps, self.draws) < 1:
-            raise ValueError(
-                f"global_steps ({self.global_steps}) and draws ({self.draws}) must be 1 or more"
-            )
-        if self.merge not in MERGES:
-            words = " or ".join(map(repr, MERGES))
-            raise ValueError(f"merge is {self.merge!r}: it must be {words}")
+        expect(
+            average=(self.average, "[0, 1)"),
+            global_steps=(self.global_steps, "[1, inf)"),
+            draws=(self.draws, "[1, inf)"),
+            merge=(self.merge, MERGES),
+        )
         if self.merge == "gradient" and self.global_optimizer is not None:
             why = "the server steps along the mean gradient of the path"
             plain_lr(self.global_optimizer, "global_optimizer", why)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.constructed import constructed
@@ -80,11 +81,7 @@ def fedvi(
     Raises:
         ValueError: `kl_weight` or `prior_weight` is negative.
     """
-    if min(kl_weight, prior_weight) < 0.0:
-        raise ValueError(
-            f"kl_weight ({kl_weight}) and prior_weight ({prior_weight}) are weights of penalties: "
-            "they must be 0 or more"
-        )
+    expect(kl_weight=(kl_weight, "[0, inf)"), prior_weight=(prior_weight, "[0, inf)"))
 
     def client(program: Program) -> Client:
         def objective(

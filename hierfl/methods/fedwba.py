@@ -26,6 +26,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import grad_and_value
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS
@@ -81,11 +82,11 @@ def fedwba(
         ProgramError: (at fit) the model has something global, no local site, or a prior that cannot
             be drawn by a key.
     """
-    if min(particles, matchings) < 1 or (prior_width is not None and not prior_width > 0.0):
-        raise ValueError(
-            f"particles is {particles}, matchings {matchings} and prior_width {prior_width}: they "
-            "must be 1 or more, and the width above 0 or None"
-        )
+    expect(
+        particles=(particles, "[1, inf)"),
+        matchings=(matchings, "[1, inf)"),
+        prior_width=(prior_width, "(0, inf) or None"),
+    )
     how = Stein(particles, optimizer, steps, unit, batch_size, prior_width)
 
     def server(program: Program) -> Server:

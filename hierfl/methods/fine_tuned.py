@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, slope
@@ -61,10 +62,7 @@ def fine_tuned(
         ProgramError: (at fit) there are latent sites, but no params of local sites to tune;
             `mirror` without the guide `delta`; or it is around `batch_normed`, not inside.
     """
-    if when not in ("adapting", "every round"):
-        raise ValueError(f"when is {when!r}; it must be 'adapting' or 'every round'")
-    if steps < 1:
-        raise ValueError(f"steps is {steps}: fine-tuning takes 1 or more")
+    expect(when=(when, ("adapting", "every round")), steps=(steps, "[1, inf)"))
 
     def client(program: Program) -> Client:
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)

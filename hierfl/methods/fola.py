@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
@@ -88,11 +89,7 @@ def fola(
         ProgramError: (at fit) the model has local sites, params without a prior, or priors that
             depend on other sites or do not curve down.
     """
-    if not trust >= 0.0 or fisher_rows < 1:
-        raise ValueError(
-            f"trust is {trust} and fisher_rows is {fisher_rows}: trust must be 0 or more, and "
-            "fisher_rows 1 or more"
-        )
+    expect(trust=(trust, "[0, inf)"), fisher_rows=(fisher_rows, "[1, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:

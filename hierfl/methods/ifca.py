@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -82,8 +83,7 @@ def ifca(
         ProgramError: (at fit) the model has latent sites or local params; or two clusters start
             equal.
     """
-    if clusters < 1:
-        raise ValueError(f"clusters is {clusters}: it must be 1 or more")
+    expect(clusters=(clusters, "[1, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def most(message: Tree) -> Tensor:

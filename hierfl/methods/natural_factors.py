@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, sub
 from hierfl.guides.conditional import conditional
 from hierfl.guides.global_sites import diagonal_normal, full_normal, normal_params
@@ -30,8 +31,7 @@ PARTS = ("shift", "precision")
 
 def check_visits(damping: float | None, draws: int, steps: int) -> None:
     """Refuse options of pvi and fedep that are out of range."""
-    if damping is not None and not 0.0 < damping <= 1.0:
-        raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
+    expect(damping=(damping, "(0, 1] or None"))
     if draws < 2 or draws % 2 or steps < 1:
         raise ValueError(
             f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
@@ -85,10 +86,7 @@ def per_fedavg(
             none of the three.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if meta not in BATCHES:
-        raise ValueError(f"meta is {meta!r}: it must be 'first', 'hessian-free' or 'full'")
-    if not difference > 0.0:
-        raise ValueError(f"difference is {difference}: it must be above 0")
+    expect(meta=(meta, BATCHES), difference=(difference, "(0, inf)"))
     inner_lr = plain_lr(
         inner_optimizer, "inner_optimizer", "a client is fitted by one gradient step"
     )

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, sub
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
@@ -314,6 +315,5 @@ def strategy_of(word: Word | Strategy) -> Strategy:
     """Return the strategy of a name, or raise a ValueError."""
     if isinstance(word, Strategy):
         return word
-    if word not in STRATEGIES:
-        raise ValueError(f"strategy is {word!r}: it must be one of {', '.join(STRATEGIES)}")
+    expect(strategy=(word, STRATEGIES))
     return STRATEGIES[word]

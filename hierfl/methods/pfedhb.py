@@ -24,6 +24,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
@@ -87,11 +88,7 @@ def pfedhb(
         ValueError: `mean_penalty` or `variance_penalty` is negative.
         ProgramError: (at fit) as for `fedabml(server="exact")`; or the prior's scale is not learned.
     """
-    if min(mean_penalty, variance_penalty) < 0.0:
-        raise ValueError(
-            f"mean_penalty is {mean_penalty} and variance_penalty {variance_penalty}: neither may "
-            "be negative"
-        )
+    expect(mean_penalty=(mean_penalty, "[0, inf)"), variance_penalty=(variance_penalty, "[0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
     how = Setting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
     server = partial(_server, mean_penalty, variance_penalty)

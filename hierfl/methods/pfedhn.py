@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from hierfl.core import noise
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -130,10 +130,10 @@ def pfedhn(
         ValueError: `embedding_size` is below 1, or `clipping_norm` is not above 0.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    if embedding_size is not None and embedding_size < 1:
-        raise ValueError(f"embedding_size is {embedding_size}: it must be 1 or more")
-    if clipping_norm is not None and clipping_norm <= 0.0:
-        raise ValueError(f"clipping_norm is {clipping_norm}: it must be above 0, or None")
+    expect(
+        embedding_size=(embedding_size, "[1, inf) or None"),
+        clipping_norm=(clipping_norm, "(0, inf) or None"),
+    )
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def size(program: Program) -> int:

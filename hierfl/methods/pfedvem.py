@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributions import transform_to
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
@@ -96,8 +97,7 @@ def pfedvem(
         ProgramError: (at fit) the model has no local sites, no local param `spread`, or prior means
             that are no global params.
     """
-    if min(head_steps, draws) < 1:
-        raise ValueError(f"head_steps ({head_steps}) and draws ({draws}) must be 1 or more")
+    expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
     how = Setting(optimizer, base_optimizer, draws, confidence)
 
     def client(program: Program) -> Client:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
+
 NEEDED = "the privacy budget needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 MOVED = 2.0  # times the clip: how far one client can move the sum when its rows are replaced
 
@@ -42,11 +44,11 @@ def noise_for_epsilon(
         ValueError: an argument is out of range.
         ImportError: dp-accounting is not installed.
     """
-    if not epsilon > 0.0 or not 1 <= cohort <= clients or rounds < 1:
-        raise ValueError(
-            f"epsilon is {epsilon}, cohort is {cohort} of {clients} clients, and rounds is "
-            f"{rounds}: epsilon must be above 0, the cohort 1 to {clients}, and rounds 1 or more"
-        )
+    expect(
+        epsilon=(epsilon, "(0, inf)"),
+        cohort=(cohort, f"[1, {clients}]"),
+        rounds=(rounds, "[1, inf)"),
+    )
     at = check_delta(delta, clients)
 
     def within(noise: float) -> bool:

@@ -37,6 +37,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.importance_sampling import normal_points
 from hierfl.core.trees import Tree, sub
 from hierfl.data.batch import ClientBatch
@@ -151,14 +152,8 @@ def pvi(
 
 def _check_generalized(loss: str, power: float, divergence: str, alpha: float) -> None:
     """Refuse options of FedGVI that are out of range."""
-    for name, word, words in (
-        ("loss", loss, LOSSES),
-        ("divergence", divergence, ("kl", "renyi")),
-    ):
-        if word not in words:
-            raise ValueError(f"{name} is {word!r}: it must be {' or '.join(map(repr, words))}")
-    if not (0.0 < power <= 1.0 and 0.0 < alpha <= 1.0):
-        raise ValueError(f"power is {power} and alpha is {alpha}: both must be in (0, 1]")
+    expect(loss=(loss, LOSSES), divergence=(divergence, ("kl", "renyi")))
+    expect(power=(power, "(0, 1]"), alpha=(alpha, "(0, 1]"))
 
 
 def _client(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import DTYPES, Rounded, Tree, restored
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import empirical
@@ -82,10 +83,7 @@ def qlsd(
         ProgramError: (at fit) the model has local sites, or params without a prior.
     """
     check_chain(step_size, burn_in, draws, temperature)
-    if not 0.0 <= memory <= 1.0:
-        raise ValueError(f"memory is {memory}: it must be in [0, 1]")
-    if levels is not None and not 1 <= levels <= LEVELS:
-        raise ValueError(f"levels is {levels}: it must be 1 to {LEVELS}, or None")
+    expect(memory=(memory, "[0, 1]"), levels=(levels, f"[1, {LEVELS}] or None"))
     return Method(
         "qlsd",
         model,

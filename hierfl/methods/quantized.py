@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import (
     DTYPES,
     Tree,
@@ -67,8 +68,7 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
             or a client sends something else than copies of the global params (fedabml with
             server="exact").
     """
-    if bits not in DTYPES:
-        raise ValueError(f"bits is {bits!r}: it must be 8 or 16")
+    expect(bits=(bits, DTYPES))
 
     def parts(program: Program) -> tuple[Client, Server]:
         plain = method.server(program)

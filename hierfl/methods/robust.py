@@ -20,6 +20,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Each, Method, Reports, Server, Share, Up
 from hierfl.methods.about import Wrapper
@@ -62,10 +63,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
             (In a round) a client sends a share of weight 0 (averaging_some); or
             there are too few clients for "krum".
     """
-    if rule not in RULES:
-        raise ValueError(f"rule is {rule!r}: it must be one of {', '.join(RULES)}")
-    if not 0.0 <= tolerated < 0.5:
-        raise ValueError(f"tolerated is {tolerated}: a share of the clients lies in [0, 0.5)")
+    expect(rule=(rule, RULES), tolerated=(tolerated, "[0, 0.5)"))
 
     def client(program: Program) -> Client:
         plain = method.client(program)

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
@@ -86,10 +87,7 @@ def scaffold(
     server_lr = plain_lr(server_optimizer, "server_optimizer", "its equation is one factor")
     if not lr:
         raise ValueError("optimizer is SGD(0.0): its step size must be above 0")
-    if option not in OPTIONS:
-        raise ValueError(f"option is {option!r}: it must be 'I' or 'II'")
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights is {weights!r}: it must be 'uniform' or 'rows'")
+    expect(option=(option, OPTIONS), weights=(weights, WEIGHTS))
 
     def client(program: Program) -> Client:
         plan = partial(Phase, count=steps, unit=unit, batch_size=batch_size)

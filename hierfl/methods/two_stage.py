@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import torch
 
+from hierfl.core.arguments import expect
 from hierfl.guides.from_factor import OWN_PARAM, FromFactor, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Method, Phase, Server
@@ -183,8 +184,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             are not Normal; the message names the site and the fix. (After a round) a client's rows
             show that the program was misread.
     """
-    if draws < 100:
-        raise ValueError(f"draws is {draws}: Pareto-smoothed weights need 100 or more")
+    expect(draws=(draws, "[100, inf)"))  # fewer are too few for Pareto-smoothed weights
 
     def server(program: Program) -> Server:
         rounds, budget = server_rounds(program, draws, row_noise), dict[str, float]()

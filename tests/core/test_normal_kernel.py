@@ -11,7 +11,6 @@ from scipy import stats
 from torch import Tensor
 
 from hierfl.core import noise, normal_kernel
-from hierfl.engine.compiled import _instructions_known
 
 KEYS = noise.client_keys(map(str, range(10)))
 MASK = 0xFFFFFFFF
@@ -20,7 +19,7 @@ MASK = 0xFFFFFFFF
 @pytest.fixture
 def kernels() -> Iterator[None]:
     """Let noise call the kernels, as a step that is compiled does."""
-    with _instructions_known(), normal_kernel.in_graph():
+    with normal_kernel.in_graph():
         assert noise.GRAPH_OPS.get() is not None, "the kernels were not compiled"
         yield
 
@@ -54,7 +53,7 @@ def test_normals_are_box_muller_draws(count: int, kernels: None) -> None:
 
 def test_compiled_and_eager_normals_agree_to_rounding() -> None:
     eager = noise.normals(KEYS, (100, 784), torch.float32)
-    with _instructions_known(), normal_kernel.in_graph():
+    with normal_kernel.in_graph():
         drawn = noise.normals(KEYS, (100, 784), torch.float32)
     assert not torch.equal(drawn, eager), "another code"
     assert float((drawn - eager).abs().max()) < 3e-6
@@ -84,7 +83,7 @@ def test_keys_are_equal_bit_for_bit() -> None:
         ]
 
     eager = keys()
-    with _instructions_known(), normal_kernel.in_graph():
+    with normal_kernel.in_graph():
         assert all(map(torch.equal, keys(), eager))
 
 

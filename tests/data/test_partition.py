@@ -201,7 +201,7 @@ def test_sixty_thousand_rows_take_seconds() -> None:
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "too many classes": (
         lambda: partition.pathological(LABELS, num_clients=5, classes_per_client=11, seed=0),
-        ValueError, "classes_per_client is 11: it must be at least 1 and at most 10",
+        ValueError, "classes_per_client is 11: it must be in",
     ),
     "a class too small": (
         lambda: partition.pathological([0, 1, 1, 1, 1, 1], num_clients=4, classes_per_client=2, seed=0),

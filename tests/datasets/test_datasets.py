@@ -92,7 +92,7 @@ def test_nominal_codes_become_columns_of_their_own() -> None:
 
 def test_heart_disease_raises_for_an_unknown_treatment() -> None:
     with pytest.raises(
-        ValueError, match="missing is 'drop': it must be 'indicator', 'nan' or 'raw'"
+        ValueError, match="missing is 'drop': it must be one of 'indicator', 'nan', 'raw'"
     ):
         datasets.heart_disease("drop")  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hierfl.core import noise
 from hierfl.core.normal_kernel import in_graph
-from hierfl.engine.compiled import Graphs, _instructions_known
+from hierfl.engine.compiled import Graphs
 from hierfl.engine.draws import shorten
 from hierfl.engine.entrywise import MANY
 
@@ -64,7 +64,7 @@ def traced(step: Callable[[State], list[Tensor]], s: State) -> Any:
     def flat(*leaves: Tensor) -> list[Tensor]:
         return step(dict(zip(names, leaves, strict=True)))
 
-    with _instructions_known(), in_graph():
+    with in_graph():
         graph = make_fx(flat)(*s.values())
     shorten(graph)
     return graph

@@ -15,7 +15,7 @@ from hierfl import methods, models
 from hierfl.core import noise
 from hierfl.core.normal_kernel import in_graph
 from hierfl.core.trees import tree_leaves
-from hierfl.engine.compiled import Graphs, Loop, _instructions_known
+from hierfl.engine.compiled import Graphs, Loop
 from hierfl.engine.draws import draw_together
 from hierfl.engine.entrywise import MANY
 from hierfl.engine.graph_rewrites import rewrite
@@ -106,7 +106,7 @@ def test_normals_are_drawn_by_one_call() -> None:
         return moved * noise.normals(noise.fold(keys, 2), (5,), torch.float32)
 
     w = torch.ones(4, 5, dtype=torch.float32)
-    with _instructions_known(), in_graph():
+    with in_graph():
         graph = make_fx(step)(w, keys)
     ops = torch.ops.hierfl
     calls = [node.target for node in graph.graph.nodes]

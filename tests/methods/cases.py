@@ -296,6 +296,7 @@ CASES: dict[str, Case] = {
         {"log_marginal": (), "gradient": (2,), "hessian": (2, 2), "lost": ()},
     ),
     "fedmap": Case(lambda: methods.fedmap(mapped(), batch_size=2), {"clients": THETA, "loss": ()}),
+    "fedmap newton": Case(lambda: methods.fedmap(mapped(), newton_steps=1)),
     "fedpa": Case(
         lambda: methods.fedpa(shared(), epochs=3, shrinkage=0.2, batch_size=2),
         {"moved": THETA, "loss": ()},
@@ -379,6 +380,7 @@ CASES: dict[str, Case] = {
     },
     "pfedbayes": Case(_pfedbayes, PRIOR),
     "pfedbred": Case(_pfedbred, MODEL),
+    **{f"pfedbred {s}": Case(partial(_pfedbred, s)) for s in ("lg", "mh24", "mh-code")},
     "pfedgp": Case(
         lambda: methods.pfedgp(process(), steps=2, batch_size=2),
         {"theta": {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,), **KERNEL}, "loss": ()},

@@ -95,9 +95,5 @@ def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match=r"mean_norm is -1\.0"):
-        clustered_fl(at(START), mean_norm=-1.0)
-    with pytest.raises(ValueError, match="linkage is 'average'"):
-        clustered_fl(at(START), linkage="average")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave cohort=None"):
         fit(clustered_fl(at(START)), clients(), rounds=1, cohort=2)

@@ -267,8 +267,6 @@ def test_what_has_no_budget_is_refused(made: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"clipping_norm": 0.0, "noise_multiplier": 1.0}, "clipping_norm is 0.0"),
-        ({"clipping_norm": 1.0, "noise_multiplier": -1.0}, "noise_multiplier is -1.0"),
         ({"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.25}, "below 1/4"),
         ({"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.0}, "above 0"),
     ],
@@ -276,10 +274,3 @@ def test_what_has_no_budget_is_refused(made: Any, says: str) -> None:
 def test_options_out_of_range(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         fit(differentially_private(plain(), **options), federation(), rounds=1)
-
-
-def test_budgets_out_of_range() -> None:
-    with pytest.raises(ValueError, match="epsilon is 0"):
-        noise_for_epsilon(0.0, clients=10, cohort=2, rounds=3)
-    with pytest.raises(ValueError, match="cohort is 11 of 10"):
-        noise_for_epsilon(1.0, clients=10, cohort=11, rounds=3)

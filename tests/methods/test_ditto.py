@@ -22,12 +22,6 @@ from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
 from tests.programs import federation, fit, regression
 
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
-
 
 @pytest.mark.parametrize(
     ("k", "published"),
@@ -44,17 +38,16 @@ def test_personal_models_at_fedavgs_fixed_point(k: int, published: tuple[float, 
     assert wanted[k].tolist() == pytest.approx(published, abs=2e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only(way: str) -> None:
+def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only() -> None:
     data, model = (
         federation((5, 3, 7, 1, 2)),
         network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
     )
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
-    both = fit(ditto(model, prox=0.0, **options), data, rounds=3, **WAYS[way])
+    both = fit(ditto(model, prox=0.0, **options), data, rounds=3)
     common, alone = (
         fit(fedavg(model, **options), data, rounds=3),
-        fit(local_only(model, **options), data, rounds=3, **WAYS[way]),
+        fit(local_only(model, **options), data, rounds=3),
     )
     for name, value in common.message.items():
         assert torch.allclose(both.message[name], value, atol=1e-12)
@@ -71,8 +64,7 @@ def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only(way: str) ->
         )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> None:
+def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps() -> None:
     """On all rows with theta fixed, FedMAP's step equals Ditto's with lam = 1 / sigma^2.
 
     FedMAP's step descends the mean loss plus
@@ -85,7 +77,7 @@ def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> No
     prior = learned_prior_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
     ours = fit(
         fedmap(prior, optimizer=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimizer=SGD(0.0)),
-        data, rounds=2, **WAYS[way],
+        data, rounds=2
     )  # fmt: skip
     method = ditto(
         network(line, likelihood=normal(1.0)),

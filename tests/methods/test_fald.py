@@ -59,7 +59,3 @@ def test_where_clients_differ_local_steps_move_its_middle() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(ClientError, match="step_size"):
         fit(fald(wide, step_size=1e308), three_rows(), rounds=2)
-    with pytest.raises(ValueError, match=r"common_noise is 1\.5"):
-        fald(wide, common_noise=1.5)
-    with pytest.raises(ValueError, match="temperature -1"):
-        fald(wide, temperature=-1.0)

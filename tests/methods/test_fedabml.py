@@ -21,11 +21,6 @@ from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
 
 
 def equal_rows() -> ClientData:
@@ -88,9 +83,8 @@ def test_with_a_fixed_prior_and_exact_local_solves_the_fixed_point_is_gls() -> N
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a1_with_a_point_guide_and_a_fixed_prior_it_equals_pfedme(steps: int, way: str) -> None:
+def test_a1_with_a_point_guide_and_a_fixed_prior_it_equals_pfedme(steps: int) -> None:
     lam, lr, eta = 2.0, 0.05, 0.1
     common: dict[str, Any] = {"steps": steps, "batch_size": None}
     theirs = fit(
@@ -116,7 +110,7 @@ def test_a1_with_a_point_guide_and_a_fixed_prior_it_equals_pfedme(steps: int, wa
         draws=1,
         **common,
     )
-    ours = fit(method, equal_rows(), rounds=3, **WAYS[way])
+    ours = fit(method, equal_rows(), rounds=3)
     assert torch.allclose(ours.message["theta"], theirs.message["theta"], atol=1e-10, rtol=0.0)
     assert torch.allclose(ours.draws(1).own["w"], theirs.draws(1).own["w"], atol=1e-10, rtol=0.0)
 
@@ -140,12 +134,11 @@ def test_a2_under_equal_variances_the_kl_is_a_square_plus_a_constant() -> None:
     assert torch.allclose(kl, lam / 2 * square + constant, atol=1e-10, rtol=0.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("meta", "published"), [("full", (0.475296, 0.620012)), ("first", (0.493107, 0.602512))]
 )
 def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
-    meta: Any, published: tuple[float, float], way: str
+    meta: Any, published: tuple[float, float]
 ) -> None:
     """One round by hand, and MAML's fixed point.
 
@@ -170,14 +163,12 @@ def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
         by_rows(fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options)),
         clients(),
         rounds=1,
-        **WAYS[way],
     )
     assert torch.allclose(after.message["theta"], fixed, atol=1e-10, rtol=0.0)
     away = fit(
         by_rows(fedabml(at(START, personal=True), guides.delta, meta=meta, **options)),
         clients(),
         rounds=1,
-        **WAYS[way],
     )
     step = (outer @ (START - B)[..., None])[..., 0]
     assert torch.allclose(
@@ -185,13 +176,12 @@ def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a4_without_the_kl_clients_train_independently(way: str) -> None:
+def test_a4_without_the_kl_clients_train_independently() -> None:
     data, options = (
         federation((5, 3, 7)),
         dict[str, Any](kl_weight=0.0, optimizer=SGD(0.05), steps=3, batch_size=2, draws=2),
     )
-    fitted = fit(fedabml(net(), **options), data, rounds=2, seed=1, **WAYS[way])
+    fitted = fit(fedabml(net(), **options), data, rounds=2, seed=1)
     start = fitted.program.start()[0]
     for name, value in fitted.message.items():
         assert torch.allclose(value, start[name], atol=1e-12, rtol=0.0)

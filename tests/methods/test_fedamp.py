@@ -94,9 +94,5 @@ def test_a_client_outside_the_cohort_keeps_its_model() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="prox is -1"):
-        fedamp(at(START), prox=-1.0)
-    with pytest.raises(ValueError, match=r"self_weight 1\.5"):
-        heur_fedamp(at(START), self_weight=1.5)
     with pytest.raises(ProgramError, match=r"add up to 2, above 1: lower alpha \(1\)"):
         fit(fedamp(at(START), sigma=1.0, optimizer=SGD(0.0), batch_size=None), clients(), rounds=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -20,12 +18,6 @@ from hierfl.models import batch_norm_network, network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from tests.programs import federation, fit
-
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
 
 
 def net(*, normalized: bool = True) -> nn.Module:
@@ -46,8 +38,7 @@ def net(*, normalized: bool = True) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m8_without_batch_norm_it_equals_fedavg(way: str) -> None:
+def test_m8_without_batch_norm_it_equals_fedavg() -> None:
     data, options = (
         federation((5, 3, 7, 1, 2)),
         {"optimizer": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2},
@@ -58,7 +49,6 @@ def test_m8_without_batch_norm_it_equals_fedavg(way: str) -> None:
         data,
         rounds=3,
         cohort=4,
-        **WAYS[way],
     )
     theirs = fit(
         fedavg(network(module, likelihood=normal(1.0)), **options),  # type: ignore[arg-type]
@@ -68,18 +58,6 @@ def test_m8_without_batch_norm_it_equals_fedavg(way: str) -> None:
     )
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0), name
-
-
-@pytest.mark.parametrize("way", ["in chunks", "sequential"])
-def test_every_engine(way: str) -> None:
-    method, data = (
-        fedbn(batch_norm_network(net(), likelihood=normal(1.0)), steps=2, batch_size=3),
-        federation((5, 3, 7, 1, 2)),
-    )
-    one, two = (fit(method, data, rounds=3, cohort=4, **WAYS[w]) for w in ("together", way))
-    for a, b in ((one.message, two.message), (one.progress.table, two.progress.table)):
-        for name, value in named_leaves(a).items():
-            assert torch.allclose(value, named_leaves(b)[name], atol=1e-10, rtol=0.0), name
 
 
 def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:

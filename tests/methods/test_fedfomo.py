@@ -128,10 +128,3 @@ def test_fixed_points_lower_the_validation_loss() -> None:
     assert float((away * (H @ away[..., None])[..., 0]).sum()) < 1e-6
     joined = fitted.personalize(clients(), rounds=2)
     assert torch.allclose(joined.progress.table["last"]["theta"], B, atol=0.2)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="models is -1"):
-        fedfomo(at(START), models=-1)
-    with pytest.raises(ValueError, match=r"explore 2\.0"):
-        fedfomo(at(START), explore=2.0)

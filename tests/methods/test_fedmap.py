@@ -29,7 +29,6 @@ from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, s
 from tests.programs import ProgramError, federation, fit
 
 WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
     "in chunks": {"chunk": 2},
     "sequential": {"engine": "sequential"},
 }
@@ -159,9 +158,8 @@ def test_a4_the_gradient_server_descends_the_envelope() -> None:
     assert values == sorted(values, reverse=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("omega", ["rows", "uniform"])
-def test_theorem_1(omega: Any, way: str) -> None:
+def test_theorem_1(omega: Any) -> None:
     """One round equals gamma - lr grad M(gamma), with grad M by central differences."""
     data, lr, h = toy(3), 0.7, 1e-5
     weights = SHARES if omega == "rows" else torch.full((5,), 0.2)
@@ -189,19 +187,17 @@ def test_theorem_1(omega: Any, way: str) -> None:
         toy_method(server="gradient", weights=omega, server_optimizer=SGD(lr)),
         data,
         rounds=1,
-        **WAYS[way],
     )
     assert torch.allclose(gamma_of(fitted), gamma - lr * slope, atol=1e-7)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m4_a_tight_prior_gives_gradient_descent_on_the_mean_loss(way: str) -> None:
+def test_m4_a_tight_prior_gives_gradient_descent_on_the_mean_loss() -> None:
     """(gamma' - gamma) / sigma^2 -> -sum_k w_k grad f_k(gamma), with an error of order sigma^2."""
     wanted = -(P[:, None] * (H @ (START - B)[..., None])[..., 0]).sum(0)
     errors = []
     for variance in (0.1, 0.01, 0.001):
         prior = {"loc": START, "scale": torch.tensor(variance).sqrt()}
-        fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1, **WAYS[way])
+        fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1)
         errors.append(
             float(((fitted.message["gamma"]["theta.v"] - START) / variance - wanted).norm())
         )
@@ -231,10 +227,7 @@ def of_quadratics(prior: dict[str, Tensor]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean(
-    way: str,
-) -> None:
+def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean() -> None:
     """The fixed point is the GLS mean with both variances known.
 
     It solves sum_k (H_k^-1 + sigma^2)^-1 (gamma - b_k) = 0, with H_k of the summed loss.
@@ -248,15 +241,13 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean(
             fedmap(model, newton_steps=1, loss="sum", weights="uniform"),
             clients(),
             rounds=8,
-            **WAYS[way],
         )
         ends.append(fitted.message["gamma"]["theta.v"])
     assert torch.allclose(ends[0], fixed, atol=1e-12)
     assert (ends[1] - fixed).norm() < 0.2 * (START - fixed).norm()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
+def test_m5_equals_pfedme_with_an_exact_prox() -> None:
     """With a = 1 / sigma^2, gamma' = (1 - s a) gamma + s a mean w_k.
 
     This is pFedMe's round with eta lam = s a and its prox solved exactly.
@@ -269,7 +260,6 @@ def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
         ),
         clients(),
         rounds=2,
-        **WAYS[way],
     )
     theirs = fit(
         pfedme(
@@ -289,11 +279,10 @@ def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
 
 
 # ------------------------------------------------------------ equal to other methods
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variance", [0.5, math.inf])
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 def test_m1_m2_restarted_it_equals_fedprox_and_without_a_prior_fedavg(
-    way: str, variance: float, opt: str
+    variance: float, opt: str
 ) -> None:
     optimizer = SGD(0.05) if opt == "sgd" else Adam(0.02)
     data = federation((5, 3, 7, 1, 2))
@@ -309,26 +298,24 @@ def test_m1_m2_restarted_it_equals_fedprox_and_without_a_prior_fedavg(
         prox=1.0 / variance,
     )
     one, two = (
-        fit(ours, data, rounds=3, cohort=4, **WAYS[way]),
+        fit(ours, data, rounds=3, cohort=4),
         fit(theirs, data, rounds=3, cohort=4),
     )
     for name, value in two.message.items():
         assert torch.allclose(one.message["gamma"][name], value, atol=1e-10, rtol=0.0), name
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m2_without_a_prior_clients_train_independently(way: str) -> None:
+def test_m2_without_a_prior_clients_train_independently() -> None:
     data = federation((5, 3, 7))
     method = fedmap(personal(Isotropic(math.inf)), optimizer=SGD(0.05), steps=2, batch_size=2)
-    both = fit(method, data, rounds=4, **WAYS[way])
+    both = fit(method, data, rounds=4)
     alone = fit(method, data.select(["south"]), rounds=4)
     own, others = named_leaves(alone.progress.table), named_leaves(both.progress.table)
     for name, value in own.items():
         assert torch.allclose(others[name][1], value[0], atol=1e-12), name
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average(way: str) -> None:
+def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average() -> None:
     data = federation()
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
     average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
@@ -336,7 +323,6 @@ def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average(way: str) ->
         fedmap(personal(Isotropic(0.7)), server="gradient", server_optimizer=SGD(0.7), **options),
         data,
         rounds=3,
-        **WAYS[way],
     )
     exact = fit(
         fedmap(personal(Isotropic(0.7)), server=Isotropic(0.7).best, **options), data, rounds=3
@@ -346,15 +332,13 @@ def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average(way: str) ->
         assert torch.allclose(exact.message["gamma"][name], value, atol=1e-10)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_m6_a_frozen_learned_variance_equals_isotropic(way: str) -> None:
+def test_m6_a_frozen_learned_variance_equals_isotropic() -> None:
     data = federation()
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
     frozen = fit(
         fedmap(personal(LearnedVariance(c=0.7)), server_optimizer=SGD(0.0), **options),
         data,
         rounds=3,
-        **WAYS[way],
     )
     fixed = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
     for name, value in fixed.message["gamma"].items():
@@ -368,7 +352,7 @@ def test_m6_a_frozen_learned_variance_equals_isotropic(way: str) -> None:
             (prior, server, way)
             for prior in (LearnedVariance(), LearnedNormal())
             for server in SERVERS
-            for way in list(WAYS)[1:]
+            for way in WAYS
         ),
         (InputConvex(hidden=2), "average", "sequential"),
         (InputConvex(hidden=2), "gradient", "in chunks"),
@@ -456,8 +440,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("omega", ["rows", "uniform", "likelihood", "mean-likelihood"])
-@pytest.mark.parametrize("way", WAYS)
-def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
+def test_omega_is_never_nan(omega: Any, quiet: None) -> None:
     """One client has a million rows and the other 10, in float32."""
     torch.set_default_dtype(torch.float32)
     many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
@@ -473,7 +456,7 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
         batch_size=None,
         weights=omega,
     )
-    fitted = fit(method, ClientData.from_clients(rows), rounds=2, **WAYS[way])
+    fitted = fit(method, ClientData.from_clients(rows), rounds=2)
     assert fitted.history["effective_clients"].between(1.0, 2.0 + 1e-5).all()
     assert all(
         bool(leaf.isfinite().all()) for leaf in named_leaves(fitted.progress.server).values()
@@ -621,24 +604,6 @@ def test_a_prior_for_each_layer() -> None:
     )
     with pytest.raises(ValueError, match=r"prior: none of the prefixes '1\.' fits '0\.weight'"):
         personal({"1.": Isotropic()})
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        (
-            {"weights": "size"},
-            "weights is 'size'; it must be one of rows, uniform, mean-likelihood, likelihood",
-        ),
-        ({"server": "mean"}, "server is 'mean'; it must be one of average, gradient"),
-        ({"restart": "never"}, "restart is 'never'"),
-        ({"loss": "total"}, "loss is 'total'"),
-        ({"init": "best"}, "init is 'best'"),
-    ],
-)
-def test_unknown_options_are_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        fedmap(personal(), **options)
 
 
 def test_unsupported_programs_are_refused() -> None:

@@ -155,5 +155,3 @@ def test_wrong_arguments() -> None:
         HeadedNetwork(net(), head="last")
     with pytest.raises(TypeError, match="HeadedNetwork"):
         fedpac(network(net()))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"feature_weight is -1\.0"):
-        fedpac(HeadedNetwork(net(), head="2"), feature_weight=-1.0)

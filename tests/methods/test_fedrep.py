@@ -21,11 +21,6 @@ from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
 from tests.programs import federation, fit, regression
 
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
 PLATES: dict[str, dict[str, Any]] = {
     "by name": {"model": at(), "head": "v"},
     "by plate": {"model": at(plate=True)},
@@ -77,21 +72,20 @@ def test_the_split_by_plate_equals_the_split_by_name() -> None:
 
 
 @pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_an_empty_head_is_fedavg_and_an_empty_body_local_only(way: str, joint: bool) -> None:
+def test_an_empty_head_is_fedavg_and_an_empty_body_local_only(joint: bool) -> None:
     data, optimizer = federation((5, 3, 7, 1, 2)), SGD(0.05, 0.5)
     run: dict[str, Any] = {"rounds": 2, "cohort": 3}
     two: dict[str, Any] = {"head_steps": 2, "body_steps": 2, "joint": joint}
 
     size: dict[str, Any] = {"unit": "epoch", "batch_size": 2, "optimizer": optimizer}
     common = fit(fedavg(network(), steps=2, **size), data, **run)
-    ours = fit(fedrep(network(), head="none", **two, **size), data, **run, **WAYS[way])
+    ours = fit(fedrep(network(), head="none", **two, **size), data, **run)
     for name, value in common.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
 
     size = {"unit": "epoch", "batch_size": None, "optimizer": optimizer}
     alone = fit(local_only(network(), steps=2, **size), data, **run)
-    ours = fit(fedrep(network(), head="all", **two, **size), data, **run, **WAYS[way])
+    ours = fit(fedrep(network(), head="all", **two, **size), data, **run)
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(ours.progress.table["head"][name], value, atol=1e-10, rtol=0.0)
     assert torch.equal(ours.progress.table["seen"], alone.progress.table["seen"])

@@ -100,5 +100,3 @@ def personal_known() -> Any:
 def test_refused() -> None:
     with pytest.raises(ProgramError, match="is global"):
         fit(fedwba(personal(prior_scale=1.0)), federation(), rounds=1)
-    with pytest.raises(ValueError, match="particles is 0"):
-        fedwba(personal_known(), particles=0)

@@ -111,8 +111,6 @@ BIG = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (3, 4, 5, 6, 7))
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="clusters is 0"):
-        ifca(center, clusters=0)
     with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
         fit(ifca(center, clusters=2), BIG, rounds=1)
     with pytest.raises(ProgramError, match="2 sets of params: give 3"):

@@ -45,11 +45,6 @@ from tests.methods.test_fedabml import net, own
 from tests.methods.test_fedmap import envelope, gamma_of, of_quadratics, toy, toy_method
 from tests.programs import federation, fit, read
 
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
 
 
@@ -117,10 +112,9 @@ def evidence(m: Tensor, s: Tensor) -> float:
     return float(dist.Normal(m, (1.0 / CURVES + s.square()).sqrt()).log_prob(BEST).sum())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_o3_with_exact_clients_and_the_exact_server_it_equals_em(way: str) -> None:
+def test_o3_with_exact_clients_and_the_exact_server_it_equals_em() -> None:
     method = solved(fedabml(learned_prior, server="exact"))
-    few = fit(method, diagonal(), rounds=3, **WAYS[way]).message
+    few = fit(method, diagonal(), rounds=3).message
     m, s = torch.tensor([0.5, -0.5]), torch.tensor([0.7, 0.4])
     for _ in range(3):
         before = evidence(m, s)
@@ -175,8 +169,6 @@ def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> No
         ProgramError, match=r"the prior's scale of site 'w' is neither known nor a global param"
     ):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
-    with pytest.raises(ValueError, match="server is 'em'; it must be 'average' or 'exact'"):
-        fedabml(learned_prior, server="em")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave meta at 'envelope'"):
         fedabml(learned_prior, server="exact", meta="full")
 
@@ -209,16 +201,14 @@ def _scaled(batch: ClientBatch) -> None:
             )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(way: str) -> None:
+def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients() -> None:
     """The fixed point is GLS under a fixed prior sd.
 
     The paper's target is its limit at sd = 0, which no positive sd reaches.
     """
     pooled, alone = stationary(ROWS * H), B.mean(0)
     distances = []
-    together = way == "together"
-    for sd in (0.1, 0.4, 1.0, 3.0, 30.0) if together else (0.4,):
+    for sd in (0.1, 0.4, 1.0, 3.0, 30.0):
         gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + sd**2 * I2))
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
@@ -232,12 +222,11 @@ def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(way
             batch_size=None,
             draws=1,
         )
-        after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
+        after = fit(by_rows(method), clients(), rounds=1).message["theta.v"]
         assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
         distances.append(float((gls - pooled).norm()))
-    if together:
-        assert distances == sorted(distances) and 0.0 < distances[0] < 0.03
-        assert torch.allclose(gls, alone, atol=2e-3)
+    assert distances == sorted(distances) and 0.0 < distances[0] < 0.03
+    assert torch.allclose(gls, alone, atol=2e-3)
 
 
 # ------------------------------------------------------------ O6: FedMAP's exact steps
@@ -256,8 +245,7 @@ def test_o6_the_exact_step_in_closed_form() -> None:
     assert bool((after["s"] > 0.0).all())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_o6_exact_steps_never_increase_the_objective(way: str) -> None:
+def test_o6_exact_steps_never_increase_the_objective() -> None:
     data = toy(2)
     values = [float(envelope(data, torch.tensor([0.3, -0.2, 0.0, 0.0])))]
 
@@ -265,7 +253,7 @@ def test_o6_exact_steps_never_increase_the_objective(way: str) -> None:
         values.append(float(envelope(data, gamma_of(fitted))))
 
     method = toy_method(server=LearnedVariance().best)
-    fit(method, data, rounds=12, callback=after_a_round, **WAYS[way])
+    fit(method, data, rounds=12, callback=after_a_round)
     assert len(values) == 13
     assert values == sorted(values, reverse=True)
     assert values[0] - values[1] > 1.0 and values[-2] - values[-1] < 1e-3
@@ -321,9 +309,8 @@ def envelope_of(prior: BregmanPrior, s: Tensor, lam: float) -> float:
     return total
 
 
-@pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", PRIORS)
-def test_o7_a_step_descends_the_envelope(name: str, way: str) -> None:
+def test_o7_a_step_descends_the_envelope(name: str) -> None:
     """With an exact prox, s <- s - eta dF/ds, where dF/ds = lam (mu - prox).
 
     The derivative is checked by central differences of F itself.
@@ -347,7 +334,7 @@ def test_o7_a_step_descends_the_envelope(name: str, way: str) -> None:
         steps=1,
         batch_size=None,
     )
-    found = fit(method, data, rounds=1, **WAYS[way]).message["mu"]
+    found = fit(method, data, rounds=1).message["mu"]
     assert torch.allclose(found, s - eta * slope, atol=2e-7)
 
 
@@ -395,8 +382,7 @@ def test_o9_the_kl_of_fedabml_and_its_gradients() -> None:
     assert torch.allclose(terms.local_kl, torch.as_tensor(by_hand), atol=1e-12, rtol=0.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
+def test_o9_the_step_of_theta_descends_the_kl_in_closed_form() -> None:
     """d/dm = (m - m_i) / s^2, d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, per row.
 
     The step needs no random draw.
@@ -413,7 +399,7 @@ def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
         batch_size=None,
         draws=2,
     )
-    fitted = fit(method, data, rounds=1, seed=2, **WAYS[way])
+    fitted = fit(method, data, rounds=1, seed=2)
     start, phi, n = fitted.program.start()[0], own(fitted), data.counts.double().view(3, 1)
     for name in ("weight", "bias"):
         m, raw = start[f"theta.{name}"].flatten(), start[f"scale.{name}"].flatten()
@@ -479,14 +465,13 @@ ALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", ALL)
-def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str, way: str) -> None:
+def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str) -> None:
     """With one client, the objective of every method in ALL is least at the minimum of that client's loss.
 
     Training on the client's rows alone finds the same point.
     """
-    fitted = fit(ALL[name](), clients().select(["a"]), rounds=2, **WAYS[way])
+    fitted = fit(ALL[name](), clients().select(["a"]), rounds=2)
     [theta] = fitted.message.get("gamma", fitted.message).values()
     assert torch.allclose(theta, B[0], atol=1e-12, rtol=0.0)
 

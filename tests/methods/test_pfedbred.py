@@ -27,11 +27,6 @@ from tests.methods.quadratics import START, B, H, at, clients
 from tests.methods.test_fedabml import equal_rows
 from tests.programs import federation, fit, row_plan
 
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
 WHOLE: dict[str, Any] = {"batch_size": None}
 
 
@@ -60,9 +55,8 @@ def assert_close(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1
         )
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24"])
-def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any, way: str) -> None:
+def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any) -> None:
     common: dict[str, Any] = {
         "prox": 2.0,
         "optimizer": SGD(0.02),
@@ -81,11 +75,10 @@ def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any, way
         inner_start="global",
         **common,
     )
-    assert_close(learned(fit(ours, data, **run, **WAYS[way])), learned(theirs))
+    assert_close(learned(fit(ours, data, **run)), learned(theirs))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_r2_one_prox_step_from_w_equals_fedavg(way: str) -> None:
+def test_r2_one_prox_step_from_w_equals_fedavg() -> None:
     lam, lr, eta = 3.0, 0.05, 0.2
     ours = pfedbred(
         at(START, personal=True),
@@ -99,15 +92,12 @@ def test_r2_one_prox_step_from_w_equals_fedavg(way: str) -> None:
         **WHOLE,
     )
     theirs = fedavg(at(START), optimizer=SGD(eta * lam * lr), steps=4, **WHOLE)
-    one, two = fit(ours, equal_rows(), rounds=2, **WAYS[way]), fit(theirs, equal_rows(), rounds=2)
+    one, two = fit(ours, equal_rows(), rounds=2), fit(theirs, equal_rows(), rounds=2)
     assert torch.allclose(one.message["theta"], two.message["theta"], atol=1e-10, rtol=0.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("jacobian", ["identity", "exact"])
-def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_equals_per_fedavg(
-    jacobian: Any, way: str
-) -> None:
+def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_equals_per_fedavg(jacobian: Any) -> None:
     """lam (mu - prox) -> grad f(mu), with error O(1 / lam).
 
     This gives first-order MAML without the Jacobian of mu(w), and MAML with it.
@@ -131,14 +121,13 @@ def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_equals_per_fedavg(
             jacobian=jacobian,
             **WHOLE,
         )
-        moved = START - fit(method, clients(), rounds=1, **WAYS[way]).message["theta"]
+        moved = START - fit(method, clients(), rounds=1).message["theta"]
         misses.append(float((moved - outer.mean(0)).norm()))
     assert misses[0] / misses[1] == pytest.approx(10.0, rel=0.15)
     assert misses[1] < 0.02
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_r4_mh_code_without_prior_and_memory_equals_per_fedavg_on_two_batches(way: str) -> None:
+def test_r4_mh_code_without_prior_and_memory_equals_per_fedavg_on_two_batches() -> None:
     a = 0.1
     method = pfedbred(
         at(START, personal=True),
@@ -153,13 +142,12 @@ def test_r4_mh_code_without_prior_and_memory_equals_per_fedavg_on_two_batches(wa
     for _ in range(3):
         ahead = w - a * (H @ (w - B)[..., None])[..., 0]
         w = w - a * (H @ (ahead - B)[..., None])[..., 0]
-    found = fit(method, equal_rows(), rounds=1, **WAYS[way]).message["theta"]
+    found = fit(method, equal_rows(), rounds=1).message["theta"]
     assert torch.allclose(found, w.mean(0), atol=1e-10, rtol=0.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["meg", "mh"])
-def test_r5_a_gaussian_bregman_prior_equals_the_squared_distance(strategy: Any, way: str) -> None:
+def test_r5_a_gaussian_bregman_prior_equals_the_squared_distance(strategy: Any) -> None:
     """Mirror steps and Bregman's kernel give the same fit as a Normal of unit scale."""
     common: dict[str, Any] = {
         "prox": 2.0,
@@ -174,18 +162,16 @@ def test_r5_a_gaussian_bregman_prior_equals_the_squared_distance(strategy: Any, 
     model = models.bregman_network(
         net(), bregman.gaussian(), likelihood=models.likelihood.normal(1.0)
     )
-    assert_close(learned(fit(pfedbred(model, strategy, **common), data, **run, **WAYS[way])), plain)
+    assert_close(learned(fit(pfedbred(model, strategy, **common), data, **run)), plain)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_r6_over_relaxation(way: str) -> None:
+def test_r6_over_relaxation() -> None:
     start, runs = START, {}
     for beta in (0.0, 1.0, 2.0):
         runs[beta] = fit(
             over_relaxed(pfedbred(at(start, personal=True), steps=3, **WHOLE), beta),
             clients(),
             rounds=1,
-            **WAYS[way],
         ).message["theta"]
     assert torch.equal(runs[0.0], start)
     assert torch.allclose(runs[2.0] - start, 2.0 * (runs[1.0] - start), atol=1e-12)
@@ -199,8 +185,7 @@ def line(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
+def test_mh_code_takes_a_mini_batch_for_each_gradient() -> None:
     """Against a loop over clients, of which one has fewer rows than two mini-batches and one fewer
     than one.
 
@@ -246,15 +231,14 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
         steps=steps,
         batch_size=size,
     )
-    found = fit(method, data, rounds=2, seed=4, **WAYS[way])
+    found = fit(method, data, rounds=2, seed=4)
     assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
     own = torch.stack([v for v, _ in kept])
     assert torch.allclose(found.draws(1).own["w"][0], own, atol=1e-10, rtol=0.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
-def test_two_rounds_by_hand(strategy: str, way: str) -> None:
+def test_two_rounds_by_hand(strategy: str) -> None:
     """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all
     rows.
     """
@@ -293,7 +277,7 @@ def test_two_rounds_by_hand(strategy: str, way: str) -> None:
         steps=steps,
         **WHOLE,
     )
-    found = fit(method, clients(), rounds=rounds, **WAYS[way])
+    found = fit(method, clients(), rounds=rounds)
     assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
     assert torch.allclose(
         found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), atol=1e-10, rtol=0.0
@@ -366,9 +350,8 @@ def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
     return model
 
 
-@pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", MEANS)
-def test_prox_of_a_linear_loss(name: str, way: str) -> None:
+def test_prox_of_a_linear_loss(name: str) -> None:
     """Oracle O7: prox = grad g(s - c / lam).
 
     In the order of the priors: mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 /
@@ -387,7 +370,7 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
         steps=1,
         **WHOLE,
     )
-    fitted = fit(method, data, rounds=1, **WAYS[way])
+    fitted = fit(method, data, rounds=1)
     expected = prior.mean_of(prior.natural_of(mean) - SLOPE / lam)
     by_hand = {
         "gaussian": mean - SLOPE / lam,
@@ -401,8 +384,7 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
     assert torch.allclose(fitted.message["theta"], moved, atol=1e-7), "s <- s - eta lam (mu - v)"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_prox_under_a_custom_g_that_couples_components(way: str) -> None:
+def test_prox_under_a_custom_g_that_couples_components() -> None:
     """g(s) = s' C s / 2 has the same prox.
 
     Here the prior of two clients is two tensors and not one of four numbers.
@@ -425,7 +407,7 @@ def test_prox_under_a_custom_g_that_couples_components(way: str) -> None:
         steps=1,
         **WHOLE,
     )
-    fitted = fit(method, data, rounds=1, **WAYS[way])
+    fitted = fit(method, data, rounds=1)
     mu = mean - cov @ (0.01 * SLOPE)  # a step of 0.01 in natural parameters
     assert torch.allclose(
         fitted.draws(1).own["v"][0], (mu - cov @ SLOPE / lam).expand(3, 2), atol=1e-7
@@ -520,10 +502,6 @@ def test_a_client_not_yet_trained_gets_the_global_model_and_adapts() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(
-        ValueError, match="strategy is 'mega': it must be one of none, lg, meg, mh, mh24, mh-code"
-    ):
-        pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="take mh24 for an exact one"):
         pfedbred(gaussian_net(), "mh-code", jacobian="exact")
     model = models.bayesian_network(

@@ -89,5 +89,3 @@ def test_points_that_agree_leave_a_finite_prior() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(ProgramError, match='prior_scale="learned"'):
         fit(pfedhb(personal(prior_scale=1.0)), federation(), rounds=1)
-    with pytest.raises(ValueError, match="variance_penalty -1"):
-        pfedhb(personal(prior_scale="learned"), variance_penalty=-1.0)

@@ -167,10 +167,3 @@ def test_embeddings_follow_clients_names() -> None:
     one = fit(method, clients(), rounds=2).progress.table["mail"]["theta"]
     two = fit(method, clients().select(torch.tensor(order)), rounds=2).progress.table["mail"]
     assert torch.allclose(one[order], two["theta"], rtol=0.0, atol=1e-12)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="embedding_size is 0"):
-        pfedhn(at(START), embedding_size=0)
-    with pytest.raises(ValueError, match=r"clipping_norm is 0\.0"):
-        pfedhn(at(START), clipping_norm=0.0)

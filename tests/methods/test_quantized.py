@@ -247,8 +247,6 @@ def test_what_is_not_finite_is_refused_as_without_it() -> None:
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="bits is 4: it must be 8 or 16"):
-        quantized(fedavg(_shared()), bits=4)  # type: ignore[arg-type]
     data, plain = federation((5, 3, 7)), fedavg(_shared(), **SMALL)
     personal = bayesian_network(
         nn.Linear(2, 1), likelihood=normal(1.0), prior_loc="learned", prior_scale="learned"

@@ -142,8 +142,6 @@ def test_new_clients_are_served_theta() -> None:
 
 def test_refused() -> None:
     for wrong, text in (
-        ({"option": "III"}, "option is 'III': it must be 'I' or 'II'"),
-        ({"weights": "n"}, "weights is 'n': it must be 'uniform' or 'rows'"),
         ({"optimizer": SGD(0.0)}, "step size must be above 0"),
         ({"optimizer": SGD(0.1, 0.9)}, "without momentum, as its corrections are gradients"),
         ({"optimizer": Adam(0.1)}, "optimizer is Adam"),

@@ -343,8 +343,3 @@ def local_alone(batch: ClientBatch) -> None:
 def test_programs_that_it_cannot_take(model: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):
         fit(two_stage(model), people((3, 4)))
-
-
-def test_few_draws_are_refused() -> None:
-    with pytest.raises(ValueError, match="draws is 99: "):
-        two_stage(programs.binary, draws=99)
