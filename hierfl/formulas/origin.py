@@ -31,7 +31,7 @@ def write_moved(
     names = [f"{group.sd}[{name}]" for name in columns]
     note = f"{', '.join(columns)}; at the means of the predictors"
     out.sample(sd, independent(priors, names, [len(columns)]), note=note)
-    concentration = float(priors[str(group.cor)])  # type: ignore[arg-type]
+    concentration = float(priors[str(group.cor)])
     out.sample(cholesky, f"dist.LKJCholesky({len(columns)}, {concentration})")
     moves = ", ".join(f"{-means.get(name, 0.0):.9g}" for name in columns[1:])
     out.add(f"lower = {out.named(sd)}[:, None] * {out.named(cholesky)}")
