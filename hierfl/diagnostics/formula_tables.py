@@ -8,7 +8,7 @@ import pandas as pd
 
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import CENTERED, INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.smooth_sources import lengths_of
 from hierfl.formulas.smooths import sites_of
 
@@ -87,6 +87,7 @@ def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.
 
 def _sites_of(term: GroupTerm) -> tuple[str, ...]:
     more = [f"{kind}_{term.site}" for kind in ("z", "rho")] if term.group.kind else []
+    more += [f"{site}{CENTERED}" for site in (term.sd, term.cholesky)]  # in the frame alone
     return (term.site, term.sd, term.cor or "", term.cholesky, *lengths_of(term), *more)
 
 

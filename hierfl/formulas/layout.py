@@ -206,6 +206,7 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
     for group in found.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
         names += [f"z_{group.site}", f"rho_{group.site}"] if group.group.kind else []
+        names += [f"{site}{CENTERED}" for site in (group.sd, group.cholesky) if group.cor]
     for name in names:
         if name in reserved:
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
@@ -250,6 +251,8 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
             other = (f"{group.site}_term_2", columns)
             sites[group.cor] = (*many, other)
             sites[group.cholesky] = (*many, other)
+            for site in (group.sd, group.cholesky):
+                sites[f"{site}{CENTERED}"] = sites[site]
         if group.place == "clients" and many:
             sites[group.site] = many
         if group.place in ("above", "crossed"):
@@ -269,6 +272,7 @@ def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
 # Names that the program has already.
 TAKEN = {
     *"pyro dist torch hierfl families batch eta loc base means read variance has".split(),
+    *"lower first upper".split(),
     *keyword.kwlist,
 }
 NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold

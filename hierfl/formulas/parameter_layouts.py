@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hierfl.formulas.layout import INTERCEPT, NO_NAME, Layout, layout
+from hierfl.formulas.layout import CENTERED, INTERCEPT, NO_NAME, Layout, layout
 from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.priors import all_priors
@@ -80,7 +80,9 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
 
 def _sites(found: Layout) -> set[str]:
     own = {found.intercept, found.sampled_intercept, *(term.name for term in found.common.terms)}
-    return own.union(*({g.site, g.sd, g.cholesky} for g in found.groups))
+    scales = {site for group in found.groups for site in (group.sd, group.cholesky)}
+    own |= scales | {f"{site}{CENTERED}" for site in scales}
+    return own | {group.site for group in found.groups}
 
 
 def _check_columns(name: str, main: Layout, own: Layout) -> None:

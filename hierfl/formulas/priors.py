@@ -40,7 +40,8 @@ def all_priors(
       the identity: rstanarm's; brms has a flat one. Without an intercept the root mean squares of
       the column and of the response take the places of the sds.
     * standard deviations of groups: half-StudentT(3, 0, s), s as of the intercept; of slopes of
-      numbers s / sd of the column.
+      numbers s / sd of the column. Where intercept and slopes are correlated, that of the
+      intercept is at the numbers' means.
     * correlations: LKJ(1).
     * rho of neighbors: Beta(1, 1), brms's.
     * smooths: as standard deviations of groups; length scales as `smooths.length_prior`.

@@ -16,6 +16,7 @@ from hierfl.formulas.layout import (
     independent,
     rows_of_above,
 )
+from hierfl.formulas.origin import means_of, write_moved
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
@@ -169,6 +170,8 @@ def _group_sites(
     shape = [] if size == 1 and group.is_single else [size]
     each = names if outputs == 1 else [name for name in names for _ in range(outputs)]
     note = "" if group.is_single else ", ".join(group.entries)
+    if outputs == 1 and (means := means_of(group, schema)):
+        return write_moved(out, group, priors, means)
     out.sample(group.sd, independent(priors, each, shape), note=note)
     out.scales[group.site] = out.named(group.sd)
     if group.places:

@@ -131,7 +131,9 @@ def _mixture_tail(
     middle = share @ means
     away = means - middle
     total = torch.tensordot(share, covariances, 1) + away.mT @ (away * share[:, None])
-    tril = torch.linalg.cholesky(total)
+    tril, failed = torch.linalg.cholesky_ex(total)
+    if bool(failed):  # by rounding, where columns lie far from 0
+        return torch.nan, torch.nan
 
     def turned(v: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(tril, v, upper=False)

@@ -91,7 +91,8 @@ def repeated(found: Drawn, draws: int) -> Drawn:
 
 def with_shared(found: Drawn, **values: Any) -> Drawn:
     """The same draws with some global sites at fixed values; intercepts are those at the columns' means."""
-    centered = {n: f"{n}_centered" for n in values if f"{n}_centered" in found.shared}
+    intercepts = [name for name in values if name.endswith("Intercept")]
+    centered = {n: f"{n}_centered" for n in intercepts if f"{n}_centered" in found.shared}
     values = {centered.get(name, name): value for name, value in values.items()}
     fixed = {
         name: torch.as_tensor(value).double().expand(found.shared[name].shape)

@@ -89,7 +89,7 @@ def test_words_run_in_the_program_and_in_a_saved_record(tmp_path: Any) -> None:
     formula = made(priors={"cor": "lkj(2)", "sd": "student_t(3, 0, 1)"}).on(frame())
     assert "dist.LKJCholesky(2, 2.0)" in formula.program()
     text = "dist.FoldedDistribution(dist.StudentT(3.0, 0.0, 1.0)).expand([2]).to_event(1)"
-    assert f"pyro.sample('sd_site', {text})" in formula.program()
+    assert f"pyro.sample('sd_site_centered', {text})" in formula.program()
     found = fit(methods.fedsvi(formula), formula.data(frame()), rounds=1)
     found.save(tmp_path)
     assert hierfl.load(tmp_path).method.model.priors == formula.priors  # type: ignore[attr-defined]
