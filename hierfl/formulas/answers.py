@@ -32,13 +32,18 @@ from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
 @dataclass(frozen=True)
 class OfColumn:
-    """What a client answers about a column: sums of a number, or counts of levels, to multiples of `min_count`."""
+    """What a client answers about a column: sums of a number, or counts of levels, to multiples of `min_count`.
+
+    `declared` is the order of a pandas category: of all its levels where it `is_ordered` or all may be
+    named, and else of those in `counts`.
+    """
 
     kind: Kind
     unit: str = ""
     sums: Sums | None = None
     counts: Mapping[str, int] | None = None
     declared: tuple[str, ...] = ()
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,13 @@ def of_columns(
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
-        declared: tuple[str, ...] = ()  # the only order that leaves the client
-        if hasattr(frame[name], "cat") and frame[name].cat.ordered:
-            declared = tuple(map(level_name, frame[name].cat.categories))
-        found[name] = OfColumn("category", unit, None, seen, declared)
+        declared, is_ordered = list[str](), False
+        if hasattr(frame[name], "cat"):
+            is_ordered = bool(frame[name].cat.ordered)
+            declared = [level_name(value) for value in frame[name].cat.categories]
+            if not is_ordered and least > 1:  # the name of a rare level stays here
+                declared = [level for level in declared if level in seen]
+        found[name] = OfColumn("category", unit, None, seen, tuple(declared), is_ordered)
     return found
 
 

@@ -178,6 +178,7 @@ def _column(found: Any) -> OfColumn:
         None if found["sums"] is None else _sums(found["sums"]),
         None if found["counts"] is None else _counts(found["counts"]),
         _names(found["declared"]),
+        bool(found["is_ordered"]),
     )
 
 

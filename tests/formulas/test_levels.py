@@ -81,7 +81,9 @@ def test_merging_beside_a_level_of_the_same_name() -> None:
 def test_an_empty_level_of_an_ordinal_response_keeps_its_threshold() -> None:
     for have in ("bcd", "abd", "abc"):
         frame = BASE.assign(o=pd.Categorical(np.tile(list(have), 20), list("abcd"), ordered=True))
-        made = on("o ~ x", "cumulative", frame)
+        unused = next(iter({*"abcd"} - {*have}))
+        with pytest.warns(UserWarning, match=f"'o' declares .*no rows have, '{unused}', .*prior"):
+            made = on("o ~ x", "cumulative", frame)
         assert "Ordered(dist.StudentT(3.0, 0.0, 2.5), 3)" in made.program()
 
 
@@ -89,7 +91,7 @@ def test_an_empty_level_of_a_predictor_is_named_or_keeps_its_prior() -> None:
     made = on("y ~ u", levels={"u": ["r", "s", "t", "v"]})
     assert made.all_priors["u[v]"].scale > 0 and "u[v]" in made.layout.common.columns  # type: ignore[union-attr]
     frame = BASE.assign(u=pd.Categorical(BASE.u, list("rstv"), ordered=True))
-    with pytest.warns(UserWarning, match="no rows of its levels v"):
+    with pytest.warns(UserWarning, match="'u' declares .*no rows have, 'v', which is left out"):
         assert on("y ~ u", frame=frame).layout.common.columns == ("u[s]", "u[t]")
     refused(lambda: on("y ~ u", levels={"u": ["v", "r", "s"]}), "'u'")
 
