@@ -232,7 +232,10 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         if own or last:
             sites[term.name] = own + last
         if term.monotone:
-            sites[f"simplex_{term.name}"] = own
+            curve: Dims = ((f"{term.name}_by", term.curves),) if term.curves else ()
+            sites |= {f"b_{term.name}": curve} if curve else {}
+            step: Dims = ((f"{term.name}_step", term.steps),) if term.curves else own
+            sites[f"simplex_{term.name}"] = (*curve, *step)
         if term.smooth and term.smooth.levels:
             by: Dims = ((f"{term.name}_by", term.smooth.levels),)
             sites |= dict.fromkeys([f"{kind}_{term.name}" for kind in term.smooth.kinds], by)
