@@ -19,6 +19,7 @@ from hierfl.formulas.columns import (
     kind_of,
     level_name,
     named,
+    number_column,
     numbers,
     prepared,
 )
@@ -69,17 +70,11 @@ def of_columns(
             found[name] = OfColumn("category", unit, None, {})
             continue
         check_column(frame, name, client)  # a frame of one client may lack the column of clients
-        kind = kind_of(frame[name], name, client) if wanted != "category" else wanted
+        kind = wanted or kind_of(frame[name], name, client)
         if wanted is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
             kind = "category"
-        if wanted == "number" and kind != "number":
-            raise RowsFault(
-                f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the "
-                "formula reads it as a number: convert it",
-                f"column '{name}' holds words, and the formula reads it as a number",
-            )
         if kind == "number":
-            values = numbers(frame[name])  # mi() allows missing ones
+            values = number_column(frame[name], name, client)  # mi() allows missing ones
             found[name] = OfColumn("number", unit, sums(values[np.isfinite(values)]))
             continue
         counts = Counter(named(frame[name], name, client).tolist())

@@ -24,7 +24,7 @@ from hierfl.formulas.columns import (
     complete,
     incomplete,
     index_in,
-    numbers,
+    number_column,
     prepared,
 )
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
@@ -283,7 +283,7 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
             fields["cens"] = _of_events(ready[name], name, client)
         elif addition == "upper":
             check_column(frame, name, client)
-            fields["upper"] = numbers(frame[name])  # NaN where there is none
+            fields["upper"] = number_column(frame[name], name, client)  # NaN where there is none
         else:
             fields[addition] = ready[name].to_numpy(dtype=np.float64)
     if "upper" in fields:  # it is read of intervals alone, and may be missing elsewhere

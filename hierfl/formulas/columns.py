@@ -135,6 +135,17 @@ def numbers(series: Any) -> NDArray[np.float64]:
     return found
 
 
+def number_column(series: Any, name: str, client: str) -> NDArray[np.float64]:
+    """Return a column that the formula reads as a number, NaN where it is missing; refuse words."""
+    if kind_of(series, name, client) != "number":
+        raise RowsFault(
+            f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and the formula reads "
+            "it as a number: convert it",
+            f"column '{name}' holds words, and the formula reads it as a number",
+        )
+    return numbers(series)
+
+
 def named(series: Any, name: str, client: str) -> Names:
     """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1"."""
     short = series.dtype in ("float16", "float32")  # whose 0.1 is that of another client's float64

@@ -66,12 +66,18 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         rows(["a", "a ", "b"]),
         "clients 'a' and 'a ' differ only in case, spaces or Unicode form: make",
     ),
-    "two spaces": (rows(["a b", "a  b", "b"]), "clients 'a  b' and 'a b' differ only in case, spaces"),
+    "two spaces": (
+        rows(["a b", "a  b", "b"]),
+        "clients 'a  b' and 'a b' differ only in case, spaces",
+    ),
     "two forms": (
         rows(["é", unicodedata.normalize("NFD", "é"), "b"]),
         "differ only in case, spaces or Unicode form",
     ),
-    "a byte-order mark": (rows(["a", "\ufeffa", "b"]), "differ only in case, spaces or Unicode form"),
+    "a byte-order mark": (
+        rows(["a", "\ufeffa", "b"]),
+        "differ only in case, spaces or Unicode form",
+    ),
     "empty": (rows(["", "a", "b"]), "a client has an empty name: name it"),
     "bytes": (rows([b"a", b"b", b"a"]), "client_id holds b'a': client_id must be"),
     "masked ids": (
