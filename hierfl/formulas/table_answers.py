@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import check_column, kind_of, missing_in, named, numbers
+from hierfl.formulas.columns import check_column, kind_of, level_name, missing_in, named, numbers
 
 FEW = -1  # some rows, but fewer than `least`
 STEPS = (1.0, 2.0, 5.0)  # times powers of ten: the widths that ranges of values are multiples of
@@ -26,18 +26,25 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NumbersAnswer:
-    """A column of numbers: its rows, mean, sd (n - 1), and how many values are at or below each of `ends`."""
+    """A column of numbers: its rows, mean, sd (n - 1), and how many values are at or below each of `ends`.
+
+    `ones` are the rows with a 1, where all values are 0 or 1; None: there are other values.
+    """
 
     rows: int
     mean: float
     sd: float
     ends: tuple[float, ...] = ()
     below: tuple[int, ...] = ()
+    ones: int | None = None
 
 
 @dataclass(frozen=True)
 class LevelsAnswer:
-    """A category: its rows, the rows of each level that may be named, and those of the others."""
+    """A category: its rows, the rows of each level that may be named, and those of the others.
+
+    `declared` is the order of a pandas category: of all its levels with `least` 1, else of those in `counts`.
+    """
 
     rows: int
     counts: Mapping[str, int]
@@ -155,8 +162,10 @@ def variable_answer(
         there = there & complete  # the two sums would differ by a few rows alone
     if there.sum() < max(least, 1) or 0 < (there & complete).sum() < least:
         return VariableAnswer(missing, None)
-    is_yes_no = pd.api.types.infer_dtype(series[there]) == "boolean"
-    if kind_of(series, name, client) == "number" and not is_yes_no:
+    kind = pd.api.types.infer_dtype(series[there])
+    if kind in ("datetime64", "datetime", "date", "timedelta64", "timedelta", "period"):
+        series = series.astype(str)
+    elif kind != "boolean" and kind_of(series, name, client) == "number":
         return VariableAnswer(missing, numbers_answer(numbers(series)[there], name, client, least))
     return VariableAnswer(missing, levels_answer(series[there], name, client, least))
 
@@ -179,7 +188,8 @@ def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnsw
     others = sum(count for count in seen.values() if count < least)
     declared: tuple[str, ...] = ()
     if hasattr(series, "cat"):
-        declared = tuple(str(v) for v in series.cat.categories if str(v) in shown)
+        every = map(level_name, series.cat.categories)
+        declared = tuple(level for level in every if least == 1 or level in shown)
     return LevelsAnswer(
         rounded_count(len(series), least), shown, rounded_count(others, least), declared
     )
@@ -196,7 +206,9 @@ def numbers_answer(values: Floats, name: str, client: str, least: int) -> Number
         digits = 2 - math.floor(math.log10(sd)) if sd > 0.0 else 15
         mean, sd = round(mean, digits), round(sd, digits)
     ends, below = cumulative(values, least)
-    return NumbersAnswer(rounded_count(len(values), least), mean, sd, ends, below)
+    is_binary = bool(np.isin(values, (0.0, 1.0)).all())
+    ones = rounded_count(int(values.sum()), least) if is_binary else None
+    return NumbersAnswer(rounded_count(len(values), least), mean, sd, ends, below, ones)
 
 
 def cumulative(values: Floats, least: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
@@ -266,9 +278,10 @@ def _variable(found: Any) -> VariableAnswer:
     rows, sd = whole(of["rows"]), finite(of["sd"])
     right = len(ends) == len(below) <= MOST_ENDS
     right &= list(ends) == sorted(set(ends)) and [*below, rows] == sorted([*below, rows])
-    if not right or sd < 0.0:
+    ones = None if of["ones"] is None else whole(of["ones"])
+    if not right or sd < 0.0 or (ones or 0) > rows:
         raise ValueError("its counts do not rise with its values, or its sd is below 0")
-    return VariableAnswer(missing, NumbersAnswer(rows, finite(of["mean"]), sd, ends, below))
+    return VariableAnswer(missing, NumbersAnswer(rows, finite(of["mean"]), sd, ends, below, ones))
 
 
 def whole(found: Any, *, few: bool = False) -> int:
