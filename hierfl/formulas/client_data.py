@@ -27,6 +27,7 @@ from hierfl.formulas.columns import (
     number_column,
     prepared,
 )
+from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
@@ -61,6 +62,8 @@ def client_data(
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
+    terms = set[str]().union(*map(columns_of, declared.described))
+    predictors = sorted(terms & read.keys())
     rows: dict[str, list[NDArray[Any]]] = {}
     above: dict[str, list[NDArray[Any]]] = {}
     kept: list[NDArray[np.int64]] = []
@@ -76,6 +79,7 @@ def client_data(
             rows_here = fields_of(found, declared.imputed, ready, gone, client)
         else:
             ready, rows_here = prepared(own, read, client), {}
+        warn_of_far_values(ready, schema, predictors, client)
         of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
         of_rows |= rows_here
         for name, values in of_rows.items():

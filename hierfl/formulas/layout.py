@@ -162,11 +162,6 @@ def _group_terms(
         columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
-        for other, _, same in designs.values():
-            if {*other.by} == {*group.by} and same == columns and other.kind == group.kind:
-                raise ValueError(
-                    f"'{other.text}' and '{group.text}' are one term: remove one of them"
-                )
         is_taken = group.name in designs or group.name in RESERVED
         site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
         designs[site] = group, terms, columns
