@@ -51,11 +51,10 @@ def _shown(found: Sbc) -> Shown:
 
 def _unfinished(found: Sbc) -> str:
     """Return that the fits were still improving, and what to do."""
-    rise = f"their ELBO still rose by {found.gain.mean():.3g} nats in the last quarter of the steps"
-    why = "they had fewer than four steps" if np.isnan(found.gain).any() else rise
     return (
-        f"The fits had not converged: {why}, so that the ranks are those of unfinished fits: take "
-        "more steps, or a larger step size"
+        f"The fits had not converged: their ELBO still rose by {found.gain.mean():.3g} nats in the last "
+        "quarter of the steps, so that the ranks are those of unfinished fits: take more steps, or a "
+        "larger step size"
     )
 
 
@@ -74,8 +73,8 @@ class Sbc:
         elbo: (R,) of each replication's last step, nats: one estimate, to see whether the fits have
             converged.
         gain: (R,) by how many nats the ELBO of each replication's fit was larger, on average, in the
-            last quarter of the steps than in the quarter before; NaN of fewer than four steps, and
-            empty where the fits do not say.
+            last quarter of the steps than in the quarter before; 0 of one step, and empty where the
+            fits do not say.
     """
 
     shared: dict[str, Ranks]
@@ -256,7 +255,7 @@ def _fitted(
     stepped = Stepped(at, optimizer.init(at))
     loss = torch.zeros(len(ids))
     quarters = torch.zeros(2, len(ids))  # losses of the last two
-    quarter = steps // 4
+    quarter = max(1, steps // 4)
 
     def gradient(params: Params, label: Labels, one: Tensor, t: Tensor) -> tuple[Tree, Tensor]:
         rows = with_labels(batch, label).redrawn(one).redrawn(t)
@@ -284,9 +283,9 @@ def _fitted(
             rest = {"ids": ids, "t": torch.tensor(t, dtype=torch.int32), "rate": rate}
             now = move(now, labels, rest)
             loss = now.pop("loss")
-            if quarter and t >= steps - 2 * quarter:
+            if t >= steps - 2 * quarter:
                 quarters[int(t >= steps - quarter)] += loss / quarter
-    gain = quarters[0] - quarters[1] if quarter else torch.full((len(ids),), torch.nan)
+    gain = quarters[0] - quarters[1] if steps > 1 else torch.zeros(len(ids))
     return now["params"], loss, gain
 
 

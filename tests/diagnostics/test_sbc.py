@@ -129,14 +129,14 @@ def test_500_replications_with_an_unknown_spread() -> None:
 
 
 def test_fits_that_have_not_converged_are_said_to_be_so() -> None:
-    """Of 20 steps the ranks say little of the guide; in 250 the ELBO no longer rises."""
+    """After 20 steps the ranks say little of the guide; in 250 the ELBO no longer rises."""
     data, options = (
         rows_of(*[1] * 10),
         {"replications": 40, "num_particles": 1, "optimizer": Adam(0.1)},
     )
     how: dict[str, Any] = options
-    for steps, words in ((20, "ELBO still rose by [0-9.]+ nats"), (3, "fewer than four steps")):
-        with pytest.warns(UserWarning, match=f"had not converged: .*{words}.*more steps"):
+    for steps in (2, 20):
+        with pytest.warns(UserWarning, match="not converged: .*still rose by [0-9.]+ .*more steps"):
             found = sbc(means, guides.structured, data, steps=steps, **how)
         assert not found.converged and "had not converged" in str(found)
     done = sbc(means, guides.structured, data, steps=250, **how)

@@ -67,6 +67,13 @@ FORMULAS = [
     ("y ~ constant", "one value, 3"),
     ("y ~ single", "single level 'only'"),
     ("y ~ day", "holds dates: make it numbers, such as the days"),
+    (
+        "y ~ (1 | site) + (age | site)",
+        r"both have 'Intercept' of 'site': write \(0 \+ age \| site\)",
+    ),
+    ("y ~ (1 | site/ward) + (age | site)", "both have 'Intercept' of 'site'"),
+    ("y ~ (age | site) + (0 + age + dose || site)", "both have 'age' of 'site'"),
+    ("y ~ (1 | site:ward) + (age | ward:site)", "both have 'Intercept' of 'site:ward'"),
     ("y ~ digits", "number '1' as a string"),
     ("y ~ mixed", "numbers, strings or categories|holds"),
     ("y ~ spaced", "differ only in case, spaces"),
