@@ -46,6 +46,7 @@ def test_a_response_of_one_value_is_refused_by_name() -> None:
     on("y ~ x", "poisson", BASE.assign(y=0)).program()  # which says much of a rate
 
 
+@pytest.mark.filterwarnings("ignore:column 'x' .* more than 8 sds")
 def test_rows_far_beyond_the_knots_are_warned_of() -> None:
     made = on("y ~ bs(x, df=5)")
     with warnings.catch_warnings():
