@@ -14,7 +14,8 @@ from hierfl.formulas.columns import Column
 from hierfl.formulas.schema import Schema
 
 FAR = 8.0  # sds of the other rows, from their mean
-SOME_ROWS = 10  # of a client, which tell that a column has two values
+FAR_LOGS = 5.0  # of a client's values above 0, whose logarithms must be far out too
+SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
 
 
 def warn_of_far_values(
@@ -25,7 +26,11 @@ def warn_of_far_values(
         column, values = schema.columns[name], ready[name].to_numpy()
         if column.kind != "number" or _has_two_values(column, values):
             continue
-        count = int(is_far(values, column, schema.rows).sum())
+        far = is_far(values, column.mean, column.sd, schema.rows, FAR)
+        if far.any() and len(values) >= SOME_ROWS and values.min() > 0.0:  # incomes have long tails
+            logs = np.log(values)
+            far &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
+        count = int(far.sum())
         if count:
             warnings.warn(
                 f"column '{name}' of client '{client}' has {count} "
@@ -35,20 +40,19 @@ def warn_of_far_values(
             )
 
 
-def is_far(values: NDArray[np.float64], column: Column, rows: int) -> NDArray[np.bool_]:
-    """Return which values are far from the other rows' mean, in units of their sd, (n,).
+def is_far(
+    values: NDArray[np.float64], mean: float, sd: float, rows: int, times: float
+) -> NDArray[np.bool_]:
+    """Return which values are more than so many sds of the other rows from their mean, (n,).
 
-    A value among the agreed rows is set aside: it moves their mean, and n rows hold none that is
-    farther than sqrt(n) of their sds.
+    A value is set aside, since n rows hold none that is farther than sqrt(n) of their own sds.
     """
-    apart = np.abs(values - column.mean)
-    others = (rows * column.sd**2 - apart**2 * rows / max(rows - 1, 1)) / max(rows - 1, 1)
-    is_among = others > 1e-9 * column.sd**2  # else the others have no spread, or it is a new row
-    sd = np.sqrt(np.where(is_among, others, column.sd**2))
-    distance: NDArray[np.bool_] = (
-        apart * np.where(is_among, rows / max(rows - 1, 1), 1.0) > FAR * sd
-    )
-    return distance
+    apart, ratio = np.abs(values - mean), rows / max(rows - 1, 1)
+    others = ratio * (sd**2 - apart**2 / max(rows - 1, 1))
+    is_among = others > 1e-9 * sd**2  # else the others have no spread, or it is a new row
+    spread = np.sqrt(np.where(is_among, others, sd**2))
+    far: NDArray[np.bool_] = apart * np.where(is_among, ratio, 1.0) > times * spread
+    return far
 
 
 def _has_two_values(column: Column, values: NDArray[np.float64]) -> bool:

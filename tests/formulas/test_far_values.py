@@ -67,6 +67,16 @@ def test_rare_levels_of_two_are_not_far_out() -> None:
     assert said(lambda: formula.data(frame)) == []
 
 
+def test_a_long_tail_is_not_far_out() -> None:
+    n = 3000
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"h": np.resize(list("abc"), n), "income": rng.lognormal(10.0, 1.3, n)})
+    frame["y"] = rng.normal(size=n)
+    assert frame["income"].max() > frame["income"].mean() + 8.0 * frame["income"].std()
+    formula = hierfl.formula("y ~ income + (1 | h)", clients="h").on(frame)
+    assert said(lambda: formula.data(frame)) == []
+
+
 def test_over_nodes_each_node_warns_of_its_own(tmp_path: Path) -> None:
     formula = hierfl.formula("y ~ bmi + (1 | h)", clients="h")
     parts = {str(name): part for name, part in rows().groupby("h")}
