@@ -12,11 +12,12 @@ import pandas as pd
 from hierfl.core.arguments import check_names, expect_count, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.formulas.agree import Rare, agreed, has_columns
+from hierfl.formulas.agree import agreed, has_columns
 from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.layout import Dims, Layout, dims, layout
+from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import Declaration, Missing
 from hierfl.formulas.priors import all_priors

@@ -36,7 +36,7 @@ class Observed(NamedTuple):
 
     def of(self, rows: NDArray[np.bool_]) -> Observed:
         """Return some of the rows, (n,)."""
-        return Observed(*(values[rows] for values in self))
+        return Observed(self.end[rows], self.event[rows], self.start[rows], self.weight[rows])
 
 
 @dataclass(frozen=True)

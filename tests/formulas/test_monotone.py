@@ -171,6 +171,7 @@ def test_effects_of_a_product_are_those_of_each_level() -> None:
         np.testing.assert_allclose(table["iii - i"], wanted.sum(1).mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_product_finds_the_means_of_cells(tmp_path: Path) -> None:
     """Also of a new client, over nodes, and after saving and loading."""
     rng = np.random.default_rng(1)
