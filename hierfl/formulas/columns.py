@@ -164,9 +164,10 @@ def named(series: Any, name: str, client: str) -> Names:
 def refuse_similar(names: Collection[str], where: str) -> None:
     """Refuse names that differ only in case, spaces or Unicode form."""
     if similar := look_alike(sorted(names), "".join(sorted(names))) if names else None:
-        raise ValueError(
+        raise RowsFault(
             f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces "
-            "or Unicode form: make them one"
+            "or Unicode form: make them one",
+            f"two values of {where} differ only in case, spaces or Unicode form",
         )
     if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
         raise ValueError(f"{where} holds True or False here and 1 or 0 there: make them one")

@@ -22,9 +22,12 @@ def warn_of_far_values(
     ready: pd.DataFrame, schema: Schema, names: Collection[str], client: str
 ) -> None:
     """Warn of numbers of a client's `prepared` rows that are far from those of all, without their values."""
-    for name in names:
-        column, values = schema.columns[name], ready[name].to_numpy()
-        if column.kind != "number" or _has_two_values(column, values):
+    for name in sorted(names):
+        column = schema.columns[name]
+        if column.kind != "number":
+            continue
+        values = ready[name].dropna().to_numpy()
+        if _has_two_values(column, values):
             continue
         far = is_far(values, column.mean, column.sd, schema.rows, FAR)
         if far.any() and len(values) >= SOME_ROWS and values.min() > 0.0:  # incomes have long tails

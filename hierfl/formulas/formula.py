@@ -282,8 +282,7 @@ def schema(
         raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
     by = formula.clients if formula is not None else str(clients)
     parts, declared = by_client(frames, by), None if formula is None else formula.declared
-    first = next(iter(parts.values()))
-    kinds: Kinds = {str(name): None for name in first.columns if name != by}
+    kinds: Kinds = {str(n): None for n in next(iter(parts.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
     if declared is not None and "mi(" in declared.text:

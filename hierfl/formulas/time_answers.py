@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import CENSORED, level_name, named, number_column
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.table_answers import (
@@ -94,12 +95,14 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
 
     end = number_column(frame[response], response, client)
     if not (np.isfinite(end) & (end >= 0.0)).all():
-        raise ValueError(f"times '{response}' of client '{client}' must be finite and not below 0")
+        words = "must be finite and not below 0"
+        raise RowsFault(f"times '{response}' of client '{client}' {words}", f"'{response}' {words}")
     start, weight = column("entry", -np.inf), column("weights", 1.0)
     if not (start < end).all():
-        raise ValueError(
+        raise RowsFault(
             f"column '{additions['entry']}' of client '{client}' must be below '{response}': a row is "
-            "observed from its entry to its time"
+            "observed from its entry to its time",
+            f"column '{additions['entry']}' must be below '{response}'",
         )
     if not ((weight > 0.0) & np.isfinite(weight)).all():
         raise ValueError(f"column '{additions['weights']}' of client '{client}' must be above 0")

@@ -52,7 +52,7 @@ def test_rows_far_beyond_the_knots_are_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made.data(BASE)
-    with pytest.warns(UserWarning, match=r"'bs\(x, df=5\)' is .* far outside of its knots"):
+    with pytest.warns(UserWarning, match=r"'bs\(x, df=5\)' is far outside of its knots"):
         made.data(BASE.iloc[[0]].assign(x=BASE.x.max() + 5))
 
 

@@ -67,6 +67,17 @@ def test_rare_levels_of_two_are_not_far_out() -> None:
     assert said(lambda: formula.data(frame)) == []
 
 
+def test_a_missing_covariate_is_not_far_out() -> None:
+    """It stands as 0 in the program, which no value of this column is near."""
+    frame = rows(far=30.0).assign(bmi=lambda f: f["bmi"].clip(25.0, 29.0))
+    frame.loc[::7, "bmi"] = np.nan
+    text = ["y ~ mi(bmi) + (1 | h)", "bmi | mi() ~ 1"]
+    formula = hierfl.formula(text, clients="h").on(frame)
+    assert said(lambda: formula.data(frame)) == []
+    frame.loc[4, "bmi"] = 270.0
+    assert said(lambda: formula.data(frame))[0].startswith(WORDS)
+
+
 def test_a_long_tail_is_not_far_out() -> None:
     n = 3000
     rng = np.random.default_rng(0)

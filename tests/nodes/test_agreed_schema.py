@@ -285,7 +285,7 @@ def test_a_node_that_spells_a_level_otherwise_is_left_out_with_both(
     parts = of_sex(first, second)
 
     def answered(content: bytes) -> dict[str, bytes]:
-        found = {}
+        found: dict[str, bytes] = {}
         for name, part in parts.items():
             try:
                 found |= {name: answer_schema(formula, {name: part}, tmp_path / name, content)}
