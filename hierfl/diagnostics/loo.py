@@ -189,10 +189,10 @@ def named_loo(name: str, fit: Snapshot, by: By, *, draws: int, seed: int) -> Loo
     """Return `loo` of one model of several; its warnings name the model."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = loo(fit, by, draws=draws, seed=seed)
+        estimate = loo(fit, by, draws=draws, seed=seed)
     for warning in caught:
         warnings.warn(f"model '{name}': {warning.message}", warning.category, stacklevel=4)
-    return found
+    return estimate
 
 
 def _warn_of_high(table: pd.DataFrame, by: By) -> None:

@@ -224,7 +224,7 @@ def sbc(
         name: ranks[name].movedim(1 + left, 1).squeeze(2 + left).numpy()
         for name, left in inner.items()
     }
-    found = Sbc(
+    calibration = Sbc(
         {name: value.numpy() for name, value in ranks.items() if name not in inner},
         own,
         draws,
@@ -233,9 +233,9 @@ def sbc(
         torch.cat(elbo).double().numpy(),
         torch.cat(gain).double().numpy(),
     )
-    if not found.converged:
-        warnings.warn(_unfinished(found), stacklevel=3)
-    return found
+    if not calibration.converged:
+        warnings.warn(_unfinished(calibration), stacklevel=3)
+    return calibration
 
 
 def _fitted(

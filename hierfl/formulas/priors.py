@@ -118,14 +118,14 @@ def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
             f"'{term.name}' has {size + 1} levels, of which no order is needed: take C(x)"
         )
     sd = math.sqrt(((size + 1) ** 2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
-    found: dict[str, Prior] = {}
+    priors: dict[str, Prior] = {}
     mean, shares = (term.of_curves(f"{kind}_{term.name}") for kind in ("b", "simplex"))
     for k, (site, share) in enumerate(zip(mean, shares, strict=True)):
         first = schema.design[term.columns[k * size]]
         scale = (math.hypot(first.mean, first.sd) or 1.0) if term.curves else 1.0
-        found[site] = dist.Normal(0.0, float(f"{SLOPE * step / (sd * scale):.6g}"))
-        found[share] = dist.Dirichlet(torch.ones(size))
-    return found
+        priors[site] = dist.Normal(0.0, float(f"{SLOPE * step / (sd * scale):.6g}"))
+        priors[share] = dist.Dirichlet(torch.ones(size))
+    return priors
 
 
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
