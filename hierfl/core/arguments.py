@@ -68,6 +68,13 @@ def _within(value: Any, interval: str) -> bool:
     return bool(above and (value <= greatest if interval[-1] == "]" else value < greatest))
 
 
+def expect_draws(value: Any, rows: str = "fit.predict(rows)") -> int:
+    """Return a number of draws, 1 or more; of rows in its place the error names the call that takes them."""
+    if hasattr(value, "columns") or hasattr(value, "num_rows") or isinstance(value, Mapping):
+        raise TypeError(f"draws is {shown(value)}, and these are rows: call {rows}")
+    return expect_count(value, "draws")
+
+
 def expect_path(value: Any, what: str, like: str) -> Path:
     """Return `value` as a path; a TypeError where it is neither a string nor a path."""
     if isinstance(value, str | os.PathLike) and not isinstance(value, bytes):

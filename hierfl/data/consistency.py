@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hierfl.data.arrays import Array, check_dense, check_rows_of_numbers, is_missing
 
+# what libraries print for a missing client; as a level of a category each is a name like any other
 MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
 _WIDEST = 64  # characters of an id that is kept in an array of strings
 _RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"
@@ -119,24 +120,33 @@ def check_client_names(names: Sequence[str]) -> None:
     alike = look_alike(names, joined)
     if alike:
         raise ValueError(
-            f"clients {alike[0]!r} and {alike[1]!r} differ only in spaces or in Unicode form: make "
-            "them one client, or rename one"
+            f"clients {alike[0]!r} and {alike[1]!r} differ only in case, spaces or Unicode form: "
+            "make them one client, or rename one"
         )
     if not all(map(str.strip, names)):
         raise ValueError("a client has an empty name: name it, or leave its rows out")
 
 
+def plain_form(name: str) -> str:
+    """Return what a name shares with others that look like it: case, blanks and Unicode form set aside.
+
+    >>> plain_form(" St. Mary") == plain_form("ST.  MARY")
+    True
+    """
+    visible = "".join(c for c in name if unicodedata.category(c) != "Cf")
+    folded = unicodedata.normalize("NFD", visible).casefold()
+    return " ".join(unicodedata.normalize("NFC", folded).split())
+
+
 def look_alike(names: Sequence[str], joined: str) -> tuple[str, str] | None:
-    """Return two names that differ only in spaces, invisible characters or Unicode form."""
-    plain_text = joined.isascii() and joined.isprintable()
-    if plain_text and (
-        " " not in joined or len({" ".join(n.split()) for n in names}) == len(names)
-    ):
-        return None
+    """Return two names that differ only in case, spaces, invisible characters or Unicode form."""
+    if joined.isascii() and joined.isprintable():
+        plain_text = " " not in joined and joined == joined.lower()
+        if plain_text or len({" ".join(n.lower().split()) for n in names}) == len(names):
+            return None
     seen: dict[str, str] = {}
     for name in names:
-        visible = "".join(c for c in name if unicodedata.category(c) != "Cf")
-        plain = " ".join(unicodedata.normalize("NFC", visible).split())
+        plain = plain_form(name)
         if plain in seen:
             return seen[plain], name
         seen[plain] = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.data.arrays import Array, as_tensor, is_missing
-from hierfl.data.consistency import MISSING, look_alike
+from hierfl.data.consistency import look_alike
 from hierfl.data.grouping import sort_by_client
 
 Columns = str | Sequence[str]
@@ -177,7 +178,7 @@ def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]
     elif values.dtype.kind == "U" or (
         values.dtype.kind == "O" and any(isinstance(v, str) for v in values)
     ):
-        missing = np.array([is_missing(v) or v in MISSING for v in values], bool)
+        missing = np.array([is_missing(v) for v in values], bool)
         present = [v for v, gone in zip(values.tolist(), missing.tolist(), strict=True) if not gone]
         _check_words(present, column)
         labels = tuple(sorted(set(present)))
@@ -195,8 +196,8 @@ def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]
     alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
     if alike:
         raise ValueError(
-            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or "
-            "in Unicode form: make them one"
+            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in case, "
+            "spaces or Unicode form: make them one"
         )
     return codes, labels
 
@@ -217,12 +218,11 @@ def _check_words(present: list[Any], column: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value, such as a text, stands for a number."""
+    """Return whether a value, such as a text, stands for a finite number; "nan" is a word."""
     try:
-        float(value)
+        return math.isfinite(float(value))
     except (TypeError, ValueError):
         return False
-    return True
 
 
 def _recoded(

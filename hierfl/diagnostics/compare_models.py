@@ -10,7 +10,7 @@ import pandas as pd
 
 from hierfl.core.arguments import shown, spelled
 from hierfl.core.tables import Shown, shown_as
-from hierfl.diagnostics.loo import Loo, compare, loo
+from hierfl.diagnostics.loo import Loo, compare, named_loo
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 
 NO_ROWS = "Rows are not compared: they are at the nodes, or were not saved."
@@ -33,11 +33,11 @@ class Compared:
     Args:
         by_client: by model, `rank`, `elpd` (of all rows of a client jointly, given the other
             clients), `p`, `elpd_diff` to the best, `weight` (stacking), `se` and `dse`, of the
-            difference: which model predicts a new client.
+            difference, and `k_hat`, the largest of its clients: which model predicts a new client.
         by_row: the same by row, given all other rows: which model predicts a new row of a client
             that it knows. None: no rows are here.
         clients: by client, elpd of each model, and `k_hat`, the largest over models; from 0.7 on
-            trust none of the row.
+            trust none of the row; a warning names the model.
         loo: model -> its leave-one-out by client as an ArviZ object: `arviz.compare(found.loo)`.
         loo_rows: the same by row.
     """
@@ -74,7 +74,9 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
             f"fits is {shown(fits)}: it must be a dict, compare_models({{name: fit, ...}})"
         )
     how: Any = {"draws": draws, "seed": seed}
-    by_client: dict[str, Loo] = {name: loo(one, "client", **how) for name, one in fits.items()}
+    by_client: dict[str, Loo] = {
+        name: named_loo(name, one, "client", **how) for name, one in fits.items()
+    }
     summed = {
         "num_rows" in one.progress.server["factors"] for one in fits.values() if lacks_rows(one)
     }
@@ -85,7 +87,7 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
         )
     by_row: dict[str, Loo] | None = None
     if not any(map(lacks_rows, fits.values())):
-        by_row = {name: loo(one, "row", **how) for name, one in fits.items()}
+        by_row = {name: named_loo(name, one, "row", **how) for name, one in fits.items()}
     each = {name: one.table["elpd"] for name, one in by_client.items()}
     k_hat = pd.concat([one.table["k_hat"] for one in by_client.values()], axis=1).max(axis=1)
     return Compared(

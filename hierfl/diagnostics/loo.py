@@ -185,6 +185,16 @@ def _check_learned(fit: Snapshot, by: By) -> None:
     )
 
 
+def named_loo(name: str, fit: Snapshot, by: By, *, draws: int, seed: int) -> Loo:
+    """Return `loo` of one model of several; its warnings name the model."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        estimate = loo(fit, by, draws=draws, seed=seed)
+    for warning in caught:
+        warnings.warn(f"model '{name}': {warning.message}", warning.category, stacklevel=4)
+    return estimate
+
+
 def _warn_of_high(table: pd.DataFrame, by: By) -> None:
     bad = table.index[table["k_hat"] >= K_HAT]
     if len(bad):
@@ -222,7 +232,7 @@ def compare(
 
     Returns:
         By name: rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse
-        (of the difference).
+        (of the difference), and the largest k_hat: from 0.7 on trust none of the row.
 
     Raises:
         TypeError: `fits` is no mapping.
@@ -236,7 +246,7 @@ def compare(
             f"fits has {len(fits)} entries: it must have two or more, compare({{name: fit, ...}})"
         )
     found = {
-        name: one if isinstance(one, Loo) else loo(one, by, draws=draws, seed=seed)
+        name: one if isinstance(one, Loo) else named_loo(name, one, by, draws=draws, seed=seed)
         for name, one in fits.items()
     }
     first, of_first = next(iter(found.items()))
@@ -252,4 +262,5 @@ def compare(
                 f"leave-one-out compares fits of the same data"
             )
     table: pd.DataFrame = compared({name: one.arviz for name, one in found.items()})
-    return table
+    worst = {name: one.table["k_hat"].max() for name, one in found.items()}
+    return table.assign(k_hat=[worst[name] for name in table.index])

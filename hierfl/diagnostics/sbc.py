@@ -9,8 +9,9 @@ Sources: Talts et al. 2018, arXiv:1804.06788; band: Säilynoja et al. 2022, arXi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -36,13 +37,25 @@ from hierfl.program.sites import Family, Guide, Model, Values
 
 AT_ONCE = 250  # replications carried at once
 INTERVALS = (0.5, 0.9)
+GAIN = 0.05  # nats of the ELBO for each number, by which a fit that has converged may still rise
 Ranks = NDArray[np.int64]
 
 
 def _shown(found: Sbc) -> Shown:
     title = f"Ranks of {found.replications} replications among {found.draws} draws each"
     words = "Coverage of intervals by site; .table() tests the ranks of each number."
+    if not found.converged:
+        words += f"\n{_unfinished(found)}"
     return Shown(title, found.coverage(), words)
+
+
+def _unfinished(found: Sbc) -> str:
+    """Return that the fits were still improving, and what to do."""
+    return (
+        f"The fits had not converged: their ELBO still rose by {found.gain.mean():.3g} nats in the last "
+        "quarter of the steps, so that the ranks are those of unfinished fits: take more steps, or a "
+        "larger step size"
+    )
 
 
 @shown_as(_shown)
@@ -59,6 +72,9 @@ class Sbc:
         rows: of each client.
         elbo: (R,) of each replication's last step, nats: one estimate, to see whether the fits have
             converged.
+        gain: (R,) by how many nats the ELBO of each replication's fit was larger, on average, in the
+            last quarter of the steps than in the quarter before; 0 of one step, and empty where the
+            fits do not say.
     """
 
     shared: dict[str, Ranks]
@@ -67,6 +83,16 @@ class Sbc:
     clients: tuple[str, ...]
     rows: tuple[int, ...]
     elbo: NDArray[np.float64]
+    gain: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fits no longer improved: by less than 0.05 nats a number, or within noise."""
+        if not len(self.gain):
+            return True
+        numbers = sum(1 for _ in self.quantities())
+        error = self.gain.std() / len(self.gain) ** 0.5
+        return bool(self.gain.mean() <= max(GAIN * numbers, 3.0 * error))
 
     @property
     def replications(self) -> int:
@@ -185,26 +211,31 @@ def sbc(
     check_apart(program, data_like)
     batch = full_batch(data_like, torch.arange(data_like.num_clients), seed=seed)
     truth, labels = drawn(program, batch, count=replications, seed=seed)
-    parts, elbo = [], []
+    parts, elbo, gain = [], [], []
     for ids in torch.arange(replications, dtype=torch.int32).split(AT_ONCE):
         mine, true = ({name: v[ids.long()] for name, v in of.items()} for of in (labels, truth))
-        params, loss = _fitted(program, batch, mine, ids, steps, optimizer, num_particles)
+        params, loss, rise = _fitted(program, batch, mine, ids, steps, optimizer, num_particles)
         parts.append(_ranks(program, batch, params, mine, true, ids, draws))
         elbo.append(-loss)
+        gain.append(rise)
     ranks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     inner = local_plates(program)
     own = {
         name: ranks[name].movedim(1 + left, 1).squeeze(2 + left).numpy()
         for name, left in inner.items()
     }
-    return Sbc(
+    calibration = Sbc(
         {name: value.numpy() for name, value in ranks.items() if name not in inner},
         own,
         draws,
         tuple(data_like.names),
         tuple(data_like.counts.tolist()),
         torch.cat(elbo).double().numpy(),
+        torch.cat(gain).double().numpy(),
     )
+    if not calibration.converged:
+        warnings.warn(_unfinished(calibration), stacklevel=3)
+    return calibration
 
 
 def _fitted(
@@ -215,14 +246,16 @@ def _fitted(
     steps: int,
     optimizer: Optimizer,
     num_particles: int,
-) -> tuple[Params, Tensor]:
-    """Fit the guides of some replications: params (R, ...), and the last loss (R,)."""
+) -> tuple[Params, Tensor, Tensor]:
+    """Fit the guides of some replications: params (R, ...), the last loss (R,), and the late gain (R,)."""
     shared, own = program.start()
     clients = batch.num_clients
     start = {**shared, **stacked(program, {k: v.expand(clients, *v.shape) for k, v in own.items()})}
     at = {k: v.expand(len(ids), *v.shape).clone() for k, v in start.items()}
     stepped = Stepped(at, optimizer.init(at))
     loss = torch.zeros(len(ids))
+    quarters = torch.zeros(2, len(ids))  # losses of the last two
+    quarter = max(1, steps // 4)
 
     def gradient(params: Params, label: Labels, one: Tensor, t: Tensor) -> tuple[Tree, Tensor]:
         rows = with_labels(batch, label).redrawn(one).redrawn(t)
@@ -250,7 +283,10 @@ def _fitted(
             rest = {"ids": ids, "t": torch.tensor(t, dtype=torch.int32), "rate": rate}
             now = move(now, labels, rest)
             loss = now.pop("loss")
-    return now["params"], loss
+            if t >= steps - 2 * quarter:
+                quarters[int(t >= steps - quarter)] += loss / quarter
+    gain = quarters[0] - quarters[1] if steps > 1 else torch.zeros(len(ids))
+    return now["params"], loss, gain
 
 
 def _ranks(

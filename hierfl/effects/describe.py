@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,20 @@ import pandas as pd
 from hierfl.core.arguments import expect_count, shown, spelled
 from hierfl.core.tables import Shown, cell, shown_as
 from hierfl.data.frames import is_column
-from hierfl.effects.pooled_rows import pooled_levels, pooled_numbers
+from hierfl.effects.pooled_rows import (
+    DIFFERENT,
+    Form,
+    as_levels,
+    counted,
+    form_of,
+    pooled_levels,
+    pooled_numbers,
+)
 from hierfl.formulas.columns import by_client, incomplete, ordered
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.table_answers import (
     FEW,
     MISSING,
-    LevelsAnswer,
     NumbersAnswer,
     TableAnswer,
     VariableAnswer,
@@ -42,7 +50,8 @@ class Description:
         title: whose rows.
         by: the column of the groups; None: there are none.
         frame: one row per variable, level of a category and group ("all" for all rows): `variable`,
-            `level`, `group`, `n` (rows with a value), `missing`; of a level `count` and `share`; of
+            `level`, `group`, `n` (rows with a value), `missing`; of a level `count` and `share`, of IDs
+            and dates the `count` of different values, at the level "(different values)"; of
             numbers `mean`, `sd` (n - 1), `q25`, `median` and `q75`. Each quantile lies between its
             columns `_low` and `_high`, infinite where nothing bounds it; in one process they are equal.
             Fewer rows than `least_count`, but some, are -1 of `missing`.
@@ -187,13 +196,14 @@ def _made(
     if by is not None:
         shown = [*((name, (name,)) for name in groups), *shown]
     lines, words = [], {}
+    forms = {column: _form(column, answers, least) for column in columns}
     for name, some in shown:
         tables = [(one, group) for one in answers.values() for group in some if group in one.rows]
         rows = sum(one.rows[group] for one, group in tables)
         own = {"rows": f"{rows:,}"}
         for column in columns:
             parts = [one.groups[group][column] for one, group in tables]
-            found = _lines(column, parts, least)
+            found = _lines(column, forms[column], parts, least)
             lines += [{"variable": column, **line, "group": name} for line in found]
             own |= _in_words(column, found, least)
         words[name] = own
@@ -208,7 +218,7 @@ def _made(
         table,
         least,
         left_out,
-        _note(answers, least, left_out),
+        _note(answers, [c for c, form in forms.items() if form.kind == "counted"], least, left_out),
     )
 
 
@@ -218,21 +228,23 @@ FRAME = (
 ).split()
 
 
-def _lines(column: str, parts: Parts, least: int) -> list[dict[str, Any]]:
+def _form(column: str, answers: Mapping[str, TableAnswer], least: int) -> Form:
+    """Return what a column is in all groups of all clients."""
+    every = [of[column].found for table in answers.values() for of in table.groups.values()]
+    return form_of(column, [one for one in every if one is not None], least)
+
+
+def _lines(column: str, form: Form, parts: Parts, least: int) -> list[dict[str, Any]]:
     """Return the rows of a column's frame, of one group."""
     lost = [one.missing for one in parts]
     missing = FEW if any(lost) and max(lost) == FEW else sum(max(n, 0) for n in lost)
     given = [one.found for one in parts if one.found is not None]
-    kinds = {type(one) for one in given}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"column '{column}' holds numbers at one client and names at another: make it the same "
-            "everywhere, or leave it out by columns="
-        )
     n, partly = sum(one.rows for one in given), len(given) < len(parts)
     about = {"level": "", "n": n, "missing": missing, "partly": partly}
-    if kinds == {LevelsAnswer}:
-        return pooled_levels(column, [one for one in given if isinstance(one, LevelsAnswer)], about)
+    if form.kind == "counted":
+        return [counted(given, about)]
+    if form.kind == "levels":
+        return pooled_levels(form.levels, [as_levels(one) for one in given], about)
     return [about | pooled_numbers([one for one in given if isinstance(one, NumbersAnswer)], least)]
 
 
@@ -241,10 +253,12 @@ def _in_words(column: str, lines: Sequence[Mapping[str, Any]], least: int) -> di
     """Return the cells of a column of the table, by their labels."""
     found = {}
     for line in lines:
-        if line["level"]:
+        if line["level"] == DIFFERENT:
+            found[f"{column}, different values"] = f"{line['count']:,}"
+        elif line["level"]:
             label = f"{column}: {line['level']}, n (%)"
             found[label] = _count(line["count"], least)
-            if line["count"] >= 0:
+            if not math.isnan(line["share"]):
                 found[label] += f" ({100.0 * line['share']:.0f} %)"
         elif "mean" in line:
             found[f"{column}, mean (sd)"] = f"{cell(line['mean'])} ({cell(line['sd'])})"
@@ -252,7 +266,9 @@ def _in_words(column: str, lines: Sequence[Mapping[str, Any]], least: int) -> di
             found[f"{column}, median [quartiles]"] = f"{at} [{low}, {high}]"
         else:
             found[f"{column}, mean (sd)"] = ""
-    if lines[0]["partly"]:
+    if not lines[0]["n"]:
+        found = dict.fromkeys(found, "")
+    elif lines[0]["partly"]:
         found = {label: f"{text} of {lines[0]['n']:,}" for label, text in found.items() if text}
     return found | {f"{column}, missing": _count(lines[0]["missing"], least)}
 
@@ -274,7 +290,12 @@ def _labels(columns: Sequence[str], words: Mapping[str, Mapping[str, str]]) -> l
     return found
 
 
-def _note(answers: Mapping[str, TableAnswer], least: int, left_out: Mapping[str, str]) -> str:
+def _note(
+    answers: Mapping[str, TableAnswer],
+    ids: Sequence[str],
+    least: int,
+    left_out: Mapping[str, str],
+) -> str:
     """Return how the numbers are to be read, and what is not in them."""
     lines = []
     if least > 1:
@@ -283,6 +304,8 @@ def _note(answers: Mapping[str, TableAnswer], least: int, left_out: Mapping[str,
             "their bounds. Levels and groups with fewer rows are not named. 'Of N' stands where some "
             "clients are left out, since too few of their rows differ."
         )
+    if ids:
+        lines.append(f"Counted and not listed, as IDs and dates are: {', '.join(ids)}.")
     some = [client for client, table in answers.items() if table.left]
     if some:
         lines.append(f"Rows of groups that are too small are left out at {', '.join(some)}.")

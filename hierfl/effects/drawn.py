@@ -107,7 +107,7 @@ class Drawn:
         if not term.monotone:
             return self.shared[term.name]
         mean, shares = (self.shared[f"{kind}_{term.name}"] for kind in ("b", "simplex"))
-        return len(term.columns) * mean[:, None] * shares
+        return (len(term.steps) * mean[..., None] * shares).flatten(1)
 
     def thresholds(self, common: Tensor) -> Tensor:
         """Return the thresholds of rows with some common columns (n, P), moved by those of cs(), (S, n, K - 1)."""

@@ -21,6 +21,7 @@ from hierfl.formulas.time_answers import (
     LogrankSums,
     SurvivalAnswer,
     TimesAnswer,
+    counted_at,
     logrank_sums,
     survival_answer,
 )
@@ -100,7 +101,8 @@ def kaplan_meier(
     Args:
         rows: frames, or nodes, as for `hierfl.describe`; which answer under the same policy.
         formula: whose response is described: `time`, `time | event(status)` or `time | cens(status)`
-            of times that are censored on the right.
+            of times that are censored on the right, with `entry(start)` of rows at risk from a later
+            time on (start < t <= time), and `weights(w)` of rows that stand for w rows each.
         by: a column whose values are the groups; or that of the clients. Default None: one curve.
         prob: of the intervals.
         least_count: an integer. Default None: 1 of frames, 5 over nodes.
@@ -108,8 +110,9 @@ def kaplan_meier(
     Raises:
         TypeError: there is no formula.
         KeyError: a client lacks a column.
-        ValueError: times are not above 0, or entered late, or censored otherwise; or `least_count` is
-            below 1, or no client has enough rows and events.
+        ValueError: times are below 0, not after their entries, or censored otherwise; a column holds
+            words; weights, and numbers must rest on several rows; or `least_count` is below 1, or no
+            client has enough rows and events.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
     if not isinstance(formula, Formula):
@@ -158,7 +161,9 @@ def _made(
         line = {"rows": sum(one.rows for one in parts[group]), "events": curve["events"].sum()}
         lines.append({"group": group, **line, **_median(curve)})
     response = formula.declared.parts.response
-    groups = pd.DataFrame(lines).astype({"events": "int64"} if least == 1 else {})
+    groups = pd.DataFrame(lines)
+    if least == 1 and "weights" not in formula.declared.parts.additions:
+        groups = groups.astype({"events": "int64"})
     return KaplanMeier(
         title=f"{response} of {len(answers)} clients{f', by {by}' if by else ''}",
         response=response,
@@ -177,37 +182,29 @@ CURVE = ["time", "at_risk", "events", "survival"]
 
 def _exact(parts: Sequence[TimesAnswer]) -> pd.DataFrame:
     """Return the curve of times that are all known."""
-    when, happened, risk = at_each_time(parts)
-    return pd.DataFrame(
-        {"time": when, "at_risk": risk, "events": happened, "left": risk}, dtype=np.float64
-    )
-
-
-def at_each_time(parts: Sequence[TimesAnswer]) -> tuple[Floats, Floats, Floats]:
-    """Return distinct times, the events at each, and the rows at risk, (T,) each; answers have a `least` of 1."""
     when = np.array(sorted({end for one in parts for end in one.ends}))
-    happened, gone = np.zeros(len(when)), np.zeros(len(when))
-    for one in parts:
-        at = np.searchsorted(when, one.ends)
-        happened[at] += np.diff([0, *one.events])
-        gone[at] += np.diff([0, *one.exits])
-    rows = sum(one.rows for one in parts)
-    return when, happened, rows - np.concatenate([[0.0], gone.cumsum()[:-1]])
+    gone, happened, risk = counted_at(parts, when)
+    whole = pd.DataFrame({"time": when, "at_risk": risk, "events": happened, "left": risk})
+    return whole[gone > 0.0]  # at others rows enter
 
 
 def _life_table(parts: Sequence[TimesAnswer]) -> pd.DataFrame:
-    """Return the actuarial curve: those who are censored in a range count half of it."""
-    when = np.array(sorted({0.0, *(end for one in parts for end in one.ends)}))
-    risk, happened, lost = (np.zeros(len(when) - 1) for _ in range(3))
+    """Return the actuarial curve: those who are censored in a range, or enter in it, count half of it."""
+    first = np.nextafter(0.0, -1.0)  # so that those who leave at time 0 have a range
+    when = np.array(sorted({first, *(end for one in parts for end in one.ends)}))
+    risk, happened, lost, joined = (np.zeros(len(when) - 1) for _ in range(4))
     for one in parts:
-        ends = [0.0, *one.ends]
+        ends = [first, *one.ends]
         there = when[1:] <= ends[-1]  # later its last rows are censored
-        exits, events = (np.interp(when, ends, [0, *of]) for of in (one.exits, one.events))
-        risk += there * (one.rows - exits[:-1])
+        counts = ([0, *one.exits], [0, *one.events], one.entries or [one.rows] * len(ends))
+        exits, events, entries = (np.interp(when, ends, of) for of in counts)
+        risk += there * (entries[:-1] - exits[:-1])
         happened += there * np.diff(events)
         lost += there * np.maximum(np.diff(exits) - np.diff(events), 0.0)
-    columns = {"time": when[1:], "at_risk": risk, "events": happened, "left": risk - 0.5 * lost}
-    return pd.DataFrame(columns)[risk > 0.0]
+        joined += there * np.diff(entries)
+    left = risk - 0.5 * lost + 0.5 * joined
+    columns = {"time": when[1:], "at_risk": risk, "events": happened, "left": left}
+    return pd.DataFrame(columns)[left > 0.0]
 
 
 def with_ends(curve: pd.DataFrame, prob: float) -> pd.DataFrame:
@@ -255,15 +252,11 @@ def _pooled(
     parts: Mapping[str, Sequence[TimesAnswer]], names: Sequence[str]
 ) -> tuple[Floats, Floats]:
     """Return O - E and its covariance of all rows together."""
-    tables = [at_each_time(parts[name]) for name in names]
-    when = np.array(sorted({t for at, happened, _ in tables for t in at[happened > 0.0]}))
-    risk, happened = np.zeros((len(when), len(names))), np.zeros((len(when), len(names)))
-    for k, (at, events, left) in enumerate(tables):
-        place = np.searchsorted(at, when)
-        risk[:, k] = np.append(left, 0.0)[place]
-        same = place < len(at)
-        same[same] = at[place[same]] == when[same]
-        happened[same, k] = events[place[same]]
+    when = np.array(sorted({end for of in parts.values() for one in of for end in one.ends}))
+    counts = [counted_at(parts[name], when) for name in names]
+    risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
+    is_event = happened.sum(1) > 0.0
+    risk, happened = risk[is_event], happened[is_event]
     return logrank_sums(risk, happened)
 
 

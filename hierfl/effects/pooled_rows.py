@@ -4,37 +4,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
+from hierfl.formulas.levels import MANY_LEVELS, is_identifier, merged
 from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 
+DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 Floats = NDArray[np.float64]
+Answer = NumbersAnswer | LevelsAnswer
+
+
+class Form(NamedTuple):
+    """What a column of a table is: numbers, levels in their order, or what is counted and not listed."""
+
+    kind: Literal["numbers", "levels", "counted"]
+    levels: tuple[str, ...] = ()
+
+
+def form_of(column: str, answers: Sequence[Answer], least: int) -> Form:
+    """Return the form that a column has in all groups.
+
+    Numbers that are 0 and 1 are levels. A category of as many levels as rows is an ID or a date, and so
+    are numbers that count the rows.
+    """
+    are_levels = {isinstance(one, LevelsAnswer) for one in answers}
+    if len(are_levels) > 1:
+        raise ValueError(
+            f"column '{column}' holds numbers at one client and names at another: make it the same "
+            "everywhere, or leave it out by columns="
+        )
+    if True not in are_levels and not _are_binary(answers):
+        is_id = least == 1 and _are_row_numbers(answers)
+        return Form("counted" if is_id else "numbers")
+    levels = [as_levels(one) for one in answers]
+    seen = {level for one in levels for level in one.counts}
+    refuse_similar(seen, f"column '{column}'")
+    is_id = is_identifier(len(seen), sum(one.rows for one in levels))
+    if least == 1 and (len(seen) > MANY_LEVELS or is_id):
+        return Form("counted")
+    orders = {one.declared for one in levels if one.declared}
+    order = merged(orders) or (max(orders, key=len) if orders else ())
+    return Form("levels", tuple(dict.fromkeys((*order, *ordered(seen)))))
+
+
+def _are_binary(answers: Sequence[Answer]) -> bool:
+    """Return whether numbers are all 0 or 1, and both occur."""
+    ones = [None if isinstance(one, LevelsAnswer) else one.ones for one in answers]
+    total = sum(count or 0 for count in ones)
+    return None not in ones and 0 < total < sum(one.rows for one in answers)
+
+
+def as_levels(one: Answer) -> LevelsAnswer:
+    """Return numbers that are all 0 or 1 as two levels, and levels as they are."""
+    if isinstance(one, LevelsAnswer):
+        return one
+    ones = one.ones or 0
+    return LevelsAnswer(one.rows, {"0": one.rows - ones, "1": ones})
+
+
+def _are_row_numbers(answers: Sequence[Answer]) -> bool:
+    """Return whether numbers, all of them known, count rows from one to the next."""
+    values = np.sort(np.concatenate([[], *(values_of(one) for one in answers)]))
+    return len(values) >= MANY_LEVELS and bool((np.diff(values) == 1.0).all())
+
+
+def values_of(one: Answer) -> Floats:
+    """Return all values of numbers, (n,); of an answer with a `least` of 1."""
+    if isinstance(one, LevelsAnswer):
+        return np.zeros(0)
+    return np.repeat(one.ends, np.diff([0, *one.below]))
 
 
 def pooled_levels(
-    column: str, parts: Sequence[LevelsAnswer], about: Mapping[str, Any]
+    levels: Sequence[str], parts: Sequence[LevelsAnswer], about: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return a row per level: how many rows have it, and their share."""
-    orders = {one.declared for one in parts if one.declared}
-    seen = {level for one in parts for level in one.counts}
-    refuse_similar(seen, f"column '{column}'")
-    names = [*max(orders, key=len)] if orders else []
-    names += [level for level in ordered(seen) if level not in names]
+    """Return a row per level: how many rows have it, and their share; 0 unless it is among those not named."""
+    hidden = [one.others for one in parts if one.others]
     lines = []
-    for level in names:
+    for level in levels:
         count = sum(one.counts.get(level, 0) for one in parts)
-        lines.append({**about, "level": level, "count": count, "share": count / about["n"]})
-    others = [one.others for one in parts if one.others]
-    if others:
-        count = min(others) if min(others) < 0 else sum(others)
-        share = math.nan if count < 0 else count / about["n"]
-        lines.append({**about, "level": OTHERS, "count": count, "share": share})
+        if count or not hidden:
+            lines.append({**about, "level": level, "count": count})
+    if hidden:
+        count = min(hidden) if min(hidden) < 0 else sum(hidden)
+        lines.append({**about, "level": OTHERS, "count": count})
+    for line in lines:
+        is_known = line["count"] >= 0 and about["n"]
+        line["share"] = line["count"] / about["n"] if is_known else math.nan
     return lines
+
+
+def counted(parts: Sequence[Answer], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one row for a column of IDs or dates: how many different values it has."""
+    names = {level for one in parts if isinstance(one, LevelsAnswer) for level in one.counts}
+    numbers = {value for one in parts for value in values_of(one).tolist()}
+    return {**about, "level": DIFFERENT, "count": len(names | numbers), "share": math.nan}
 
 
 def pooled_numbers(parts: Sequence[NumbersAnswer], least: int) -> dict[str, float]:
@@ -56,7 +125,7 @@ def pooled_numbers(parts: Sequence[NumbersAnswer], least: int) -> dict[str, floa
 # ------------------------------------------------------------ quantiles
 def _exact(parts: Sequence[NumbersAnswer], share: float) -> tuple[float, float, float]:
     """Return a quantile of values that are all known, as pandas has it."""
-    every = np.concatenate([np.repeat(one.ends, np.diff([0, *one.below])) for one in parts])
+    every = np.concatenate([values_of(one) for one in parts])
     at = float(np.quantile(every, share))
     return at, at, at
 

@@ -46,7 +46,7 @@ class Clients:
             try:
                 folder = Path(self.folder(context))
                 rows, policy = partial(self.data, context), self.policy(context)
-                station = Station(self.call, rows, folder, policy, self.ready)
+                station = Station(self.call, rows, folder, policy, ready=self.ready)
                 log.ASKED_BY.set(f"Flower run {context.run_id}")
                 if (masking := asked_for(message)) is not None:
                     return Message(in_parts(station.reply(kind, masking)), reply_to=message)

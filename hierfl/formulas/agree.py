@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from hierfl.data.frames import is_number
-from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import (
-    CENSORED,
-    MANY_LEVELS,
-    Column,
-    level_name,
-    ordered,
-    refuse_decimals,
-    refuse_similar,
-)
+from hierfl.formulas.answers import OfDesign
+from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_similar
 from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.design import every_design_of
+from hierfl.formulas.design import Design, every_design_of
+from hierfl.formulas.levels import (
+    Rare,
+    agreed_column,
+    name_unused,
+    refuse_decimals,
+    refuse_identifier,
+    two_levels,
+    with_rare,
+)
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
@@ -29,15 +28,12 @@ from hierfl.formulas.terms import monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
     Constants,
-    Sums,
     moments,
     polynomials_of,
     smooth_of,
     spline_of,
 )
 
-Rare = Literal["refuse", "merge"]
-OTHER = "other"  # the level that rare ones are merged into
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
 
@@ -71,19 +67,14 @@ def agreed(
             of_one = {client: found[name] for client, found in answers.items()}
             column = agreed_column(name, of_one, known.get(name), units.get(name, ""), ordinal)
             if column.kind == "category" and name != censored:
-                if len(column.levels) > MANY_LEVELS:
-                    refuse_decimals(name, column.levels)
-                if declared is not None and name == declared.parts.response:
-                    column = _two_levels(declared, column)
-                column = _with_rare(name, column, ask, rare, min_count, name in ordinal)
-                named = dict.fromkeys(n for answer in of_one.values() for n in answer.declared)
-                lost = [level for level in named if level not in column.levels]
-                if lost and name not in known and not column.rare:
-                    warnings.warn(
-                        f"column '{name}' has no rows of its levels {', '.join(lost)}, which are left "
-                        f"out: keep them by schema(..., levels={{'{name}': [...]}})",
-                        stacklevel=2,
-                    )
+                refuse_decimals(name, column.levels)
+                if declared is not None:
+                    refuse_identifier(name, of_one.values(), min_count)
+                    if name == declared.parts.response:
+                        column = two_levels(declared, column)
+                column = with_rare(name, column, ask, rare, min_count, name in ordinal)
+                if name not in known and not column.rare:
+                    name_unused(name, column, of_one.values(), min_count)
             columns[name] = column
         start = Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
     return start if declared is None else agree_on_formula(start, declared, ask, known)
@@ -125,112 +116,6 @@ def has_columns(start: Schema, kinds: Kinds) -> bool:
     return True
 
 
-def _two_levels(declared: Declaration, column: Column) -> Column:
-    """Return a response of yes and no with its two levels; refuse others."""
-    if declared.family.kind == "category" and len(column.levels) == 2:
-        raise ValueError(
-            f"the response '{declared.parts.response}' has two levels, {column.levels[0]} and "
-            f"{column.levels[1]}: take family='bernoulli'"
-        )
-    if declared.family.kind != "binary" or len(column.levels) == 2:
-        return column
-    if set(column.levels) <= {"False", "True"}:
-        return replace(column, levels=("False", "True"))
-    raise ValueError(
-        f"the response '{declared.parts.response}' has the levels {', '.join(column.levels[:4])}, "
-        f"and family '{declared.family.name}' needs two: agree on them, "
-        f"schema(..., levels={{'{declared.parts.response}': ['no', 'yes']}}), or make it 0 and 1"
-    )
-
-
-def _with_rare(
-    name: str, column: Column, ask: Ask, rare: Rare, least: int, is_ordinal: bool
-) -> Column:
-    """Return a category with a level for rare values, or refuse them."""
-    outside = ask(Question("outside", by=(name,), levels=column.levels))
-    left = [client for client, rows in outside.items() if rows]
-    if not left:
-        return column
-    if rare == "merge" and is_ordinal:
-        raise ValueError(
-            f"column '{name}' of client '{left[0]}' has rare levels, and they are ordered: they "
-            "cannot be merged into one beyond all others; agree on them beforehand, "
-            f"schema(..., levels={{'{name}': [...]}})"
-        )
-    if rare == "refuse" and least == 1:
-        raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that are none of the levels "
-            f"{', '.join(column.levels)}: correct them, or name them all in levels={{...}}"
-        )
-    if rare == "refuse":
-        raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows "
-            f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
-            "them, rare='merge'"
-        )
-    return replace(column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER)
-
-
-def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, ...]:
-    """Return the levels in declared, numerical or alphabetical order; `whole` keeps declared ones without rows."""
-    seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
-    refuse_similar(seen, f"column '{name}'")
-    orders = {answer.declared for answer in answers if answer.declared}
-    if len(orders) > 1:
-        one, other = sorted(orders)[:2]
-        raise ValueError(
-            f"column '{name}' has the levels {', '.join(one)} at one client and "
-            f"{', '.join(other)} at another: give all the same categories, or schema(..., "
-            f"levels={{'{name}': [...]}})"
-        )
-    if whole and not (orders or all(is_number(n) or n in ("False", "True") for n in seen)):
-        raise ValueError(
-            f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no "
-            "order: make it numbers or an ordered category, or give schema(..., "
-            f"levels={{'{name}': [...]}}) from the lowest on"
-        )
-    if orders:
-        return tuple(level for level in next(iter(orders)) if level in seen or whole)
-    return ordered(seen)
-
-
-def agreed_column(
-    name: str,
-    answers: Mapping[str, OfColumn],
-    levels: tuple[str, ...] | None,
-    unit: str,
-    ordinal: Collection[str],
-) -> Column:
-    """Return what clients agree on about one column; levels and unit may be known beforehand."""
-    first = next(iter(answers))
-    for client, answer in answers.items():
-        if answer.kind != answers[first].kind:
-            kinds = {"number": "numbers", "category": "names"}
-            raise ValueError(
-                f"column '{name}' holds {kinds[answers[first].kind]} at client '{first}' and "
-                f"{kinds[answer.kind]} at client '{client}': make it the same everywhere, or write "
-                f"C({name})"
-            )
-    units, sums = {unit: "the declaration"} if unit else {}, list[Sums]()
-    for client, answer in answers.items():
-        if answer.unit:
-            units.setdefault(answer.unit, client)
-        if answer.sums is not None:
-            sums.append(answer.sums)
-    if len(units) > 1:
-        (one, at), (other, elsewhere) = list(units.items())[:2]
-        raise ValueError(
-            f"column '{name}' is in {one} at '{at}' and in {other} at '{elsewhere}': convert one "
-            "of them"
-        )
-    unit = next(iter(units), "")
-    if answers[first].kind == "category":
-        if levels is None:
-            levels = levels_of(list(answers.values()), name, whole=name in ordinal)
-        return Column("category", unit, levels=levels)
-    return Column("number", unit, *moments(sums))
-
-
 # ------------------------------------------------------------ a formula's parts
 def agree_on_formula(
     schema: Schema, declared: Declaration, ask: Ask, levels: Mapping[str, tuple[str, ...]]
@@ -269,8 +154,8 @@ def agree_on_formula(
             check_known(name, mean, sd, above=above and len(answers) > 1)
         if sd == 0.0 and name != OFFSET:
             designs = every_design_of(declared, schema)
-            if mean == 0.0 and any(name in found.coded for found in designs):
-                above = False  # a level without rows keeps its prior
+            if _keeps_prior(name, mean, designs, answers):
+                above = False
             elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):
                 raise ValueError(
                     f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
@@ -288,6 +173,17 @@ def agree_on_formula(
                 "precision loses the digits: subtract a round number from the column first"
             )
     return replace(schema, design=margins, response=response)
+
+
+def _keeps_prior(
+    name: str, mean: float, designs: Sequence[Design], answers: Sequence[OfDesign]
+) -> bool:
+    """Return whether a column has one value since a level has no rows, so that its coefficient keeps its prior."""
+    if mean == 0.0 and any(name in design.coded for design in designs):
+        return True
+    terms = [term for design in designs for term in design.terms if term.monotone]
+    steps = next((term.columns for term in terms if name in term.columns), ())
+    return any(moments([answer.columns[step] for answer in answers])[1] > 0.0 for step in steps)
 
 
 def _grouping(

@@ -20,6 +20,7 @@ from hierfl.formulas.columns import (
     kind_of,
     level_name,
     named,
+    number_column,
     numbers,
     prepared,
 )
@@ -35,13 +36,18 @@ from hierfl.formulas.transforms import Sums, counted, powers, sums
 
 @dataclass(frozen=True)
 class OfColumn:
-    """What a client answers about a column: sums of a number, or counts of levels, to multiples of `min_count`."""
+    """What a client answers about a column: sums of a number, or counts of levels, to multiples of `min_count`.
+
+    `declared` is the order of a pandas category: of all its levels where it `is_ordered` or all may be
+    named, and else of those in `counts`.
+    """
 
     kind: Kind
     unit: str = ""
     sums: Sums | None = None
     counts: Mapping[str, Count] | None = None
     declared: tuple[str, ...] = ()
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,25 +73,22 @@ def of_columns(
             found[name] = OfColumn("category", unit, None, {})
             continue
         check_column(frame, name, client)  # a frame of one client may lack the column of clients
-        kind = kind_of(frame[name], name, client) if wanted != "category" else wanted
+        kind = wanted or kind_of(frame[name], name, client)
         if wanted is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
             kind = "category"
-        if wanted == "number" and kind != "number":
-            raise RowsFault(
-                f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the "
-                "formula reads it as a number: convert it",
-                f"column '{name}' holds words, and the formula reads it as a number",
-            )
         if kind == "number":
-            values = numbers(frame[name])  # mi() allows missing ones
+            values = number_column(frame[name], name, client)  # mi() allows missing ones
             found[name] = OfColumn("number", unit, told(values[np.isfinite(values)], least))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
-        declared: tuple[str, ...] = ()  # the only order that leaves the client
-        if hasattr(frame[name], "cat") and frame[name].cat.ordered:
-            declared = tuple(map(level_name, frame[name].cat.categories))
-        found[name] = OfColumn("category", unit, None, seen, declared)
+        declared, is_ordered = list[str](), False
+        if hasattr(frame[name], "cat"):
+            is_ordered = bool(frame[name].cat.ordered)
+            declared = [level_name(value) for value in frame[name].cat.categories]
+            if not is_ordered and least > 1:  # the name of a rare level stays here
+                declared = [level for level in declared if level in seen]
+        found[name] = OfColumn("category", unit, None, seen, tuple(declared), is_ordered)
     return found
 
 

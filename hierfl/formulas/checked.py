@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 from hierfl.core.arguments import shown
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.prior_texts import as_given
 from hierfl.formulas.source import additions_of
-from hierfl.formulas.terms import calls, columns_of
+from hierfl.formulas.terms import calls, columns_of, described
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
@@ -38,6 +38,8 @@ def check_declared(declared: Declaration) -> None:
     """Refuse a response that is read elsewhere, and additions that the family does not have or lacks."""
     additions, family, response = declared.parts.additions, declared.family, declared.parts.response
     labels = declared.parts.labels
+    for own in (declared, *declared.of_parameters.values()):
+        _check_groups(own)
     if len(labels) > 1 or family.kind in ("counts", "shares"):
         from hierfl.formulas.left_side import check_columns
 
@@ -70,3 +72,22 @@ def check_declared(declared: Declaration) -> None:
 
         check_imputed(declared)
     family.expression(additions_of(declared))
+
+
+def _check_groups(declared: Declaration) -> None:
+    """Refuse two terms with a bar that give the same groups the same effect, as brms does."""
+    groups = declared.parts.groups
+    names = [{term.name for term in described(group.terms).common_terms} for group in groups]
+    for (first, of_first), (second, of_second) in combinations(zip(groups, names, strict=True), 2):
+        shared = sorted(of_first & of_second)
+        if shared and {*first.by} == {*second.by} and first.kind == second.kind:
+            advice = f"take '{shared[0]}' out of one of them"
+            if shared == ["Intercept"]:
+                larger = second if len(of_second) > 1 else first
+                advice = (
+                    f"write (0 + {larger.terms.removeprefix('1 + ')} | {larger.name}) for slopes "
+                )
+                advice += "that are independent of the intercepts, or leave the other out"
+            raise ValueError(
+                f"'{first.text}' and '{second.text}' both have '{shared[0]}' of '{first.name}': {advice}"
+            )

@@ -24,9 +24,10 @@ from hierfl.formulas.columns import (
     complete,
     incomplete,
     index_in,
-    numbers,
+    number_column,
     prepared,
 )
+from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
@@ -52,8 +53,7 @@ def client_data(
 
     `others` are the layouts of parameters that have terms.
     """
-    layouts = (found, *others)
-    parts, index = _placed(frames, declared.clients)
+    layouts, (parts, index) = (found, *others), _placed(frames, declared.clients)
     known: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
         parts, known = _with_labels(declared, parts)
@@ -61,8 +61,8 @@ def client_data(
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
-    rows: dict[str, list[NDArray[Any]]] = {}
-    above: dict[str, list[NDArray[Any]]] = {}
+    predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
+    rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
     kept: list[NDArray[np.int64]] = []
     for client, frame in parts.items():
         own = complete(frame, kinds, client, declared.missing)
@@ -70,24 +70,25 @@ def client_data(
         if "mi(" in declared.text:
             from hierfl.formulas.imputed import fields_of, filled, with_known
 
-            least = schema.min_count if labeled and not asked else 1
-            own = with_known(own, declared, client, least)
-            ready, gone = filled(declared.imputed, prepared(own, read, client))
+            own = with_known(
+                own, declared, client, schema.min_count if labeled and not asked else 1
+            )
+        ready, rows_here = prepared(own, read, client), {}
+        warn_of_far_values(ready, schema, predictors, client)
+        if "mi(" in declared.text:
+            ready, gone = filled(declared.imputed, ready)
             rows_here = fields_of(found, declared.imputed, ready, gone, client)
-        else:
-            ready, rows_here = prepared(own, read, client), {}
         of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
         of_rows |= rows_here
         for name, values in of_rows.items():
             rows.setdefault(name, []).append(values)
         for name, values in of_client.items():
             above.setdefault(name, []).append(values)
-    names = tuple(parts)
     are_known = torch.as_tensor(np.concatenate([*known.values()])) if known and labeled else None
     return ClientData(
         fields={name: _tensor(np.concatenate(parts)) for name, parts in rows.items()},
         offsets=offsets_of(torch.tensor(list(map(len, kept)))),
-        names=names,
+        names=tuple(parts),
         client_fields={name: _tensor(np.stack(parts)) for name, parts in above.items()},
         frame_rows=FrameRows(torch.as_tensor(np.concatenate(kept)), index, are_known),
     )
@@ -283,7 +284,7 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
             fields["cens"] = _of_events(ready[name], name, client)
         elif addition == "upper":
             check_column(frame, name, client)
-            fields["upper"] = numbers(frame[name])  # NaN where there is none
+            fields["upper"] = number_column(frame[name], name, client)  # NaN where there is none
         else:
             fields[addition] = ready[name].to_numpy(dtype=np.float64)
     if "upper" in fields:  # it is read of intervals alone, and may be missing elsewhere

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numbers as numbers_of
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.data.consistency import MISSING, look_alike
+from hierfl.data.consistency import look_alike
 from hierfl.data.expected import as_frame
 from hierfl.data.faults import KindFault, RowsFault
 from hierfl.data.frames import is_column, is_number
 
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
-MANY_LEVELS = 50  # of a category, beyond which numbers with decimals were meant as numbers
 Kind = Literal["number", "category"]
 Names = NDArray[np.str_]
 
@@ -106,11 +106,16 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if not words and all(isinstance(v, numbers_of.Real | np.bool_) for v in others):
         return "number"  # of dtype object
     if others:
-        odd = words[0] if words else others[0]
         where = f" of client '{client}'" if client else ""
+        if all(isinstance(v, date) for v in values):
+            raise KindFault(
+                f"column '{name}'{where} holds dates: make it numbers, such as the days since a day, "
+                f"(frame['{name}'] - day).dt.days, or leave it out",
+                f"column '{name}' holds dates",
+            )
         raise KindFault(
-            f"column '{name}'{where} holds {odd!r}: make it numbers, strings or categories, or leave "
-            "it out",
+            f"column '{name}'{where} holds {(words or others)[0]!r}: make it numbers, strings or "
+            "categories, or leave it out",
             f"column '{name}' holds neither numbers nor strings alone",
         )
     digits = next((v for v in values if isinstance(v, str) and is_number(v)), None)
@@ -130,6 +135,17 @@ def numbers(series: Any) -> NDArray[np.float64]:
     return found
 
 
+def number_column(series: Any, name: str, client: str) -> NDArray[np.float64]:
+    """Return a column that the formula reads as a number, NaN where it is missing; refuse words."""
+    if kind_of(series, name, client) != "number":
+        raise RowsFault(
+            f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and the formula reads "
+            "it as a number: convert it",
+            f"column '{name}' holds words, and the formula reads it as a number",
+        )
+    return numbers(series)
+
+
 def named(series: Any, name: str, client: str) -> Names:
     """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1"."""
     short = series.dtype in ("float16", "float32")  # whose 0.1 is that of another client's float64
@@ -146,11 +162,12 @@ def named(series: Any, name: str, client: str) -> Names:
 
 
 def refuse_similar(names: Collection[str], where: str) -> None:
-    """Refuse names that differ only in spaces or in Unicode form."""
+    """Refuse names that differ only in case, spaces or Unicode form."""
     if similar := look_alike(sorted(names), "".join(sorted(names))) if names else None:
-        raise ValueError(
-            f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in spaces or in "
-            "Unicode form: make them one"
+        raise RowsFault(
+            f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces "
+            "or Unicode form: make them one",
+            f"two values of {where} differ only in case, spaces or Unicode form",
         )
     if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
         raise ValueError(f"{where} holds True or False here and 1 or 0 there: make them one")
@@ -174,16 +191,6 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(different, key=float) if all(map(is_number, different)) else different)
 
 
-def refuse_decimals(name: str, levels: Sequence[str]) -> None:
-    """Refuse a category whose many levels are numbers with decimals."""
-    odd = [level for level in levels if is_number(level) and not float(level).is_integer()]
-    if len(odd) > MANY_LEVELS:
-        raise ValueError(
-            f"column '{name}' has {len(levels)} different values, such as {odd[0]}, and the formula "
-            "reads it as categories: read it as a number, or cut it into a few, pandas.cut"
-        )
-
-
 def level_name(value: Any) -> str:
     """Return the name of a value as a category: 1.0 is named "1"."""
     if isinstance(value, float) and value.is_integer():
@@ -192,10 +199,10 @@ def level_name(value: Any) -> str:
 
 
 def missing_in(series: Any) -> NDArray[np.bool_]:
-    """Return which values of a column are missing, (n,), also by a word such as "nan", or by ""."""
-    by_word = series.isin([*MISSING, ""]) if series.dtype.kind == "O" else False
-    found: NDArray[np.bool_] = (series.isna() | by_word).to_numpy(dtype=bool)
-    return found
+    """Return which values of a column are missing, (n,), also by ""; a text such as "nan" is a name."""
+    is_empty = series == "" if series.dtype.kind == "O" else False
+    missing: NDArray[np.bool_] = (series.isna() | is_empty).to_numpy(dtype=bool)
+    return missing
 
 
 # ------------------------------------------------------------ one client's frame

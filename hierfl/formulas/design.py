@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -106,7 +108,10 @@ def _design(found: Any, columns: Mapping[str, Column]) -> Design:
 
                 made = named_smooth(name, term, len(at), columns)
                 is_smooth |= bool(made)
-            for each in made or (_named(name, term, len(at)),):
+            if not made:
+                own, order = _named(name, term, len(at))
+                made, places[False][-len(at) :] = (own,), [at[i] for i in order]
+            for each in made:
                 terms.append(each)
                 columns_in_order += each.columns
     if is_smooth:
@@ -131,7 +136,9 @@ def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
     for term in sorted(found.common_terms, key=lambda t: len(getattr(t, "components", ()))):
         names: dict[str, list[str]] = {"numeric": [], "categoric": []}
         for part in getattr(term, "components", ()):
-            names.setdefault(part.kind, []).append(part.name)
+            # the steps of mo() are coded as a number is: a curve of each level, from a common start
+            kind = "numeric" if _callee(part) == "mo" else part.kind
+            names.setdefault(kind, []).append(part.name)
         if term.kind != "offset":
             groups.setdefault(frozenset(names["numeric"]), {})[term.name] = names["categoric"]
     codings, terms = {}, []
@@ -167,15 +174,40 @@ def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
     return pd.DataFrame(values, index=range(size))
 
 
-def _named(name: str, term: Any, width: int) -> Term:
-    """Return a term with the names of its columns."""
+def _named(name: str, term: Any, width: int) -> tuple[Term, Sequence[int]]:
+    """Return a term with the names of its columns, and the order of its columns in the matrix."""
     labels = tuple(term.labels)
     is_coded = any(component.kind == "categoric" for component in term.components)
     parts = frozenset((type(component), component.name) for component in term.components)
-    callees = [getattr(getattr(c, "call", c), "callee", "") for c in term.components]
+    callees = [_callee(component) for component in term.components]
     if width == 1 and not is_coded:
-        return Term(name, (name,), (), parts, by_step="cs" in callees)
-    coords = tuple(
+        return Term(name, (name,), (), parts, by_step="cs" in callees), range(1)
+    if "mo" in callees:
+        return _monotone(name, term, parts, callees.index("mo"))
+    return Term(name, labels, _coords(name, labels), parts, by_step="cs" in callees), range(width)
+
+
+def _monotone(
+    name: str, term: Any, parts: frozenset[tuple[type, str]], place: int
+) -> tuple[Term, Sequence[int]]:
+    """Return mo(x), or a product with it, whose steps of a curve follow each other."""
+    factors = [component.labels for component in term.components]
+    own = factors.pop(place)
+    sizes = [len(component.labels) for component in term.components]
+    order = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), place, -1).ravel().tolist()
+    columns = tuple(term.labels[i] for i in order)
+    curves = tuple(":".join(curve) for curve in product(*factors)) if factors else ()
+    steps = _coords(term.components[place].name, own)
+    return Term(name, columns, _coords(name, columns), parts, steps, curves), order
+
+
+def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return what stands in the brackets of the columns of a term, or their names."""
+    return tuple(
         label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
-    return Term(name, labels, coords, parts, "mo" in callees, by_step="cs" in callees)
+
+
+def _callee(component: Any) -> str:
+    """Return the function of a part of a term, "" of a column."""
+    return str(getattr(getattr(component, "call", component), "callee", ""))

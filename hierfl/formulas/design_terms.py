@@ -55,6 +55,16 @@ class Term:
     columns: tuple[str, ...]
     coords: tuple[str, ...]
     parts: frozenset[tuple[type, str]]
-    monotone: bool = False  # mo(x): its coefficients are of one sign
+    steps: tuple[str, ...] = ()  # of mo(x): the levels up to which each of its columns is a step
+    curves: tuple[str, ...] = ()  # what mo(x) is multiplied by: each has steps of its own, in a row
     smooth: Smooth | None = None  # of curves, whose coefficients share a scale
     by_step: bool = False  # cs(x): it has a coefficient for each threshold
+
+    @property
+    def monotone(self) -> bool:
+        """It is mo(x), or a product with it: the coefficients of a curve are of one sign."""
+        return bool(self.steps)
+
+    def of_curves(self, site: str) -> tuple[str, ...]:
+        """Return what the entries of a site of curves are called: the site itself where there is one curve."""
+        return tuple(f"{site}[{curve}]" for curve in self.curves) or (site,)

@@ -12,11 +12,12 @@ import pandas as pd
 from hierfl.core.arguments import check_names, expect_count, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.formulas.agree import Rare, agreed, has_columns
+from hierfl.formulas.agree import agreed, has_columns
 from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.layout import Dims, Layout, dims, layout
+from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import Declaration, Missing
 from hierfl.formulas.priors import all_priors
@@ -281,8 +282,7 @@ def schema(
         raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
     by = formula.clients if formula is not None else str(clients)
     parts, declared = by_client(frames, by), None if formula is None else formula.declared
-    first = next(iter(parts.values()))
-    kinds: Kinds = {str(name): None for name in first.columns if name != by}
+    kinds: Kinds = {str(n): None for n in next(iter(parts.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
     if declared is not None and "mi(" in declared.text:

@@ -162,11 +162,6 @@ def _group_terms(
         columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
-        for other, _, same in designs.values():
-            if {*other.by} == {*group.by} and same == columns and other.kind == group.kind:
-                raise ValueError(
-                    f"'{other.text}' and '{group.text}' are one term: remove one of them"
-                )
         is_taken = group.name in designs or group.name in RESERVED
         site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
         designs[site] = group, terms, columns
@@ -233,7 +228,10 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         if own or last:
             sites[term.name] = own + last
         if term.monotone:
-            sites[f"simplex_{term.name}"] = own
+            curve: Dims = ((f"{term.name}_by", term.curves),) if term.curves else ()
+            sites |= {f"b_{term.name}": curve} if curve else {}
+            step: Dims = ((f"{term.name}_step", term.steps),) if term.curves else own
+            sites[f"simplex_{term.name}"] = (*curve, *step)
         if term.smooth and term.smooth.levels:
             by: Dims = ((f"{term.name}_by", term.smooth.levels),)
             sites |= dict.fromkeys([f"{kind}_{term.name}" for kind in term.smooth.kinds], by)

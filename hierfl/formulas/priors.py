@@ -90,7 +90,7 @@ def all_priors(
             )
         if one.monotone:
             known = {name: prior for name, prior in known.items() if name not in one.columns}
-            known |= _of_steps(one, step)
+            known |= _of_steps(one, step, schema)
         if one.smooth:
             from hierfl.formulas.smooths import scale_priors
 
@@ -107,18 +107,26 @@ def all_priors(
     return {name: _chosen(name, prior, found, own) for name, prior in known.items()}
 
 
-def _of_steps(term: Term, step: float) -> dict[str, Prior]:
-    """Return the priors of a monotonic effect: of the mean step of levels, and of their shares."""
-    levels = len(term.columns) + 1
-    if levels < 3:
+def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
+    """Return the priors of a monotonic effect: of the mean step of levels, and of their shares, by curve.
+
+    The step of a curve is divided by the root mean square of its first column, which has the scale
+    of what mo(x) is multiplied by.
+    """
+    size = len(term.steps)
+    if size < 2:
         raise ValueError(
-            f"'{term.name}' has {levels} levels, of which no order is needed: take C(x)"
+            f"'{term.name}' has {size + 1} levels, of which no order is needed: take C(x)"
         )
-    sd = math.sqrt((levels**2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
-    return {
-        f"b_{term.name}": dist.Normal(0.0, float(f"{SLOPE * step / sd:.6g}")),
-        f"simplex_{term.name}": dist.Dirichlet(torch.ones(levels - 1)),
-    }
+    sd = math.sqrt(((size + 1) ** 2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
+    priors: dict[str, Prior] = {}
+    mean, shares = (term.of_curves(f"{kind}_{term.name}") for kind in ("b", "simplex"))
+    for k, (site, share) in enumerate(zip(mean, shares, strict=True)):
+        first = schema.design[term.columns[k * size]]
+        scale = (math.hypot(first.mean, first.sd) or 1.0) if term.curves else 1.0
+        priors[site] = dist.Normal(0.0, float(f"{SLOPE * step / (sd * scale):.6g}"))
+        priors[share] = dist.Dirichlet(torch.ones(size))
+    return priors
 
 
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
@@ -147,8 +155,9 @@ def keys_of(name: str, found: Layout) -> list[str]:
     if name in found.common.columns:
         keys.append("b")
     for one in found.common.terms:
-        if one.monotone and name == f"b_{one.name}":
-            keys += [one.name, "b"]
+        for kind, more in (("b", [one.name, "b"]), ("simplex", [])) if one.monotone else ():
+            site = f"{kind}_{one.name}"
+            keys += [site, *more] if name in one.of_curves(site) else []
         for kind in one.smooth.kinds if one.smooth else ():
             site = f"{kind}_{one.name}"
             keys += [site, kind] if name.partition("[")[0] == site or name == site else []

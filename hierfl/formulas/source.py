@@ -155,9 +155,14 @@ def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -
             f"'{term.name}' is for one predictor, and the response has {outputs}: take C(x)"
         )
     mean, shares = f"b_{term.name}", f"simplex_{term.name}"
-    out.sample(mean, as_source(priors[mean]), note="mean step between levels")
-    out.sample(shares, as_source(priors[shares]), note=", ".join(term.coords))
-    product = f"{len(term.columns)} * {out.named(mean)}[..., None] * {out.named(shares)}"
+    many, of = [len(term.curves)] if term.curves else [], ", ".join(term.curves)
+    note = "mean step between levels" + (f", of {of}" if of else "")
+    out.sample(mean, independent(priors, term.of_curves(mean), many), note=note)
+    out.sample(
+        shares, independent(priors, term.of_curves(shares), many), note=", ".join(term.steps)
+    )
+    product = f"{len(term.steps)} * {out.named(mean)}[..., None] * {out.named(shares)}"
+    product = f"({product}).flatten(-2)" if many else product
     out.add(f"{out.named(term.name)} = pyro.deterministic({term.name!r}, {product})")
 
 

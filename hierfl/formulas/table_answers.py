@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
-from hierfl.formulas.columns import check_column, kind_of, missing_in, named, numbers
+from hierfl.formulas.columns import check_column, kind_of, level_name, missing_in, named, numbers
 from hierfl.formulas.disclosure import coarse, few_differ
 
 FEW = -1  # some rows, but fewer than `least`
@@ -28,18 +28,25 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NumbersAnswer:
-    """A column of numbers: its rows, mean, sd (n - 1), and how many values are at or below each of `ends`."""
+    """A column of numbers: its rows, mean, sd (n - 1), and how many values are at or below each of `ends`.
+
+    `ones` are the rows with a 1, where all values are 0 or 1; None: there are other values.
+    """
 
     rows: Count
     mean: Number
     sd: Number
     ends: tuple[Number, ...] = ()
     below: tuple[Count, ...] = ()
+    ones: Count | None = None
 
 
 @dataclass(frozen=True)
 class LevelsAnswer:
-    """A category: its rows, the rows of each level that may be named, and those of the others."""
+    """A category: its rows, the rows of each level that may be named, and those of the others.
+
+    `declared` is the order of a pandas category: of all its levels with `least` 1, else of those in `counts`.
+    """
 
     rows: Count
     counts: Mapping[str, Count]
@@ -163,8 +170,10 @@ def variable_answer(
         there = there & complete  # the two sums would differ by a few rows alone
     if there.sum() < max(least, 1) or 0 < (there & complete).sum() < least:
         return VariableAnswer(missing)
-    is_yes_no = pd.api.types.infer_dtype(series[there]) == "boolean"
-    if kind_of(series, name, client) == "number" and not is_yes_no:
+    kind = pd.api.types.infer_dtype(series[there])
+    if kind in ("datetime64", "datetime", "date", "timedelta64", "timedelta", "period"):
+        series = series.astype(str)
+    elif kind != "boolean" and kind_of(series, name, client) == "number":
         return VariableAnswer(
             missing, numbers=numbers_answer(numbers(series)[there], name, client, least)
         )
@@ -189,7 +198,8 @@ def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnsw
     others = sum(count for count in seen.values() if count < least)
     declared: tuple[str, ...] = ()
     if hasattr(series, "cat"):
-        declared = tuple(str(v) for v in series.cat.categories if str(v) in shown)
+        every = map(level_name, series.cat.categories)
+        declared = tuple(level for level in every if least == 1 or level in shown)
     return LevelsAnswer(
         rounded_count(len(series), least), shown, rounded_count(others, least), declared
     )
@@ -209,7 +219,9 @@ def numbers_answer(values: Floats, name: str, client: str, least: int) -> Number
         digits = 2 - math.floor(math.log10(sd)) if sd > 0.0 else 15
         mean, sd = round(mean, digits), round(sd, digits)
     ends, below = cumulative(values, least)
-    return NumbersAnswer(rounded_count(len(values), least), mean, sd, ends, below)
+    is_binary = bool(np.isin(values, (0.0, 1.0)).all())
+    ones = rounded_count(int(values.sum()), least) if is_binary else None
+    return NumbersAnswer(rounded_count(len(values), least), mean, sd, ends, below, ones)
 
 
 def cumulative(values: Floats, least: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
@@ -271,7 +283,7 @@ def _check_variable(part: VariableAnswer) -> None:
             raise ValueError("the order of its levels is of other levels")
     if isinstance(found, NumbersAnswer):
         ends, counts = [*found.ends], [*found.below, found.rows]
-        right = len(ends) == len(found.below) <= MOST_ENDS
+        right = len(ends) == len(found.below) <= MOST_ENDS and (found.ones or 0) <= found.rows
         if not right or ends != sorted({*ends}) or counts != sorted(counts) or found.sd < 0.0:
             raise ValueError("its counts do not rise with its values, or its sd is below 0")
 

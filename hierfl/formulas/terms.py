@@ -35,7 +35,7 @@ from hierfl.formulas.transforms import (
     Constants,
 )
 
-ALONE = ("mo", "cs", *SMOOTHS)  # which no product may hold
+ALONE = ("cs", *SMOOTHS)  # which no product may hold
 
 # Functions in reach of a formula: formulae's own, then numbers' functions.
 ENVIRONMENT = Environment(
@@ -90,17 +90,25 @@ def described(text: str) -> Any:
         raise ValueError("'Intercept' has the name of the intercept: rename the column")
     for call in calls(found):
         _check_call(call)
-        if call.callee in ALONE:
+        if call.callee in (*ALONE, "mo"):
             _check_alone(found, call)
     return found
 
 
 def _check_alone(found: Any, call: LazyCall) -> None:
-    """Refuse mo(), cs() or a smooth inside of a product or of another function."""
+    """Refuse cs() or a smooth inside of a product or of another function, and products of two mo()."""
     for term in found.common_terms:
         parts: Any = getattr(term, "components", ())
-        if len(parts) == 1 and getattr(parts[0], "call", None) is call:
-            return
+        of_parts = [getattr(part, "call", None) for part in parts]
+        if any(of is call for of in of_parts):
+            monotone = [of for of in of_parts if getattr(of, "callee", "") == "mo"]
+            if len(monotone) > 1:
+                raise ValueError(
+                    f"'{term.name}' is a product of two monotonic effects: take C(x) or x as a number "
+                    "for one of them"
+                )
+            if len(parts) == 1 or call.callee == "mo":
+                return
     curve = call.callee in SMOOTHS
     advice = f"; {call.callee}(x, by=z) varies with z" if curve else ""
     raise ValueError(

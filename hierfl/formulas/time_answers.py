@@ -1,17 +1,18 @@
-"""What one client answers about times: cumulative events and exits, and its own log-rank sums."""
+"""What one client answers about times: cumulative entries, exits and events, and its own log-rank sums."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
-from hierfl.formulas.columns import CENSORED, level_name, named, numbers
+from hierfl.data.faults import RowsFault
+from hierfl.formulas.columns import CENSORED, level_name, named, number_column
 from hierfl.formulas.parse import Declaration
 from hierfl.formulas.table_answers import (
     MOST_ENDS,
@@ -25,18 +26,35 @@ Floats = NDArray[np.float64]
 MOST_GROUPS = 50
 
 
+class Observed(NamedTuple):
+    """Rows with a time: its end, whether by an event, its start (-inf: from the first on), and the row's weight."""
+
+    end: Floats
+    event: NDArray[np.bool_]
+    start: Floats
+    weight: Floats
+
+    def of(self, rows: NDArray[np.bool_]) -> Observed:
+        """Return some of the rows, (n,)."""
+        return Observed(self.end[rows], self.event[rows], self.start[rows], self.weight[rows])
+
+
 @dataclass(frozen=True)
 class TimesAnswer:
     """Rows of a group; how many had left, by an event or censored, and had an event, by each of `ends`.
 
-    With `least` 1 these are the client's distinct times. Above 1, so many leave between two of them, and
-    events are rounded to multiples of it.
+    With `least` 1 these are the client's distinct times, and rows count by their weights. Above 1, so
+    many leave between two of them, and events are rounded to multiples of it.
+
+    `entries` counts those who had entered before the first time (with `least` above 1: by time 0), and
+    by each of `ends`; () if all had from the first on.
     """
 
     rows: Count
     ends: tuple[Number, ...]
-    exits: tuple[Count, ...]
-    events: tuple[Count, ...]
+    exits: tuple[Number, ...]
+    events: tuple[Number, ...]
+    entries: tuple[Number, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,84 +75,147 @@ class SurvivalAnswer:
     left: CountOrFew = 0
 
 
-def times_and_events(
-    frame: pd.DataFrame, declared: Declaration, client: str
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return times, and whether each ended in an event; refuse what no Kaplan-Meier curve is of."""
+def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, least: int) -> Observed:
+    """Return a client's times; refuse what no Kaplan-Meier curve is of."""
     response, additions = declared.parts.response, declared.parts.additions
-    if others := sorted(additions.keys() - {"event", "cens"}):
+    others = sorted(additions.keys() - {"event", "cens", "entry", "weights"})
+    if others or declared.parts.trunc:
+        name = others[0] if others else "trunc"
         raise ValueError(
-            f"'{response}' has {others[0]}({additions[others[0]]}), of which no Kaplan-Meier curve is "
+            f"'{response}' has {name}({additions.get(name, '...')}), of which no Kaplan-Meier curve is "
             "made: times may be censored on the right alone, event(status) or cens(status)"
         )
-    times, events = numbers(frame[response]), np.ones(len(frame), dtype=bool)
-    if not (np.isfinite(times) & (times > 0.0)).all():
-        raise ValueError(f"times '{response}' of client '{client}' must be finite and above 0")
+
+    def column(addition: str, default: float) -> Floats:
+        name = additions.get(addition)
+        if name is None:
+            return np.full(len(frame), default)
+        return number_column(frame[name], name, client)
+
+    end = number_column(frame[response], response, client)
+    if not (np.isfinite(end) & (end >= 0.0)).all():
+        words = "must be finite and not below 0"
+        raise RowsFault(f"times '{response}' of client '{client}' {words}", f"'{response}' {words}")
+    start, weight = column("entry", -np.inf), column("weights", 1.0)
+    if not (start < end).all():
+        raise RowsFault(
+            f"column '{additions['entry']}' of client '{client}' must be below '{response}': a row is "
+            "observed from its entry to its time",
+            f"column '{additions['entry']}' must be below '{response}'",
+        )
+    if not ((weight > 0.0) & np.isfinite(weight)).all():
+        raise ValueError(f"column '{additions['weights']}' of client '{client}' must be above 0")
+    if "weights" in additions and least > 1:
+        raise ValueError(
+            f"'{response}' has weights({additions['weights']}), which could be solved for: leave them "
+            "out of the formula, or take least_count=1 where the rows are"
+        )
+    return Observed(end, _events(frame, additions, client), start, weight)
+
+
+def _events(frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> NDArray[np.bool_]:
+    """Return whether each time ended in an event."""
     if "event" in additions:
-        status = numbers(frame[additions["event"]])
+        status = number_column(frame[additions["event"]], additions["event"], client)
         if not np.isin(status, (0.0, 1.0)).all():
             raise ValueError(f"column '{additions['event']}' of client '{client}' must be 0 or 1")
-        events = status == 1.0
-    elif "cens" in additions:
-        words = [level_name(value) for value in frame[additions["cens"]]]
-        codes = [CENSORED.get(word, word) for word in words]
-        if not {*map(str, codes)} <= {"0", "1"}:
-            raise ValueError(
-                f"column '{additions['cens']}' of client '{client}' must be 0 (none) or 1 (right)"
-            )
-        events = np.array([str(code) == "0" for code in codes])
-    return times, events
+        return status == 1.0
+    if "cens" not in additions:
+        return np.ones(len(frame), dtype=bool)
+    words = [level_name(value) for value in frame[additions["cens"]]]
+    codes = [str(CENSORED.get(word, word)) for word in words]
+    if not {*codes} <= {"0", "1"}:
+        raise ValueError(
+            f"column '{additions['cens']}' of client '{client}' must be 0 (none) or 1 (right)"
+        )
+    return np.array(codes) == "0"
 
 
 def survival_answer(
     frame: pd.DataFrame, declared: Declaration, by: str | None, client: str, least: int
 ) -> SurvivalAnswer:
     """Return a client's answer about its times, by the values of a column."""
-    times, events = times_and_events(frame, declared, client)
+    rows = observed_times(frame, declared, client, least)
     parts = sorted(rows_by_group(frame, by, client), key=lambda one: (int(one[1].sum()), one[0]))
     groups, left = {}, 0
     for name, own in parts:
         # a difference from all rows, whose number is known, would reveal a small group
-        few = own.sum() < least or 0 < events[own].sum() < least or 0 < left < least
+        few = own.sum() < least or 0 < rows.event[own].sum() < least or 0 < left < least
         left += int(own.sum()) if few else 0
         if not few:
-            groups[name] = times_answer(times[own], events[own], least)
+            groups[name] = times_answer(rows.of(own), least)
     names = np.full(len(frame), "", dtype=np.str_) if by is None else named(frame[by], by, client)
     there = np.isin(names, list(groups))
-    logrank = client_logrank(times[there], events[there], names[there], least)
+    logrank = client_logrank(rows.of(there), names[there], least)
     return SurvivalAnswer(groups, logrank, rounded_count(left, least))
 
 
-def times_answer(times: Floats, events: NDArray[np.bool_], least: int) -> TimesAnswer:
-    """Return cumulative exits and events at the ends of ranges in which `least` rows or more leave."""
-    at = times if least == 1 else on_grid(times)
-    ends, place, leave = np.unique(at, return_inverse=True, return_counts=True)
-    exits = leave.cumsum()
-    happened = np.bincount(place, weights=events, minlength=len(ends)).astype(int).cumsum()
-    kept, before = [], 0
-    for k, upto in enumerate(exits.tolist()):
-        if upto - before >= least and len(times) - upto >= (least if least > 1 else 0):
-            kept.append(k)
-            before = upto
-    cells = [(int(exits[k]), least * round(int(happened[k]) / least)) for k in kept]
+def times_answer(rows: Observed, least: int) -> TimesAnswer:
+    """Return cumulative entries, exits and events at the ends of ranges in which `least` rows or more leave."""
+    is_late, at = np.isfinite(rows.start), rows.end if least == 1 else on_grid(rows.end)
+    ends = np.unique(np.concatenate([at, rows.start[is_late]]) if least == 1 else at)
+
+    def by_each(times: Floats, weight: Floats) -> Floats:
+        place = np.searchsorted(ends, times)
+        within = place < len(ends)
+        return np.bincount(place[within], weight[within], len(ends)).cumsum()
+
+    exits, events = by_each(at, rows.weight), by_each(at[rows.event], rows.weight[rows.event])
+    entries = np.array([])
+    if is_late.any():
+        before = ~is_late if least == 1 else rows.start <= 0.0
+        later = by_each(rows.start[~before], rows.weight[~before])
+        entries = rows.weight[before].sum() + np.concatenate([[0.0], later])
+    if least == 1:
+        return TimesAnswer(
+            len(at), *(tuple(map(float, of)) for of in (ends, exits, events, entries))
+        )
+    chosen, gone = [], 0
+    for k, upto in enumerate(exits.astype(int).tolist()):
+        if upto - gone >= least and len(at) - upto >= least:
+            chosen.append(k)
+            gone = upto
+    happened = np.minimum(least * np.round(events / least), exits)
+    entered = (
+        least * np.round(entries[[0, *(k + 1 for k in chosen)]] / least) if len(entries) else ()
+    )
     return TimesAnswer(
-        len(times),
-        tuple(float(ends[k]) for k in kept),
-        tuple(gone for gone, _ in cells),
-        tuple(min(event, gone) for gone, event in cells),
+        len(at),
+        tuple(float(ends[k]) for k in chosen),
+        tuple(int(exits[k]) for k in chosen),
+        tuple(int(happened[k]) for k in chosen),
+        tuple(int(min(count, len(at))) for count in entered),
     )
 
 
-def client_logrank(times: Floats, events: Any, names: Any, least: int) -> LogrankSums | None:
+def counted_at(parts: Sequence[TimesAnswer], when: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the rows that leave at some times, the events among them, and the rows at risk, (T,) each.
+
+    At risk at t are those who entered before t and have not left before it. Answers have a `least` of 1.
+    """
+    gone, happened, risk = (np.zeros(len(when)) for _ in range(3))
+    for one in parts:
+        before, upto = (np.searchsorted(one.ends, when, side) for side in ("left", "right"))
+        exits, events = np.array([0.0, *one.exits]), np.array([0.0, *one.events])
+        entered = np.array(one.entries)[before] if one.entries else exits[-1]
+        gone += exits[upto] - exits[before]
+        happened += events[upto] - events[before]
+        risk += entered - exits[before]
+    return gone, happened, risk
+
+
+def client_logrank(rows: Observed, names: Any, least: int) -> LogrankSums | None:
     """Return a client's log-rank sums; None where it has fewer than two groups, or too few events.
 
     O - E of each group, and its hypergeometric covariance (Mantel 1966), summed over the times. With
     `least` above 1 the sums are of a table of ranges of times, whose counts are multiples of it.
     """
     groups = sorted(set(names.tolist()))
-    if len(groups) < 2 or events.sum() < least:
+    if len(groups) < 2 or rows.event.sum() < least:
         return None
-    risk, happened = at_risk(times, events, names, groups)
+    when = np.unique(rows.end[rows.event])
+    counts = [counted_at([times_answer(rows.of(names == group), 1)], when) for group in groups]
+    risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
     if least > 1:
         risk, happened = _coarse(risk, happened, least)
     if not len(risk):
@@ -142,8 +223,8 @@ def client_logrank(times: Floats, events: Any, names: Any, least: int) -> Logran
     excess, covariance = logrank_sums(risk, happened)
     if least > 1:  # of counts that are rounded to multiples of it
         covariance = covariance + least**2 / 12.0 * (np.eye(len(groups)) - 1.0 / len(groups))
-    rows = tuple(tuple(map(float, row)) for row in covariance)
-    return LogrankSums(tuple(groups), tuple(map(float, excess)), rows)
+    own = tuple(tuple(map(float, row)) for row in covariance)
+    return LogrankSums(tuple(groups), tuple(map(float, excess)), own)
 
 
 def _coarse(risk: Floats, happened: Floats, least: int) -> tuple[Floats, Floats]:
@@ -165,18 +246,6 @@ def _coarse(risk: Floats, happened: Floats, least: int) -> tuple[Floats, Floats]
     there = least * np.rint(risk[starts] / least)
     some = of_range.sum(1) > 0.0
     return there[some], np.minimum(of_range, there)[some]
-
-
-def at_risk(times: Floats, events: Any, names: Any, groups: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return rows at risk and events at each time of an event, (T, G) both."""
-    when = np.unique(times[events])
-    risk, happened = np.zeros((len(when), len(groups))), np.zeros((len(when), len(groups)))
-    for k, group in enumerate(groups):
-        own = names == group
-        risk[:, k] = own.sum() - np.searchsorted(np.sort(times[own]), when, side="left")
-        of = np.sort(times[own & events])
-        happened[:, k] = np.searchsorted(of, when, "right") - np.searchsorted(of, when, "left")
-    return risk, happened
 
 
 def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
@@ -204,9 +273,13 @@ def survival_from_json(found: Any) -> SurvivalAnswer:
 
 def _check_times(found: TimesAnswer) -> None:
     ends, exits, events = [*found.ends], [*found.exits], [*found.events]
-    right = len(ends) == len(exits) == len(events) <= MOST_ENDS
-    right &= ends == sorted({*ends}) and all(end > 0.0 for end in ends)
-    right &= [*exits, found.rows] == sorted([*exits, found.rows]) and events == sorted(events)
+    counts = [*exits, *events, *found.entries]
+    right = all(count >= 0 and count == int(count) for count in counts)
+    right &= len(ends) == len(exits) == len(events) <= MOST_ENDS
+    right &= len(found.entries) in (0, len(ends) + 1)
+    right &= ends == sorted({*ends}) and all(end >= 0.0 for end in ends)
+    right &= all([*of, found.rows] == sorted([*of, found.rows]) for of in (exits, found.entries))
+    right &= events == sorted(events)
     right &= all(event <= gone for gone, event in zip(exits, events, strict=False))
     if not right:
         raise ValueError("its counts do not rise with its times, or it has more events than exits")

@@ -110,8 +110,8 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
     far = np.maximum(low - values, values - high) > FAR * (high - low)
     if far.any():
         warnings.warn(
-            f"'{text}' is {values[far][0]:.6g} in row {int(far.argmax())}, far outside of "
-            f"its knots from {low:.4g} to {high:.4g}: the spline means little there",
+            f"'{text}' is far outside of its knots from {low:.4g} to {high:.4g} in row "
+            f"{int(far.argmax())}: the spline means little there",
             BeyondKnots,
             stacklevel=3,
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from hierfl.data.consistency import plain_form
 from hierfl.formulas.answers import OfCall, OfDesign, OfGroups
 from hierfl.formulas.questions import Question
 from hierfl.formulas.transforms import Sums
@@ -56,12 +56,10 @@ def _forms(question: Question, answer: Any) -> Iterator[tuple[str, Any]]:
         for name, one in answer.items():
             yield f"the kind of column '{name}'", one.kind
             yield f"the unit of column '{name}'", one.unit
-            yield f"the order of the levels of '{name}'", one.declared
+            yield f"the order of the levels of '{name}'", one.declared if one.is_ordered else ""
     for where, names in _names_in(answer).items():
         for name in names:
-            visible = "".join(c for c in name if unicodedata.category(c) != "Cf")
-            plain = " ".join(unicodedata.normalize("NFC", visible).split())
-            yield f"the name of '{plain}' in {where}", name
+            yield f"the name of '{plain_form(name)}' in {where}", name
     if isinstance(answer, OfCall):
         yield f"the number of sums of '{question.text}'", str(len(answer.more))
     if isinstance(answer, OfDesign):
@@ -111,7 +109,7 @@ def _short_orders(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for client, answer in found.items():
         for name, one in answer.items():
             others = {level for each in found.values() for level in each[name].counts or {}}
-            if one.declared and (lacks := sorted(others.difference(one.declared))):
+            if one.is_ordered and (lacks := sorted(others.difference(one.declared))):
                 yield client, f"the order of the levels of '{name}' lacks {', '.join(lacks):.80}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count, shown
+from hierfl.core.arguments import expect_draws, shown
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_io import arviz_of
@@ -178,7 +178,7 @@ def posterior_data(
     log_likelihood: bool,
 ) -> Any:
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
-    expect_count(draws, "draws")
+    expect_draws(draws)
     _check_names(var_names)
     if correct not in (None, "psis"):
         raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
@@ -223,7 +223,7 @@ def _about(weighted: Corrected, clients: int) -> dict[str, Any]:
 @one_at_a_time
 def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
     """Draw labels of rows. Arguments and errors: `Fit.posterior_predictive`."""
-    expect_count(draws, "draws")
+    expect_draws(draws, "fit.posterior_predictive(rows=rows)")
     asked = fit.federation.data if rows is None else rows
     _check_drawable(fit)
     few = restricted(fit, asked)
@@ -247,7 +247,7 @@ def prior_data(
     predictive: bool,
 ) -> Any:
     """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
-    expect_count(draws, "draws")
+    expect_draws(draws)
     _check_names(var_names)
     drawn = prior_draws(fit, draws=draws, seed=seed)
     found = given_groups(fit, "prior", drawn, var_names=var_names, expand=expand)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import expect_count, expect_integer
+from hierfl.core.arguments import expect_draws, expect_integer
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -105,7 +105,7 @@ def each_draw(
     first: int = 0,
 ) -> Iterator[Chunk]:
     """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
-    program, draws = fit.program, expect_count(draws, "draws")
+    program, draws = fit.program, expect_draws(draws)
 
     def all_draws(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:

@@ -104,9 +104,9 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: read(F.assign(size=F["size"].cat.remove_categories("m")), "who", s="size"),
         "column 'size' has 1 missing",
     ),
-    "text of a missing value": (
-        lambda: read(F.assign(sex=[*"fmmf", "nan"]), "who", sex="sex"),
-        "has 1 missing values",
+    "case alone": (
+        lambda: read(F.assign(sex=[*"fmmf", "M"]), "who", sex="sex"),
+        "levels 'M' and 'm' of column 'sex' differ only in case",
     ),
     "numbers as text": (
         lambda: read(F.assign(y=["1", "2", "10", "9", "?"]), "who", y="y"),

@@ -64,14 +64,20 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "half a pair": (rows(["\ud800", "a", "b"]), "half a character in its name: rename it"),
     "a space": (
         rows(["a", "a ", "b"]),
-        "clients 'a' and 'a ' differ only in spaces or in Unicode form: make",
+        "clients 'a' and 'a ' differ only in case, spaces or Unicode form: make",
     ),
-    "two spaces": (rows(["a b", "a  b", "b"]), "clients 'a  b' and 'a b' differ only in spaces"),
+    "two spaces": (
+        rows(["a b", "a  b", "b"]),
+        "clients 'a  b' and 'a b' differ only in case, spaces",
+    ),
     "two forms": (
         rows(["é", unicodedata.normalize("NFD", "é"), "b"]),
-        "differ only in spaces or in Unicode form",
+        "differ only in case, spaces or Unicode form",
     ),
-    "a byte-order mark": (rows(["a", "\ufeffa", "b"]), "differ only in spaces or in Unicode form"),
+    "a byte-order mark": (
+        rows(["a", "\ufeffa", "b"]),
+        "differ only in case, spaces or Unicode form",
+    ),
     "empty": (rows(["", "a", "b"]), "a client has an empty name: name it"),
     "bytes": (rows([b"a", b"b", b"a"]), "client_id holds b'a': client_id must be"),
     "masked ids": (

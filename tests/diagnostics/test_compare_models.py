@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,17 @@ def test_refusals() -> None:
     other = fit(hierfl.methods.two_stage(slopes), federation((5, 3)))
     with pytest.raises(ValueError, match="different rows"):
         compare_models({"one": fits()["slopes"], "two": other})
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_model_with_a_high_k_hat_is_named() -> None:
+    """In each warning, and in a column of the tables."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tables = compare_models(fits(), draws=400)
+    assert tables.by_row is not None
+    high = {name for name, k_hat in tables.by_row["k_hat"].items() if k_hat >= 0.7}
+    high |= {name for name, k_hat in tables.by_client["k_hat"].items() if k_hat >= 0.7}
+    named = {name for name in fits() for w in caught if f"model '{name}': " in str(w.message)}
+    assert high and named == high
+    assert "k_hat" in str(tables)

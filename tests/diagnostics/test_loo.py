@@ -231,7 +231,9 @@ def test_the_better_model_comes_first() -> None:
         {"noise": loo(fit(method, data.with_fields(x=noise), rounds=30)), "right": loo(right)}
     )
     assert list(table.index) == ["right", "noise"] and table.loc["noise", "elpd_diff"] > 0.0
-    assert list(table.columns) == ["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]
+    assert list(table.columns) == ["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse", "k_hat"]
+    worst = loo(right).table["k_hat"].max()
+    assert table.loc["right", "k_hat"] == pytest.approx(worst)
     with pytest.raises(ValueError, match="leaves out one row at a time, 'b' one client"):
         compare({"a": loo(right, draws=200), "b": loo(right, "client", draws=200)})
     with pytest.raises(ValueError, match="'a' and 'b' are fitted to different rows"):

@@ -27,6 +27,7 @@ from hierfl.program.read import read
 from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, logistic, means
 
+SHORT = pytest.mark.filterwarnings("ignore:The fits had not converged")  # few steps suffice here
 COUNTS = (1, 1, 2, 2, 4, 4, 8, 8)
 
 
@@ -127,7 +128,23 @@ def test_500_replications_with_an_unknown_spread() -> None:
     assert (narrow.coverage()["cover 90%"] < 0.85).all()
 
 
+def test_fits_that_have_not_converged_are_said_to_be_so() -> None:
+    """After 20 steps the ranks say little of the guide; in 250 the ELBO no longer rises."""
+    data, options = (
+        rows_of(*[1] * 10),
+        {"replications": 40, "num_particles": 1, "optimizer": Adam(0.1)},
+    )
+    how: dict[str, Any] = options
+    for steps in (2, 20):
+        with pytest.warns(UserWarning, match="not converged: .*still rose by [0-9.]+ .*more steps"):
+            found = sbc(means, guides.structured, data, steps=steps, **how)
+        assert not found.converged and "had not converged" in str(found)
+    done = sbc(means, guides.structured, data, steps=250, **how)
+    assert done.converged and "had not converged" not in str(done) and done.gain.shape == (40,)
+
+
 # ------------------------------------------------------------------------------------- replications
+@SHORT
 def test_a_replication_depends_only_on_the_seed_and_its_number() -> None:
     options: dict[str, Any] = {"steps": 3, "draws": 19, "num_particles": 2, "seed": 4}
     five, three = (
@@ -155,7 +172,7 @@ def test_a_vectorized_step_equals_one_step_per_replication(family: Any) -> None:
     batch, ids = full_batch(data, torch.arange(3)), torch.arange(2, dtype=torch.int32)
     _, labels = drawn(program, batch, count=2, seed=0)
     with torch.random.fork_rng():
-        params, loss = _fitted(program, batch, labels, ids, 1, SGD(0.01), 1)
+        params, loss, _ = _fitted(program, batch, labels, ids, 1, SGD(0.01), 1)
     shared, own = program.start()
     start = {**shared, **stacked(program, {k: v.expand(3, *v.shape) for k, v in own.items()})}
     for one in (0, 1):
@@ -195,6 +212,7 @@ def visits(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(each), obs=batch.visits)
 
 
+@SHORT
 def test_counts_binary_labels_and_deterministic_sites() -> None:
     options: dict[str, Any] = {"replications": 4, "steps": 2, "draws": 9}
     counts = sbc(visits, guides.mean_field, federation((3, 4)), **options)

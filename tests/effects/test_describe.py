@@ -203,6 +203,57 @@ def test_what_clients_leave_out_is_said() -> None:
     assert math.isnan(line(found, "x", "all").share)
 
 
+# ------------------------------------------------------------ what a column is
+def columns_of_each_kind(n: int = 200) -> pd.DataFrame:
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame({"arm": np.resize(["a", "b"], n), "died": g.integers(0, 2, n)})
+    frame["id"], frame["number"] = [f"p{i}" for i in range(n)], np.arange(n) + 7
+    frame["day"] = pd.date_range("2020-01-01", periods=n)
+    frame["wave"] = pd.to_datetime(np.resize(["2020-01-01", "2020-01-01", "2021-01-01"], n))
+    stage = pd.Categorical(np.resize(["II", "III"], n), ["I", "III", "II"], ordered=True)
+    return frame.assign(stage=stage, age=g.normal(60.0, 9.0, n))
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_levels_come_in_their_order_with_those_that_have_no_rows(is_ordered: bool) -> None:
+    """Pooled from clients and groups each of which lacks some, as pandas' crosstab has them."""
+    frame = columns_of_each_kind()
+    frame["stage"] = frame["stage"].cat.set_categories(["I", "III", "II"], ordered=is_ordered)
+    by_client = {"x": frame[frame["arm"] == "a"], "y": frame[frame["arm"] == "b"]}
+    for rows, by in ((frame, "arm"), (by_client, "client"), (by_client, "arm")):
+        found = hierfl.describe(rows, by=by, columns=["stage"])
+        names = [label.split(": ")[1].split(",")[0] for label in found.table.index[1:]]
+        assert names == ["I", "III", "II"]
+        first = {"a": "a", "b": "b"} if by == "arm" else {"a": "x", "b": "y"}
+        assert found.table.loc["stage: I, n (%)"].tolist() == ["0 (0 %)"] * 3
+        assert found.table.loc["stage: II, n (%)", first["b"]] == "0 (0 %)"
+        assert line(found, "stage", first["b"], level="II").count == 0
+    apart = hierfl.describe(frame, by="arm", columns=["stage"], least_count=5)
+    assert apart.table.loc["stage: II, n (%)", "b"] == "0 (0 %)"
+
+
+def test_zeros_and_ones_are_counted() -> None:
+    frame = columns_of_each_kind()
+    ones = int(frame["died"].sum())
+    found = hierfl.describe(frame, columns=["died"])
+    assert found.table.loc["died: 1, n (%)", "all"] == f"{ones} ({ones / 2:.0f} %)"
+    assert line(found, "died", "all", level="0").count == 200 - ones
+    # numbers of which one client has 0 and 1 alone are numbers
+    rows = {"x": frame, "y": frame.assign(died=np.arange(200) % 3)}
+    assert "died, mean (sd)" in hierfl.describe(rows, columns=["died"]).table.index
+
+
+def test_ids_and_dates_are_named_and_counted() -> None:
+    frame = columns_of_each_kind()
+    found = hierfl.describe(frame, by="arm")
+    for name in ("id", "number", "day"):
+        assert found.table.loc[f"{name}, different values"].tolist() == ["100", "100", "200"]
+        assert [label for label in found.table.index if label.startswith(f"{name}:")] == []
+    assert "as IDs and dates are: id, number, day." in found.note
+    assert "wave: 2021-01-01, n (%)" in found.table.index and len(found.table) < 16
+    assert "age, mean (sd)" in found.table.index
+
+
 WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "least_count is 0: it must be": (
         ValueError,

@@ -13,7 +13,7 @@ from scipy import stats
 import hierfl
 from hierfl.datasets.files import columns as columns_of
 from hierfl.datasets.tables import _LUNG
-from hierfl.formulas.time_answers import times_answer
+from hierfl.formulas.time_answers import Observed, times_answer
 
 
 def made(rows: int = 400, seed: int = 0) -> pd.DataFrame:
@@ -90,6 +90,105 @@ def test_the_lung_data_have_their_published_numbers() -> None:
     assert abs(found.tests.loc["pooled", "chi2"] - 10.3267) < 1e-3
 
 
+# ------------------------------------------------------------ late entry, weights, time 0
+def late(rows: int = 400) -> pd.DataFrame:
+    """Rows that are observed from a later time on, of two weights, some of whom leave at time 0."""
+    g = np.random.default_rng(5)
+    frame = made(rows)
+    frame["start"] = np.where(g.random(rows) < 0.3, -1.0, np.floor(g.random(rows) * frame["time"]))
+    frame["start"] = np.minimum(frame["start"], frame["time"] - 1.0)
+    frame["w"] = g.integers(1, 4, rows)
+    frame.loc[(frame["start"] < 0.0) & (g.random(rows) < 0.2), "time"] = 0.0
+    return frame
+
+
+LATE = "time | event(status) + entry(start) ~ arm + (1 | site)"
+
+
+def product(frame: pd.DataFrame) -> tuple[Any, Any, Any]:
+    """Times of events, survival and Greenwood's sum: a row is at risk at t if start < t <= time."""
+    when = np.unique(frame.loc[frame["status"] == 1, "time"])
+    start, end, w = (frame[name].to_numpy()[:, None] for name in ("start", "time", "w"))
+    risk = (w * ((start < when) & (when <= end))).sum(0)
+    events = (w * ((end == when) & (frame["status"].to_numpy()[:, None] == 1))).sum(0)
+    return when, (1 - events / risk).cumprod(), (events / (risk * (risk - events))).cumsum()
+
+
+def test_late_entries_and_weights_are_those_of_the_product_limit() -> None:
+    frame = late()
+    text = "time | event(status) + entry(start) + weights(w) ~ arm + (1 | site)"
+    found = hierfl.kaplan_meier(frame, formula(text), prob=0.95).frame.set_index("time")
+    when, survival, spread = product(frame)
+    assert when[0] == 0.0 and survival[-1] > 0.0
+    ours = found.loc[when]
+    np.testing.assert_allclose(ours["survival"], survival, rtol=1e-9)
+    half = stats.norm.ppf(0.975) * np.sqrt(spread) / np.log(survival)
+    np.testing.assert_allclose(ours["low"], survival ** np.exp(-half), rtol=1e-9)
+    assert found["at_risk"].min() > 0.0 and set(found.index) <= set(frame["time"])
+
+
+def test_a_weight_is_that_many_rows() -> None:
+    frame = late()
+    text = "time | event(status) + entry(start) + weights(w) ~ arm + (1 | site)"
+    weighted = hierfl.kaplan_meier(frame, formula(text), by="arm")
+    several = frame.loc[frame.index.repeat(frame["w"])]
+    repeated = hierfl.kaplan_meier(several, formula(LATE), by="arm")
+    pd.testing.assert_frame_equal(weighted.frame, repeated.frame)
+    pd.testing.assert_frame_equal(weighted.tests, repeated.tests)
+    assert weighted.groups["events"].tolist() == repeated.groups["events"].tolist()
+
+
+def test_late_entries_of_groups_are_compared_where_both_are_at_risk() -> None:
+    """The score test of Cox's model, by its definition."""
+    frame = late()
+    when = np.unique(frame.loc[frame["status"] == 1, "time"])
+    start, end = (frame[name].to_numpy()[:, None] for name in ("start", "time"))
+    new, event = (frame["arm"] == "new").to_numpy(), (frame["status"] == 1).to_numpy()
+    there = (start < when) & (when <= end)
+    n, n1 = there.sum(0), there[new].sum(0)
+    at = (end == when) & event[:, None]
+    d, d1 = at.sum(0), at[new].sum(0)
+    excess = (d1 - d * n1 / n).sum()
+    variance = (d * n1 / n * (1 - n1 / n) * (n - d) / np.maximum(n - 1, 1)).sum()
+    tests = hierfl.kaplan_meier(frame.assign(site="one"), formula(LATE), by="arm").tests
+    np.testing.assert_allclose(tests["chi2"], excess**2 / variance, rtol=1e-9)
+
+
+def test_clients_pooled_are_the_rows_together() -> None:
+    frame = late()
+    apart = hierfl.kaplan_meier(frame, formula(LATE), by="arm")
+    whole = hierfl.kaplan_meier(frame.assign(site="one"), formula(LATE), by="arm")
+    pd.testing.assert_frame_equal(apart.frame, whole.frame)
+    np.testing.assert_allclose(apart.tests.loc["pooled"], whole.tests.loc["pooled"], rtol=1e-9)
+
+
+def test_a_life_table_with_late_entries_is_near_the_curve() -> None:
+    frame = late(4000)
+    found = hierfl.kaplan_meier(frame, formula(LATE), least_count=10).frame
+    when, survival, _ = product(frame.assign(w=1.0))
+    assert found["time"].iloc[0] == 0.0 and len(found) > 12
+    at = np.searchsorted(when, found["time"], side="right") - 1
+    assert np.abs(found["survival"].to_numpy() - survival[at]).max() < 0.03
+
+
+# Time -> survival and its 95% interval, KaplanMeierFitter().fit(t, d, entry=e, weights=w) of lifelines
+LIFELINES = {
+    0.0: (0.758621, 0.559429, 0.876876),
+    24.0: (0.586033, 0.409975, 0.725962),
+    60.0: (0.370443, 0.242003, 0.499043),
+    104.0: (0.149999, 0.079986, 0.240538),
+    189.0: (0.020408, 0.002467, 0.080274),
+}
+
+
+def test_numbers_of_lifelines() -> None:
+    frame = late(40)
+    text = "time | event(status) + entry(start) + weights(w) ~ arm + (1 | site)"
+    found = hierfl.kaplan_meier(frame, formula(text), prob=0.95).frame.set_index("time")
+    for time, wanted in LIFELINES.items():
+        np.testing.assert_allclose(found.loc[time, ["survival", "low", "high"]], wanted, atol=1e-6)
+
+
 def test_a_life_table_of_ranges_is_near_the_curve() -> None:
     frame = made(2000)
     exact, coarse = (
@@ -109,7 +208,8 @@ def test_a_life_table_of_ranges_is_near_the_curve() -> None:
 def test_no_count_of_times_is_of_few_rows() -> None:
     g = np.random.default_rng(0)
     times, events = g.exponential(10.0, 100), g.random(100) < 0.7
-    found = times_answer(times, events, 6)
+    rows = Observed(times, events, np.full(100, -np.inf), np.ones(100))
+    found = times_answer(rows, 6)
     assert (np.diff([0, *found.exits, 100]) >= 6).all() and times.max() > found.ends[-1]
     assert all(
         event % 6 == 0 or event == gone
@@ -132,10 +232,24 @@ def test_it_draws_steps() -> None:
 
 
 WRONG: dict[str, Callable[[], Any]] = {
-    r"has entry\(start\), of which no Kaplan-Meier": lambda: hierfl.kaplan_meier(
-        made().assign(start=0.0), formula("time | event(status) + entry(start) ~ arm")
+    r"has trunc\(...\), of which no Kaplan-Meier": lambda: hierfl.kaplan_meier(
+        made(), formula("time | trunc(lb=1) ~ arm")
     ),
-    "must be finite and above 0": lambda: hierfl.kaplan_meier(made().assign(time=-1.0), formula()),
+    "column 'start' of client 'a' must be below 'time'": lambda: hierfl.kaplan_meier(
+        made().assign(start=1000.0), formula("time | event(status) + entry(start) ~ arm")
+    ),
+    r"has weights\(w\), which could be solved for": lambda: hierfl.kaplan_meier(
+        made().assign(w=1.0), formula("time | event(status) + weights(w) ~ arm"), least_count=5
+    ),
+    "column 'status' of client 'a' holds 'yes', .* as a number": lambda: hierfl.kaplan_meier(
+        made().assign(status="yes"), formula()
+    ),
+    "column 'time' of client 'a' holds 'soon', .* as a number": lambda: hierfl.kaplan_meier(
+        made().assign(time="soon"), formula()
+    ),
+    "must be finite and not below 0": lambda: hierfl.kaplan_meier(
+        made().assign(time=-1.0), formula()
+    ),
     "must be 0 or 1": lambda: hierfl.kaplan_meier(made().assign(status=2.0), formula()),
     "prob is 95": lambda: hierfl.kaplan_meier(made(), formula(), prob=95),
 }

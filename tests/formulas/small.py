@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import hierfl
-from hierfl.formulas.agree import Rare
+from hierfl.formulas.levels import Rare
 
 RNG = np.random.default_rng(0)
 BASE = pd.DataFrame(

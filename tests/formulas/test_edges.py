@@ -46,12 +46,13 @@ def test_a_response_of_one_value_is_refused_by_name() -> None:
     on("y ~ x", "poisson", BASE.assign(y=0)).program()  # which says much of a rate
 
 
+@pytest.mark.filterwarnings("ignore:column 'x' .* more than 8 sds")
 def test_rows_far_beyond_the_knots_are_warned_of() -> None:
     made = on("y ~ bs(x, df=5)")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made.data(BASE)
-    with pytest.warns(UserWarning, match=r"'bs\(x, df=5\)' is .* far outside of its knots"):
+    with pytest.warns(UserWarning, match=r"'bs\(x, df=5\)' is far outside of its knots"):
         made.data(BASE.iloc[[0]].assign(x=BASE.x.max() + 5))
 
 

@@ -106,6 +106,7 @@ def on_a_grid(
     return at, each.reshape(grid[0].shape)
 
 
+@pytest.mark.filterwarnings("ignore:column .* more than 8 sds")  # integrals reach far out
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_density_of_a_row_is_integrated_over_what_it_lacks(text: str) -> None:
     lacks = tuple(name for name in ("dose", "age") if f"mi({name})" in text)
@@ -152,9 +153,9 @@ def test_the_schema_has_the_means_of_known_values_alone() -> None:
     start, spread = priors["dose_Intercept"], priors["sigma_dose"].base_dist
     np.testing.assert_allclose([start.loc, start.df], [known.mean(), 3.0], rtol=1e-5)
     np.testing.assert_allclose(spread.scale, 2.5 * known.std(ddof=0), rtol=1e-4)
-    # words for missing values are read, and other columns may lack nothing
+    # a word among numbers is none of them, and other columns may lack nothing
     words = frame.assign(dose=frame["dose"].astype(object).where(frame["dose"].notna(), "nan"))
-    assert made(f"y ~ mi(dose) * sex; {DOSE}", frame=words).agreed == agreed
+    refused(lambda: made(f"y ~ mi(dose) * sex; {DOSE}", frame=words), "'dose'", "holds words")
     refused(
         lambda: made(f"y ~ mi(dose) + age; {DOSE}", frame=lacking(("dose", "age"))),
         "'age'", "missing values", "missing='drop'",

@@ -81,7 +81,9 @@ def test_merging_beside_a_level_of_the_same_name() -> None:
 def test_an_empty_level_of_an_ordinal_response_keeps_its_threshold() -> None:
     for have in ("bcd", "abd", "abc"):
         frame = BASE.assign(o=pd.Categorical(np.tile(list(have), 20), list("abcd"), ordered=True))
-        made = on("o ~ x", "cumulative", frame)
+        unused = next(iter({*"abcd"} - {*have}))
+        with pytest.warns(UserWarning, match=f"'o' declares .*no rows have, '{unused}', .*prior"):
+            made = on("o ~ x", "cumulative", frame)
         assert "Ordered(dist.StudentT(3.0, 0.0, 2.5), 3)" in made.program()
 
 
@@ -89,7 +91,7 @@ def test_an_empty_level_of_a_predictor_is_named_or_keeps_its_prior() -> None:
     made = on("y ~ u", levels={"u": ["r", "s", "t", "v"]})
     assert made.all_priors["u[v]"].scale > 0 and "u[v]" in made.layout.common.columns  # type: ignore[union-attr]
     frame = BASE.assign(u=pd.Categorical(BASE.u, list("rstv"), ordered=True))
-    with pytest.warns(UserWarning, match="no rows of its levels v"):
+    with pytest.warns(UserWarning, match="'u' declares .*no rows have, 'v', which is left out"):
         assert on("y ~ u", frame=frame).layout.common.columns == ("u[s]", "u[t]")
     refused(lambda: on("y ~ u", levels={"u": ["v", "r", "s"]}), "'u'")
 
@@ -159,3 +161,124 @@ def test_words_of_censoring_are_known_beforehand() -> None:
     assert np.array_equal(by_code["cens"], by_word["cens"])
     wrong = frame.assign(w=np.where(codes == 2, "between", "none"))
     refused(lambda: fields(on("t | cens(w, up) ~ x", "lognormal", wrong), wrong), "'between'")
+
+
+# ------------------------------------------------------------ names that look like others
+SPELLINGS = {"case": ("m", "M"), "a blank": ("male", "male "), "form": ("é", "e\u0301")}
+
+
+@pytest.mark.parametrize("kind", SPELLINGS)
+@pytest.mark.parametrize("term", ["sex", "(1 | sex)", "C(sex)", "x + (sex | h)"])
+def test_levels_that_look_alike_are_refused_with_both(kind: str, term: str) -> None:
+    first, second = SPELLINGS[kind]
+    frame = BASE.assign(sex=np.where(BASE.h == "c", second, first))
+    frame.loc[::2, "sex"] = "f"
+    parts = {str(name): part for name, part in frame.groupby("h")}
+    for rows in (frame, parts):
+        message = refused(lambda rows=rows: on(f"y ~ {term}", frame=rows), "'sex'", "case, spaces")  # type: ignore[misc]
+        assert repr(first) in message and repr(second) in message
+    data = {"x": np.zeros(60), "h": frame["h"], "sex": frame["sex"]}
+    read = hierfl.ClientData.from_frame
+    refused(lambda: read(pd.DataFrame(data), "h", sex="sex"), "'sex'", "case, spaces")
+
+
+def test_a_new_frame_with_another_spelling_is_refused() -> None:
+    made = on("y ~ u")
+    refused(lambda: made.data(BASE.assign(u=BASE.u.str.upper())), "'R'", "levels r, s, t")
+
+
+@pytest.mark.parametrize("missing", ["refuse", "drop"])
+def test_words_for_what_is_missing_are_levels(missing: str) -> None:
+    words = ("None", "masked", "nan")
+    frame = BASE.assign(u=np.resize(words, 60), w=np.resize(["NaN", "NA"], 60))
+    made = on("y ~ u + w + (1 | h)", frame=frame, missing=missing)
+    assert made.agreed.columns["u"].levels == words and made.agreed.rows == 60
+    assert made.agreed.columns["w"].levels == ("NA", "NaN")
+    frame.loc[3, "u"] = None  # which is missing
+    if missing == "drop":
+        assert on("y ~ u", frame=frame, missing=missing).agreed.rows == 59
+    else:
+        refused(lambda: on("y ~ u", frame=frame), "'u'", "1 missing values")
+    read = hierfl.ClientData.from_frame(BASE.assign(u=np.resize(words, 60)), "h", u="u")
+    assert read.levels["u"] == words
+
+
+# ------------------------------------------------------------ the reference
+def listed(order: str, frame: pd.DataFrame = BASE) -> pd.DataFrame:
+    return frame.assign(u=pd.Categorical(frame.u, list(order)))
+
+
+def test_the_first_category_is_the_reference() -> None:
+    """Of an unordered pandas category too, as in R; effects and new frames are by the same levels."""
+    made = on("y ~ u", frame=listed("tsr"))
+    assert made.agreed.columns["u"].levels == ("t", "s", "r")
+    assert made.layout.common.columns == ("u[s]", "u[r]")
+    new = fields(made, BASE.iloc[:3])["x"]  # words: r, s, t
+    assert new.tolist() == [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    from hierfl.effects.predictor_rows import typical
+
+    assert typical(made, None, {"u": ["t", "s", "r"]}).common.tolist() == [[0, 0], [1, 0], [0, 1]]
+    kind = on("u ~ x", "categorical", listed("tsr"))
+    assert kind.dims["x"] == (("u_level", ("s", "r")),)
+    assert (
+        "1 is a"
+        in on("g ~ x", "bernoulli", BASE.assign(g=pd.Categorical(BASE.g, ["b", "a"]))).program()
+    )
+
+
+def test_clients_may_list_part_of_the_levels() -> None:
+    """Lists of part of them, words, and lists by the alphabet go together; two choices are named."""
+    a, b, c = (BASE[BASE.h == name] for name in "abc")
+    few = listed("ts", b[b.u != "r"])
+    assert on("y ~ u", frame={"a": listed("tr", a[a.u != "s"]), "b": few, "c": c}).agreed.columns[
+        "u"
+    ].levels == ("t", "r", "s")
+    alphabetical = {"a": listed("str", a), "b": listed("rst", b), "c": c}
+    assert on("y ~ u", frame=alphabetical).agreed.columns["u"].levels == ("s", "t", "r")
+    two = {"a": listed("str", a), "b": listed("trs", b), "c": c}
+    with pytest.warns(UserWarning, match="'u' lists its levels as s, t, r .* t, r, s at another"):
+        assert on("y ~ u", frame=two).agreed.columns["u"].levels == ("r", "s", "t")
+
+
+def test_an_unused_level_of_an_unordered_category_is_named() -> None:
+    with pytest.warns(UserWarning, match="'u' declares .*no rows have, 'v', which is left out"):
+        assert on("y ~ u", frame=listed("vtrs")).agreed.columns["u"].levels == ("t", "r", "s")
+
+
+@pytest.mark.parametrize("have", ["bcd", "abd", "abc"])
+def test_an_unused_level_of_mo_keeps_its_step(have: str) -> None:
+    (unused,) = {*"abcd"} - {*have}
+    kinds = pd.Categorical(np.tile(list(have), 20), list("abcd"), ordered=True)
+    with pytest.warns(UserWarning, match=f"'k' declares .*no rows have, '{unused}', .*prior"):
+        made = on("y ~ mo(k) + (1 | h)", frame=BASE.assign(k=kinds))
+    assert made.dims["mo(k)"][0][1] == ("b", "c", "d")
+    made.program()
+    one = pd.Categorical(["c"] * 60, list("abcd"), ordered=True)
+    with pytest.warns(UserWarning, match="'k' declares"):
+        refused(lambda: on("y ~ mo(k)", frame=BASE.assign(k=one)), "one value")
+
+
+# ------------------------------------------------------------ IDs and dates
+NAMES = {
+    "an ID": ([f"p{i}" for i in range(60)], "60 levels in 60 rows, as an ID has"),
+    "dates as text": (
+        [f"2020-01-{1 + i // 4:02d}" for i in range(60)],
+        "15 levels in 60 rows, which are dates",
+    ),
+    "dates": (pd.date_range("2020-01-01", periods=60), "holds dates: make it numbers"),
+    "days": (pd.date_range("2020-01-01", periods=60).date, "holds dates: make it numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("term", ["k", "x * k", "x + (k | h)"])
+def test_an_id_or_a_date_is_no_predictor(kind: str, term: str) -> None:
+    values, words = NAMES[kind]
+    refused(lambda: on(f"y ~ {term}", frame=BASE.assign(k=values)), "column 'k'", words)
+
+
+def test_groups_and_few_levels_are_no_ids() -> None:
+    frame = BASE.assign(k=NAMES["an ID"][0], wave=np.resize(["2020-01-01", "2021-01-01"], 60))
+    assert (
+        on("y ~ x + (1 | k) + wave", frame=frame).agreed.columns["wave"].levels[0] == "2020-01-01"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,8 @@ def test_a_fit_finds_the_steps() -> None:
 
 
 WRONG = {
-    "y ~ mo(grade):age": "stands in a product",
-    "y ~ mo(grade) * sex": "stands in a product",
+    "y ~ mo(grade) * mo(year)": "is a product of two monotonic effects",
+    "y ~ mo(grade):s(age)": "stands in a product",
     "y ~ scale(mo(grade))": "codes no column|stands in a product or a function",
     "y ~ mo(log(age))": "codes no column",
     "y ~ age + (mo(grade) | site)": "may stand among the common terms only",
@@ -100,3 +101,101 @@ WRONG = {
 def test_what_it_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=WRONG[text]):
         made(text).program()
+
+
+# ------------------------------------------------------------ in products
+def test_a_product_has_a_curve_of_each_level_as_in_brms() -> None:
+    """b_ms D (zeta_ms1 + ... + zeta_msx) of the level m, beside the effect of the first level's rows."""
+    rows = patients().reset_index(drop=True)
+    formula = made("y ~ mo(grade) * sex + (1 | site)")
+    trace = traced(formula, rows)
+    zeta, b = value(trace, "simplex_mo(grade)"), float(value(trace, "b_mo(grade)"))
+    more, c = value(trace, "simplex_mo(grade):sex"), value(trace, "b_mo(grade):sex")
+    assert more.shape == (2, 2) and c.shape == (2,)
+    x = rows["grade"].cat.codes.to_numpy()
+
+    def curve(scale: Any, shares: Any) -> Any:
+        return 2 * float(scale) * np.concatenate([[0.0], np.cumsum(shares)])[x]
+
+    step = curve(b, zeta)
+    for k, sex in enumerate("mx"):
+        step += (rows["sex"] == sex) * (float(value(trace, "sex")[k]) + curve(c[k], more[k]))
+    site = rows["site"].str[1:].astype(int).to_numpy()
+    eta = value(trace, "site").reshape(-1)[site] + step
+    wanted = stats.norm.logpdf(rows["y"], eta, value(trace, "sigma")).sum()
+    np.testing.assert_allclose(trace.nodes["y"]["log_prob"].sum().item(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["sex * mo(grade)", "year:mo(grade):sex + year", "mo(grade):age"])
+def test_the_steps_of_a_curve_follow_each_other(text: str) -> None:
+    """Whatever the order of the factors, the columns of a curve add up to its level times the other factors."""
+    rows = patients().reset_index(drop=True)
+    formula = made(f"y ~ {text} + (1 | site)")
+    (term,) = (term for term in formula.layout.common.terms if term.curves)
+    names = list(formula.layout.common.columns)
+    at = [names.index(column) for column in term.columns]
+    columns = formula.data(rows).fields["x"].numpy()[:, at].reshape(len(rows), len(term.curves), 2)
+    level = rows["grade"].cat.codes.to_numpy()
+    for k, curve in enumerate(term.curves):
+        other = np.ones(len(rows))
+        for part in curve.split(":"):
+            name, _, chosen = part.removesuffix("]").partition("[")
+            other = other * (rows[name].astype(str) == chosen if chosen else rows[name])
+        np.testing.assert_allclose(columns[:, k].sum(-1), level * other, rtol=1e-5)
+        np.testing.assert_allclose(columns[:, k, 1], (level > 1) * other, rtol=1e-5)
+
+
+def test_names_and_priors_of_a_product() -> None:
+    formula = made("y ~ mo(grade) * sex", priors={"mo(grade):sex": "normal(0, 3)"})
+    by = ("mo(grade):sex_by", ("sex[m]", "sex[x]"))
+    assert formula.dims["b_mo(grade):sex"] == (by,)
+    assert formula.dims["simplex_mo(grade):sex"] == (by, ("mo(grade):sex_step", ("mid", "high")))
+    known: dict[str, Any] = dict(formula.all_priors)
+    assert all(known[f"b_mo(grade):sex[sex[{sex}]]"].scale == 3.0 for sex in "mx")
+    scales = []
+    for unit in (1.0, 1000.0):
+        rows = patients().assign(age=lambda f, unit=unit: unit * f["age"])
+        made_of = hierfl.formula("y ~ mo(grade):age", clients="site").on(rows)
+        scales.append(dict[str, Any](made_of.all_priors)["b_mo(grade):age[age]"].scale)
+    np.testing.assert_allclose(scales[0] / scales[1], 1000.0, rtol=1e-4)
+
+
+def test_effects_of_a_product_are_those_of_each_level() -> None:
+    found = drawn("y ~ mo(grade) * sex + (1 | site)", draws=40)
+    shared = {name: of.numpy() for name, of in found.shared.items()}
+    steps = 2 * shared["b_mo(grade)"][:, None] * shared["simplex_mo(grade)"]
+    more = 2 * shared["b_mo(grade):sex"] * shared["simplex_mo(grade):sex"][:, 0]
+    for sex, wanted in (("f", steps), ("m", steps + more)):
+        table = comparisons(found, "grade", at={"sex": sex}, scale="link").frame
+        table = table.set_index("comparison")["mean"]
+        np.testing.assert_allclose(table["iii - i"], wanted.sum(1).mean(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_fit_of_a_product_finds_the_means_of_cells(tmp_path: Path) -> None:
+    """Also of a new client, over nodes, and after saving and loading."""
+    rng = np.random.default_rng(1)
+    n = 600
+    rows = pd.DataFrame({"h": np.resize(list("abcd"), n), "u": rng.choice(["r", "s"], n)})
+    rows["inc"] = pd.Categorical.from_codes(rng.integers(0, 3, n), ["lo", "mid", "hi"], True)
+    rise = np.array([0.0, 1.0, 3.0])[rows["inc"].cat.codes]
+    rows["y"] = np.where(rows["u"] == "r", rise, -rise) + rng.normal(0.0, 0.5, n)
+    formula = hierfl.formula("y ~ mo(inc) * u + (1 | h)", clients="h")
+    fit = hierfl.fit(formula, rows, seed=0, progress=False)
+    cells = ["u", "inc"]
+    wanted = rows.groupby(cells, observed=True)["y"].mean()
+
+    def means(found: Any) -> Any:
+        of = rows.assign(p=np.asarray(found.predict(rows).mean))
+        return of.groupby(cells, observed=True)["p"].mean()
+
+    np.testing.assert_allclose(means(fit), wanted, atol=0.12)
+    fit.save(tmp_path / "fit")
+    again = hierfl.load(tmp_path / "fit", data=rows)
+    np.testing.assert_allclose(means(again), means(fit), atol=1e-6)
+    parts = {str(name): part for name, part in rows.groupby("h")}
+    over = hierfl.nodes.fit(formula, hierfl.nodes.in_process(parts, tmp_path / "nodes"), seed=0)
+    ours, theirs = (of.summary().frame.set_index(["site", "entry"])["mean"] for of in (fit, over))
+    np.testing.assert_allclose(theirs["b_mo(inc):u"], ours["b_mo(inc):u"], rtol=0.05)
+    new = fit.effects("inc", at={"u": "s"}, client="new").frame  # of a client that was not fitted
+    np.testing.assert_allclose(new["mean"], wanted["s"], atol=0.2)

@@ -54,8 +54,8 @@ def test_groups_above_the_clients() -> None:
 
 
 def test_several_terms_of_one_grouping_have_sites_of_their_own() -> None:
-    terms = on("y ~ (1 | h) + (0 + x | h) + (0 + x + z | h)").layout.groups
-    assert [term.site for term in terms] == ["h", "h.x", "h.x_2"]
+    terms = on("y ~ (1 | h) + (0 + x | h) + (0 + z | h)").layout.groups
+    assert [term.site for term in terms] == ["h", "h.x", "h.z"]
     assert len({term.field for term in terms}) == 3
 
 

@@ -255,6 +255,7 @@ def test_new_clients_have_the_spread_of_curves() -> None:
         assert stats.kstest(new[:, j].numpy() / sd[:, place], "norm").pvalue > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:column 'age' .* more than 8 sds")
 def test_values_beyond_are_warned_of_or_refused() -> None:
     rows = patients()
     far = rows.assign(age=rows["age"] + 60.0)

@@ -120,9 +120,9 @@ def test_columns_called_as_a_term_are_not_taken_for_it() -> None:
 
 
 def test_terms_that_are_one_are_refused() -> None:
-    refused(lambda: on("y ~ (x | h) + (1 + x || h)").layout, "one term")
-    refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)").layout, "one term")
-    assert len(on("y ~ ((1 | h)) + (x | (h))").layout.groups) == 2
+    refused(lambda: on("y ~ (x | h) + (1 + x || h)"), "both have 'Intercept' of 'h'")
+    refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)"), "both have 'Intercept' of 'h:g'")
+    assert len(on("y ~ ((1 | h)) + (0 + x | (h))").layout.groups) == 2
 
 
 def test_a_space_before_a_parenthesis_changes_nothing() -> None:

@@ -470,8 +470,11 @@ def bare(name: str) -> Method:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_it_every_method_refuses_batch_norm_by_name(name: str) -> None:
-    mend = r"layer '1' is batch norm, .*: wrap the method, hierfl.methods.batch_normed\(method\)"
-    with pytest.raises(ProgramError, match=mend):
+    advice = (
+        r"layer '1' is batch norm, .*: wrap the method, hierfl.methods.batch_normed\(method\), take "
+        r"models.batch_norm_network\(module\), which methods.fedbn is for"
+    )
+    with pytest.raises(ProgramError, match=advice):
         fit(bare(name), clients((6,)), rounds=1)
 
 

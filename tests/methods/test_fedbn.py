@@ -152,3 +152,10 @@ def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) 
         assert torch.allclose(found[its], by_torch(data.fields["x"][its]), atol=1e-9)
     new = fitted.personalize(joined, rounds=0).predict(joined).mean
     assert torch.allclose(new, by_torch(joined.fields["x"]), atol=1e-9)
+
+
+def test_a_network_with_batch_norm_is_sent_to_the_model_that_it_is_for() -> None:
+    with pytest.raises(
+        hierfl.ProgramError, match=r"models.batch_norm_network\(module\), which methods"
+    ):
+        fit(fedbn(network(net(), likelihood=normal(1.0))), federation(), rounds=1)

@@ -159,10 +159,11 @@ def test_predictions_are_one_step_from_theta(rounds: int) -> None:
 
 
 def test_refused() -> None:
-    for wrong, text in (
+    cases: list[tuple[Any, str]] = [
         ({"inner_optimizer": SGD(-1.0)}, "inner_optimizer is SGD"),
         ({"inner_optimizer": SGD(0.1, 0.9)}, "without momentum, as a client is fitted by one"),
-    ):
+    ]
+    for wrong, text in cases:
         with pytest.raises(ValueError, match=text):
             per_fedavg(at(START), **wrong)
     with pytest.raises(ProgramError, match="per_fedavg fits global params only"):

@@ -261,3 +261,73 @@ def test_no_string_of_a_schema_becomes_code(evil: str) -> None:
 def test_frames_are_of_a_formula(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="the nodes have frames"):
         hierfl.nodes.fit(hierfl.models.regression("bernoulli"), in_process(frames(), tmp_path))
+
+
+# ------------------------------------------------------------ levels
+def of_sex(first: str, second: str, n: int = 60) -> dict[str, pd.DataFrame]:
+    """Four clients, the last of which writes the second spelling."""
+    rng = np.random.default_rng(0)
+    parts = {}
+    for name in "abcd":
+        sex = rng.choice(["other", first if name != "d" else second], n)
+        age = rng.normal(60.0, 9.0, n)
+        y = 0.03 * age + (sex == "other") * 0.5 + rng.normal(size=n)
+        parts[name] = pd.DataFrame({"age": age, "sex": sex, "y": y})
+    return parts
+
+
+@pytest.mark.parametrize("first, second", [("m", "M"), ("male", "male "), ("\u00e9", "e\u0301")])
+@pytest.mark.parametrize("text", ["y ~ age + sex", "y ~ age + C(sex)", "y ~ age + (1 | sex)"])
+def test_a_node_that_spells_a_level_otherwise_is_left_out_with_both(
+    first: str, second: str, text: str, tmp_path: Path
+) -> None:
+    formula = hierfl.formula(f"{text} + (1 | h)", clients="h")
+    parts = of_sex(first, second)
+
+    def answered(content: bytes) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for name, part in parts.items():
+            try:
+                found |= {name: answer_schema(formula, {name: part}, tmp_path / name, content)}
+            except Exception:
+                continue  # a node that cannot read the schema of the others does not answer
+        return found
+
+    ready, left_out = agreed_over(formula, answered)
+    assert [*left_out] == ["d"] and "d" not in str(ready.agreed.groups.get("h", ""))
+    assert repr(first) in left_out["d"] and repr(second) in left_out["d"]
+    levels = (
+        ready.agreed.columns["sex"].levels if "|" not in text else ready.agreed.groups["sex"].levels
+    )
+    assert set(levels) == {first, "other"}
+
+
+def test_the_first_category_is_the_reference_over_nodes(tmp_path: Path) -> None:
+    """As of frames here; of an unordered category the name of a rare level stays at its node."""
+    kinds, rng = ["low", "mid", "high"], np.random.default_rng(0)
+    formula = hierfl.formula("y ~ dose + (1 | h)", clients="h")
+    parts = {}
+    for name in "abc":
+        dose = pd.Categorical(np.resize(kinds[: 2 + (name != "a")], 60), ["secret", *kinds])
+        parts[name] = pd.DataFrame({"dose": dose, "y": rng.normal(size=60)})
+    here = {
+        name: part.assign(dose=part["dose"].cat.set_categories(kinds))
+        for name, part in parts.items()
+    }
+    parts["c"]["dose"] = parts["c"]["dose"].astype(str)  # words have no order
+    ready, left_out = agreed_over(formula, asked_of(parts, tmp_path, formula))
+    assert left_out == {} and ready.agreed.columns["dose"].levels == ("low", "mid", "high")
+    assert ready.agreed.columns == hierfl.schema(here, formula, min_count=5).columns
+    assert "secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
+
+
+def test_ids_over_nodes_are_said_to_be_none_of_the_categories(tmp_path: Path) -> None:
+    formula = hierfl.formula("y ~ patient + (1 | h)", clients="h")
+    parts = {
+        name: part.assign(patient=[f"{name}{i}" for i in range(60)])
+        for name, part in of_sex("m", "m").items()
+    }
+    with pytest.raises(
+        ValueError, match=r"'patient' .* no value that 5 rows share, as an ID or a date"
+    ):
+        agreed_over(formula, asked_of(parts, tmp_path, formula))

@@ -19,7 +19,7 @@ from hierfl.nodes.ledger import Ledger, answer_questions_again
 from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
-from tests.effects.test_kaplan_meier import made
+from tests.effects.test_kaplan_meier import late, made
 
 TEXT = "time | event(status) ~ arm + age + (1 | site)"
 LETS = 'may_leave = ["descriptions"]\n'
@@ -54,6 +54,21 @@ def test_nodes_describe_their_rows_as_frames_do(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(curves.frame, same.frame)
     pd.testing.assert_frame_equal(curves.tests, same.tests)
     assert hierfl.describe(nodes, formula(), by="arm").note == found.note  # the same question
+
+
+def test_nodes_tell_late_entries_and_leave_out_words(tmp_path: Path) -> None:
+    whole = late(600).drop(columns="w")
+    text = "time | event(status) + entry(start) ~ arm + (1 | site)"
+    of = hierfl.formula(text, "weibull", clients="site")
+    parts = {str(site): part.drop(columns="site") for site, part in whole.groupby("site")}
+    curves = hierfl.kaplan_meier(in_process(parts, letting(tmp_path / "1")), of, by="arm")
+    same = hierfl.kaplan_meier(parts, of, by="arm", least_count=5)
+    pd.testing.assert_frame_equal(curves.frame, same.frame)
+    assert (curves.frame["time"] == 0.0).any() and curves.frame["at_risk"].iloc[1] < len(whole)
+    parts["a"] = parts["a"].assign(status="yes")
+    with pytest.warns(UserWarning, match="'a' is left out"):
+        found = hierfl.kaplan_meier(in_process(parts, letting(tmp_path / "2")), of)
+    assert [*found.left_out] == ["a"] and "yes" not in str(found.left_out)
 
 
 def test_nothing_leaves_unless_the_policy_allows_descriptions(tmp_path: Path) -> None:
@@ -143,9 +158,10 @@ def test_descriptions_are_logged_and_hold_no_row(tmp_path: Path) -> None:
 def test_an_error_about_rows_holds_no_value(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(LETS)
     rows = {"a": frames()["a"].assign(age=["secret 17"] * 3 + [1.0] * (len(frames()["a"]) - 3))}
-    with pytest.raises(Exception, match="the node's own log says where") as error:
+    words = "column 'age' holds neither numbers nor strings alone"
+    with pytest.raises(Exception, match=words) as error:
         ask(tmp_path, TABLE, rows)
-    assert "17" not in str(error.value)
+    assert "secret" not in str(error.value) and "17" not in str(error.value)
 
 
 # ------------------------------------------------------------ nodes that lie

@@ -17,7 +17,7 @@ from hierfl.formulas.constants import STATEFUL, Stateful
 from hierfl.formulas.disclosure import coarse, isolated
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.time_answers import client_logrank
+from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.nodes import in_process
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 from hierfl.nodes.gate import register
@@ -254,11 +254,19 @@ def test_values_of_few_rows_become_the_nearest_others(few: int) -> None:
     assert np.array_equal(coarse(np.r_[np.zeros(50), np.full(5, 7.0)], 5)[50:], np.full(5, 7.0))
 
 
+def observed(end: Any, event: Any) -> Observed:
+    """Return times without late entries and weights."""
+    every = np.asarray(end, float)
+    return Observed(every, event, np.full(len(every), -np.inf), np.ones(len(every)))
+
+
 def test_log_rank_sums_of_few_rows_do_not_tell_their_order() -> None:
     rng, names = np.random.default_rng(0), np.repeat(["a", "b"], 6)
-    said = {str(client_logrank(1.0 + rng.permutation(12).astype(np.float64), np.ones(12, bool), names, 5))
-            for _ in range(40)}  # fmt: skip
-    assert len(said) == 1
+    answers = {
+        str(client_logrank(observed(1.0 + rng.permutation(12), np.ones(12, bool)), names, 5))
+        for _ in range(40)
+    }
+    assert len(answers) == 1
 
 
 def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
@@ -267,7 +275,8 @@ def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
         names = np.repeat(["a", "b"], 500)
         times, ends = rng.exponential(size=1000), rng.exponential(2.0, 1000)
         whole, by_range = (
-            client_logrank(np.minimum(times, ends), times < ends, names, n) for n in (1, 5)
+            client_logrank(observed(np.minimum(times, ends), times < ends), names, n)
+            for n in (1, 5)
         )
         assert whole is not None and by_range is not None
         z.append([s.excess[0] / s.covariance[0][0] ** 0.5 for s in (whole, by_range)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import arviz as az
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -114,6 +116,16 @@ def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
     assert np.array_equal(alone["posterior_predictive"]["ill"].values[0], drawn.values[0][:, there])
     unlabeled: Any = ill.posterior_predictive(3, rows=rows.without("ill"))
     assert "observed_data" not in unlabeled
+
+
+@pytest.mark.parametrize("name", ["posterior_predictive", "posterior", "prior", "draws"])
+def test_rows_in_place_of_draws_name_the_call_that_takes_them(ill: Fit, name: str) -> None:
+    call = "posterior_predictive(rows=rows)" if name == "posterior_predictive" else "predict(rows)"
+    rows = ill.federation.data
+    frames: list[Any] = [rows, pd.DataFrame({"x": [1.0]}), {"north": pd.DataFrame({"x": [1.0]})}]
+    for given in frames:
+        with pytest.raises(TypeError, match=re.escape(f"these are rows: call fit.{call}")):
+            getattr(ill, name)(given)
 
 
 @pytest.mark.usefixtures("global_generator_untouched")

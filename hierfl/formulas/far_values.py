@@ -1,0 +1,64 @@
+"""Values of a client's rows that are too far from all clients' to be believed, such as a BMI of 270."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hierfl.formulas.columns import Column
+from hierfl.formulas.schema import Schema
+
+FAR = 8.0  # sds of the other rows, from their mean
+FAR_LOGS = 5.0  # of a client's values above 0, whose logarithms must be far out too
+SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
+
+
+def warn_of_far_values(
+    ready: pd.DataFrame, schema: Schema, names: Collection[str], client: str
+) -> None:
+    """Warn of numbers of a client's `prepared` rows that are far from those of all, without their values."""
+    for name in sorted(names):
+        column = schema.columns[name]
+        if column.kind != "number":
+            continue
+        values = ready[name].dropna().to_numpy()
+        if _has_two_values(column, values):
+            continue
+        far = is_far(values, column.mean, column.sd, schema.rows, FAR)
+        if far.any() and len(values) >= SOME_ROWS and values.min() > 0.0:  # incomes have long tails
+            logs = np.log(values)
+            far &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
+        count = int(far.sum())
+        if count:
+            warnings.warn(
+                f"column '{name}' of client '{client}' has {count} "
+                f"value{'s' if count > 1 else ''} more than {FAR:g} sds from the mean of all other "
+                "rows: check the unit, and for typing errors",
+                stacklevel=4,
+            )
+
+
+def is_far(
+    values: NDArray[np.float64], mean: float, sd: float, rows: int, times: float
+) -> NDArray[np.bool_]:
+    """Return which values are more than so many sds of the other rows from their mean, (n,).
+
+    A value is set aside, since n rows hold none that is farther than sqrt(n) of their own sds.
+    """
+    apart, ratio = np.abs(values - mean), rows / max(rows - 1, 1)
+    others = ratio * (sd**2 - apart**2 / max(rows - 1, 1))
+    is_among = others > 1e-9 * sd**2  # else the others have no spread, or it is a new row
+    spread = np.sqrt(np.where(is_among, others, sd**2))
+    far: NDArray[np.bool_] = apart * np.where(is_among, ratio, 1.0) > times * spread
+    return far
+
+
+def _has_two_values(column: Column, values: NDArray[np.float64]) -> bool:
+    """Return whether a column is of two values, one of which may be rare: 0 and 1, or others."""
+    is_binary = math.isclose(column.sd**2 + column.mean**2, column.mean, rel_tol=1e-9)
+    return is_binary or (len(values) >= SOME_ROWS and len(np.unique(values)) <= 2)

@@ -1,0 +1,233 @@
+"""The levels of a category, as clients' answers give them: their order, rare and unused ones, and what is none."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from typing import Literal
+
+from hierfl.data.frames import is_number
+from hierfl.formulas.answers import OfColumn
+from hierfl.formulas.columns import Column, ordered, refuse_similar
+from hierfl.formulas.parse import Declaration
+from hierfl.formulas.questions import Ask, Question
+from hierfl.formulas.transforms import Sums, moments
+
+Rare = Literal["refuse", "merge"]
+OTHER = "other"  # the level that rare ones are merged into
+MANY_LEVELS = 50  # of a category, beyond which numbers with decimals were meant as numbers
+SOME_LEVELS = 10  # from which on as many levels as rows are names of the rows
+DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[T ].*)?")
+
+
+def merged(orders: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
+    """Return the one order of all levels that some orders of part of them allow; None: they contradict.
+
+    Levels that no order compares stand as in `ordered`.
+
+    >>> merged([("low", "high"), ("low", "mid"), ("mid", "high")])
+    ('low', 'mid', 'high')
+    """
+    before: dict[str, set[str]] = {}
+    for order in orders:
+        for low, level in pairwise(("", *order)):
+            before.setdefault(level, set()).update({low} - {""})
+    rank = {level: place for place, level in enumerate(ordered(before))}
+    sorter, levels = TopologicalSorter(before), list[str]()
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready = sorted(sorter.get_ready(), key=rank.__getitem__)
+    while ready:
+        levels.append(ready.pop(0))
+        sorter.done(levels[-1])
+        ready = sorted((*ready, *sorter.get_ready()), key=rank.__getitem__)
+    return tuple(levels)
+
+
+def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, ...]:
+    """Return the levels in declared, numerical or alphabetical order; `whole` keeps declared ones without rows."""
+    seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
+    refuse_similar(seen, f"column '{name}'")
+    orders = {answer.declared for answer in answers if answer.is_ordered}
+    if len(orders) > 1:
+        one, other = sorted(orders)[:2]
+        raise ValueError(
+            f"column '{name}' has the levels {', '.join(one)} at one client and "
+            f"{', '.join(other)} at another: give all the same categories, or schema(..., "
+            f"levels={{'{name}': [...]}})"
+        )
+    if whole and not (orders or all(is_number(n) or n in ("False", "True") for n in seen)):
+        raise ValueError(
+            f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no "
+            "order: make it numbers or an ordered category, or give schema(..., "
+            f"levels={{'{name}': [...]}}) from the lowest on"
+        )
+    if orders:
+        return tuple(level for level in next(iter(orders)) if level in seen or whole)
+    return ordered(seen) if whole else _listed(answers, name, seen)
+
+
+def _listed(answers: Collection[OfColumn], name: str, seen: Collection[str]) -> tuple[str, ...]:
+    """Return levels as unordered categories list them, then others; an alphabetical list is no choice."""
+    lists = {answer.declared for answer in answers} - {()}
+    chosen = {levels for levels in lists if levels != ordered(levels)}
+    order = merged(chosen)
+    if order is None:
+        one, other = sorted(chosen)[:2]
+        warnings.warn(
+            f"column '{name}' lists its levels as {', '.join(one)} at one client and as "
+            f"{', '.join(other)} at another: the first in alphabetical order is the reference, "
+            f"unless schema(..., levels={{'{name}': [...]}}) names another",
+            stacklevel=4,
+        )
+        order = ()
+    return tuple(level for level in dict.fromkeys((*order, *ordered(seen))) if level in seen)
+
+
+def agreed_column(
+    name: str,
+    answers: Mapping[str, OfColumn],
+    levels: tuple[str, ...] | None,
+    unit: str,
+    ordinal: Collection[str],
+) -> Column:
+    """Return what clients agree on about one column; levels and unit may be known beforehand."""
+    first = next(iter(answers))
+    for client, answer in answers.items():
+        if answer.kind != answers[first].kind:
+            kinds = {"number": "numbers", "category": "names"}
+            raise ValueError(
+                f"column '{name}' holds {kinds[answers[first].kind]} at client '{first}' and "
+                f"{kinds[answer.kind]} at client '{client}': make it the same everywhere, or write "
+                f"C({name})"
+            )
+    units, sums = {unit: "the declaration"} if unit else {}, list[Sums]()
+    for client, answer in answers.items():
+        if answer.unit:
+            units.setdefault(answer.unit, client)
+        if answer.sums is not None:
+            sums.append(answer.sums)
+    if len(units) > 1:
+        (one, at), (other, elsewhere) = list(units.items())[:2]
+        raise ValueError(
+            f"column '{name}' is in {one} at '{at}' and in {other} at '{elsewhere}': convert one "
+            "of them"
+        )
+    unit = next(iter(units), "")
+    if answers[first].kind == "category":
+        if levels is None:
+            levels = levels_of(list(answers.values()), name, whole=name in ordinal)
+        return Column("category", unit, levels=levels)
+    return Column("number", unit, *moments(sums))
+
+
+# ------------------------------------------------------------ what is no level, and what has no rows
+def is_identifier(levels: int, rows: int) -> bool:
+    """Return whether a category names its rows, as an ID or a date does, rather than kinds of rows.
+
+    >>> is_identifier(448, 448), is_identifier(12, 448), is_identifier(4, 4)
+    (True, False, False)
+    """
+    return levels >= SOME_LEVELS and 2 * levels > rows
+
+
+def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> None:
+    """Refuse a category that names rows, such as an ID, and one of dates."""
+    levels = dict.fromkeys(level for answer in answers for level in (answer.counts or {}))
+    rows = sum(sum((answer.counts or {}).values()) for answer in answers)
+    if least > 1 and not levels and all(answer.counts == {} for answer in answers):
+        return  # agreed beforehand, or named by no client: `with_rare` refuses it
+    many = f"column '{name}' has {len(levels)} levels in {rows} rows"
+    if len(levels) >= SOME_LEVELS and all(map(DATE.fullmatch, levels)):
+        raise ValueError(
+            f"{many}, which are dates, and the formula reads it as categories: make it a number, such "
+            f"as the days since a day, (pandas.to_datetime(frame['{name}']) - day).dt.days, or a "
+            "category of a few, such as the year"
+        )
+    if is_identifier(len(levels), rows):
+        raise ValueError(
+            f"{many}, as an ID has, and the formula reads it as categories, each with a coefficient: "
+            f"take it out, or write (1 | {name}) if several rows share a value"
+        )
+
+
+def refuse_decimals(name: str, levels: Sequence[str]) -> None:
+    """Refuse a category whose many levels are numbers with decimals."""
+    decimals = [level for level in levels if is_number(level) and not float(level).is_integer()]
+    if len(decimals) > MANY_LEVELS:
+        raise ValueError(
+            f"column '{name}' has {len(levels)} different values, such as {decimals[0]}, and the formula "
+            "reads it as categories: read it as a number, or cut it into a few, pandas.cut"
+        )
+
+
+def name_unused(name: str, column: Column, answers: Collection[OfColumn], least: int) -> None:
+    """Warn of levels that a category declares and no rows have."""
+    seen = {level for answer in answers for level in (answer.counts or {})}
+    declared = dict.fromkeys(level for answer in answers for level in answer.declared)
+    if unused := [repr(level) for level in declared if level not in seen]:
+        becomes = f"is left out: keep it by schema(..., levels={{'{name}': [...]}})"
+        if {*declared} <= {*column.levels}:
+            becomes = "keeps its prior: remove it, unless rows to come have it"
+        having = "no rows have" if least == 1 else f"no client has {least} rows with"
+        warnings.warn(
+            f"column '{name}' declares a level that {having}, {', '.join(unused)}, which {becomes}",
+            stacklevel=3,
+        )
+
+
+def two_levels(declared: Declaration, column: Column) -> Column:
+    """Return a response of yes and no with its two levels; refuse others."""
+    if declared.family.kind == "category" and len(column.levels) == 2:
+        raise ValueError(
+            f"the response '{declared.parts.response}' has two levels, {column.levels[0]} and "
+            f"{column.levels[1]}: take family='bernoulli'"
+        )
+    if declared.family.kind != "binary" or len(column.levels) == 2:
+        return column
+    if set(column.levels) <= {"False", "True"}:
+        return replace(column, levels=("False", "True"))
+    raise ValueError(
+        f"the response '{declared.parts.response}' has the levels {', '.join(column.levels[:4])}, "
+        f"and family '{declared.family.name}' needs two: agree on them, "
+        f"schema(..., levels={{'{declared.parts.response}': ['no', 'yes']}}), or make it 0 and 1"
+    )
+
+
+def with_rare(
+    name: str, column: Column, ask: Ask, rare: Rare, least: int, is_ordinal: bool
+) -> Column:
+    """Return a category with a level for rare values, or refuse them."""
+    outside = ask(Question("outside", by=(name,), levels=column.levels))
+    left = [client for client, rows in outside.items() if rows]
+    if not left:
+        return column
+    if rare == "merge" and is_ordinal:
+        raise ValueError(
+            f"column '{name}' of client '{left[0]}' has rare levels, and they are ordered: they "
+            "cannot be merged into one beyond all others; agree on them beforehand, "
+            f"schema(..., levels={{'{name}': [...]}})"
+        )
+    if rare == "refuse" and not column.levels:
+        raise ValueError(
+            f"column '{name}' of client '{left[0]}' has no value that {least} rows share, as an ID or a "
+            "date has none, and the formula reads it as categories: take it out"
+        )
+    if rare == "refuse" and least == 1:
+        raise ValueError(
+            f"column '{name}' of client '{left[0]}' has values that are none of the levels "
+            f"{', '.join(column.levels)}: correct them, or name them all in levels={{...}}"
+        )
+    if rare == "refuse":
+        raise ValueError(
+            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows "
+            f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
+            "them, rare='merge'"
+        )
+    return replace(column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER)
