@@ -167,7 +167,7 @@ class Agreement:
         out = {n: "two nodes have a client of that name" for n, c in count.items() if c > 1}
         forms = [json.dumps([asdict(one.form), sorted(one.codes)], sort_keys=True) for one in once]
         ((form, most),) = Counter(forms).most_common(1) or [("", 0)]
-        if 2 * most <= len(introductions):
+        if 2 * most <= len(once):
             return Agreement.between(introductions), {}
         same = [one for one, f in zip(once, forms, strict=True) if f == form]
         for one, f in zip(once, forms, strict=True):

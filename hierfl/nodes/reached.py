@@ -133,6 +133,8 @@ class Reached:
                 found[node] = Introduction.from_json(read_json(content))
             except Refused as error:
                 refused[node] = str(error)
+        refused |= (doubled := _of_one_name(found))
+        found = {node: said for node, said in found.items() if node not in doubled}
         check_enough(found, refused, self.fewest, "introduce a client")
         return found, refused
 
@@ -176,6 +178,20 @@ class Reached:
                 yield Answer(names[node], None, str(found))
             elif node in names and isinstance(found, bytes):
                 yield Answer(names[node], found)
+
+
+def _of_one_name(introductions: Mapping[Any, Introduction]) -> dict[Any, str]:
+    """Return the nodes that introduce a client of one name, but for one whose own key is that name."""
+    nodes: dict[str, list[Any]] = {}
+    for node, introduction in introductions.items():
+        nodes.setdefault(introduction.client, []).append(node)
+    out = {}
+    for client, claimants in nodes.items():
+        for node in claimants if len(claimants) > 1 else ():
+            others = ", ".join(str(other)[:40] for other in claimants if other != node)
+            if str(node) != client:
+                out[node] = f"it introduces client '{client}', and so does {others}"
+    return out
 
 
 @dataclass(frozen=True, eq=False)

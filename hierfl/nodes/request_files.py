@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import time
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hierfl.core.arguments import imported, spelled
 from hierfl.data.clients import ClientData
+from hierfl.nodes import log
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.envelope import MOST, answers, read_line, read_request
@@ -67,7 +70,12 @@ def by_files(
     home = Path(folder)
 
     def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
-        waits = {name: _written(folder_of(home, name), one) for name, one in requests.items()}
+        waits: dict[str, Path] = {}
+        for name, request in requests.items():
+            try:
+                waits[name] = _written(folder_of(home, name), request)
+            except OSError as error:  # the node's side may put anything into its folder
+                yield Answer(name, None, f"no request can be written for it ({error.strerror})")
         until, warned = time.monotonic() + timeout, set[Path]()
         while waits:
             late = time.monotonic() >= until
@@ -88,7 +96,8 @@ def by_files(
 
     def forget(name: str) -> None:
         for path in folder_of(home, name).glob("*.answer.*"):  # drafts too
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that the node's side has put there
+                path.unlink()
 
     return replace(over(ask, nodes, fewest=fewest), forget=forget, send_end=False)
 
@@ -113,26 +122,44 @@ def _of(request: Path) -> Path:
 
 
 def answer_waiting(station: Station, folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Answer the requests in a node's folder that have no answer yet, in order; yield their files, and the answers."""
+    """Answer the requests in a node's folder that have no answer yet, in order; yield their files, and the answers.
+
+    A request whose answer cannot be written, since the other side has put something else in its
+    place, is passed over: those after it are answered.
+    """
     for path in sorted(folder.glob(f"*{REQUEST}")):
         try:
             request = _read(path)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
+        if _of(path).is_dir() or _has(_of(path), request):
+            continue
+        answer = station.answer(request)
         try:
-            _answer(_of(path), request)
-        except Refused:
-            answer = station.answer(request)
             _write_whole(_of(path), answer)
-            yield path, answer
+        except OSError as error:
+            log.refused(station.folder, None, f"'{path.name}' has no place for an answer", error)
+            continue
+        yield path, answer
+
+
+def _has(path: Path, request: bytes) -> bool:
+    """Return whether a file holds the answer to a request."""
+    try:
+        return bool(_answer(path, request))
+    except Refused:
+        return False
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    draft = path.with_suffix(".draft")
-    draft.unlink(missing_ok=True)
-    with open(draft, "xb") as file:  # never through a link that the other side has put there
-        file.write(content)
-    draft.replace(path)
+    """Write a file, whole or not at all, by a draft whose name the other side cannot guess."""
+    draft = path.with_suffix(f".{secrets.token_hex(8)}.draft")
+    try:
+        with open(draft, "xb") as file:  # never through a link that the other side has put there
+            file.write(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes:
