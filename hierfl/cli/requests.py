@@ -104,18 +104,18 @@ def reset_account(
     ] = False,
 ) -> None:
     """Forget what a node has answered and spent, where its account is lost or does not add up."""
-    from hierfl.nodes import ledger
+    from hierfl.nodes import account
 
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")
     if questions:
         try:
-            ledger.answer_questions_again(folder)
-        except ledger.BrokenLedger as error:
+            account.answer_questions_again(folder)
+        except account.BrokenLedger as error:
             raise stopped(str(error)) from error
         typer.echo("The node answers questions about its rows again.")
         return
-    aside = ledger.begin_again(folder)
+    aside = account.begin_again(folder)
     typer.echo(
         "The account begins again." + (f" The earlier lines are in {aside}." if aside else "")
     )

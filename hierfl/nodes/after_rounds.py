@@ -11,9 +11,9 @@ import torch
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
+from hierfl.nodes.account import END
 from hierfl.nodes.answers import FromNodes
 from hierfl.nodes.asking import Answer, last_counted, mail_of
-from hierfl.nodes.ledger import END
 from hierfl.nodes.local_fit import without_few
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import Kind

@@ -18,9 +18,9 @@ from hierfl.formulas.formula import Formula
 from hierfl.formulas.plausible import check_design
 from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
 from hierfl.formulas.schema import Schema
+from hierfl.nodes.account import Ledger, digest
 from hierfl.nodes.agreement import TWICE, client_name
 from hierfl.nodes.gate import Asked, Subject, Told, only_client, register
-from hierfl.nodes.ledger import Ledger, digest
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.odd_answers import check_answer, odd_answers
 from hierfl.nodes.policy import Forbidden, Policy

@@ -144,6 +144,7 @@ AT_NODES = {
     "replicate": "labels of rows; ask the nodes, fit.predict()",
     "update": "rows; fit them again, hierfl.nodes.fit(fit.method.model.update(text), nodes), at nodes of "
     "that formula",
+    "infer_discrete": "labels of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
     "personalize": "rows of a new client; take its node in, fit.updated(nodes)",
 }
 

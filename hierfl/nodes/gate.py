@@ -20,8 +20,8 @@ from hierfl.formulas.columns import by_client
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
 from hierfl.nodes import log
+from hierfl.nodes.account import AGAIN, Entry, Ledger, RowSet, digest
 from hierfl.nodes.approval import asked_first
-from hierfl.nodes.ledger import AGAIN, Entry, Ledger, RowSet, digest
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from hierfl.nodes.row_sets import Rows, check_rows

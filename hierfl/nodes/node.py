@@ -18,6 +18,7 @@ from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.nodes import log
+from hierfl.nodes.account import END, Entry, Ledger, RowSet, digest, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import asked_first, check_approved, preview, write_preview
 from hierfl.nodes.client_state import (
@@ -30,7 +31,6 @@ from hierfl.nodes.client_state import (
     state_after,
     with_mail,
 )
-from hierfl.nodes.ledger import END, Entry, Ledger, RowSet, digest, state_of
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.row_sets import check_rows, rows_of_data, rows_of_formula

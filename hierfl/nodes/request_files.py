@@ -17,10 +17,10 @@ from typing import Any
 from hierfl.core.arguments import imported, spelled
 from hierfl.data.clients import ClientData
 from hierfl.nodes import log
+from hierfl.nodes.account import digest
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.envelope import MOST, answers, read_line, read_request
-from hierfl.nodes.ledger import digest
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.reached import Reached, over
 from hierfl.nodes.same_process import folder_of

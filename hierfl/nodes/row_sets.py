@@ -20,7 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
-from hierfl.nodes.ledger import ROWS, Ledger, RowSet, broken, digest
+from hierfl.nodes.account import ROWS, Ledger, RowSet, broken, digest
 from hierfl.nodes.policy import Forbidden
 
 Codes = NDArray[np.uint64]

@@ -13,9 +13,9 @@ import pytest
 
 import hierfl
 from hierfl.nodes import Answer, TooFewNodes, in_process, over, station
+from hierfl.nodes.account import Ledger, answer_questions_again
 from hierfl.nodes.describing import Question, answer_description
 from hierfl.nodes.envelope import read_answer, write_answer
-from hierfl.nodes.ledger import Ledger, answer_questions_again
 from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden

@@ -1,4 +1,4 @@
-"""One node of four lies in an answer before the rounds: in each field, in twelve ways; no run ends, and no lie is silent."""
+"""One node of four lies in a field of an answer before the rounds: no run ends, and no lie is silent."""
 
 from __future__ import annotations
 

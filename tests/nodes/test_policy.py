@@ -18,11 +18,11 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes import log
+from hierfl.nodes.account import Ledger
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import NodeFailed
-from hierfl.nodes.ledger import Ledger
 from hierfl.nodes.messages import from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.nodes.ledger import BrokenLedger, Entry, Ledger
+from hierfl.nodes.account import BrokenLedger, Entry, Ledger
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import Rows, check_rows, rows_of_data, rows_of_frame
 

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hierfl.cli import app
-from hierfl.nodes import ledger as module
+from hierfl.nodes import account as module
 from hierfl.nodes import log
+from hierfl.nodes.account import BrokenLedger, Entry, Ledger, RowSet, begin_again
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.ledger import BrokenLedger, Entry, Ledger, RowSet, begin_again
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import introduce, node
 from hierfl.nodes.policy import Forbidden
