@@ -16,7 +16,7 @@ of another third, from which he knows how gradients of a record are distributed 
 of which he asks whether it trained: of those that did, or of the last third. He scores it by the
 inner product of its gradient with the hospital's (or all hospitals') mean gradient, both less their
 expectation, in the metric of their covariance. The table gives the AUC of that score, mean and sd
-over 20 splits and noises; 0.5 is a guess. With --write both tables go to docs/privacy.md.
+over 20 splits and noises; 0.5 is a guess. With --write both tables go to docs/disclosure.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hierfl.methods.privacy_budget import noise_for_epsilon
 from hierfl.models import likelihood, network
 from hierfl.optimizers import SGD
 
-PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "disclosure.md"
 REPEATS = 20
 FEATURES, CLIENTS = 4, 20
 EPSILONS = (32.0, 8.0, 1.0)

@@ -7,7 +7,7 @@ FedAvg (10 steps of 30 rows at step size 0.1, 40 rounds with 500 clients each); 
 10,000 test rows, three seeds, of which each has its own deal and its own noise. The clip is the
 same for all budgets: it was chosen from 0.3, 1 and 3, at epsilon 8 on another deal of the same
 images (--clips), which is not counted in the budget. With --write the table goes to
-docs/privacy.md.
+docs/differential_privacy.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLIENTS, ROWS, COHORT, ROUNDS, STEPS, LR = 2000, 30, 500, 40, 10, 0.1
 BUDGETS: tuple[float | None, ...] = (None, 16.0, 8.0, 4.0, 2.0, 1.0)
 CLIPS = (0.3, 1.0, 3.0)
 CLIP = 1.0
-PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "differential_privacy.md"
 
 
 def deal(seed: int) -> tuple[hierfl.ClientData, torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ and the hospitals' own intercepts and slopes: the posterior sd in sds of the pos
 noise; how far posterior means are from those without noise, as a root mean square in sds of the
 posterior with noise; and how far they should be, if the noise is what the posterior takes it for:
 the root of 1 minus the squared ratio of the sds. Means over five noises. With --write the table
-goes to docs/privacy.md.
+goes to docs/differential_privacy.md.
 
 A second table is of a Gaussian response: the largest heart rate, given age, sex and ST depression,
 with intercepts that vary between hospitals and a known noise scale. `sums` are noisy sums, sent
@@ -34,7 +34,7 @@ from hierfl.methods import two_stage
 from hierfl.program.sites import Model
 from hierfl.summaries.row_noise import RowNoise
 
-PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "differential_privacy.md"
 BUDGETS = (1e5, 32.0, 8.0, 4.0, 2.0, 1.0)
 DELTA, LONGEST, NOISES, COLUMNS = 1e-4, 2.5, 5, 8
 LARGEST, SCALE = 3.0, 0.85  # of standardized heart rates: the bound, and the noise scale

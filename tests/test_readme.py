@@ -44,8 +44,13 @@ MOST = {  # of these arguments, so that a page takes seconds
     "warmup": 20,
 }
 LONGER = {"docs/diagnostics.md": {"rounds": 10}}  # a trend is estimated from these
-FEWER_PATIENTS = ["docs/diagnostics.md", "docs/runs.md", "docs/privacy.md", "docs/cheatsheet.md"]
-FEWER_PATIENTS += ["docs/from_bambi.md", "docs/from_datashield.md", "docs/from_lme4.md"]
+FEWER_PATIENTS = ["docs/diagnostics.md", "docs/runs.md", "docs/cheatsheet.md"]
+FEWER_PATIENTS += [
+    "docs/differential_privacy.md",
+    "docs/from_bambi.md",
+    "docs/from_datashield.md",
+    "docs/from_lme4.md",
+]
 
 
 def run(page: str, first: int = 0, last: int | None = None, **names: Any) -> dict[str, Any]:
@@ -101,12 +106,13 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if page == "docs/diagnostics.md":
         assert (tmp_path / "report.html").stat().st_size > 10_000
         assert (tmp_path / "diagnostics.png").is_file()
-    if page == "docs/privacy.md":
+    if page == "docs/disclosure.md":
         torch.testing.assert_close(names["recovered"], names["secret"][0], rtol=1e-3, atol=1e-4)
 
 
 def test_pages_with_code_have_some() -> None:
-    words = "comparisons faq gallery/index glossary operators results scale studies"
+    words = "comparisons crossing faq gallery/index glossary operators privacy results"
+    words += " scale studies threat_model"
     bare = {f"docs/{word}.md" for word in words.split()}
     assert {page for page in PAGES if BLOCKS[page]} == {"README.md", *DOCS} - bare
 
@@ -233,7 +239,7 @@ def rows_of(page: str) -> dict[str, list[str]]:
         ("docs/guides.md", set(hierfl.guides.__all__)),
         ("docs/methods.md", set(names())),
         (
-            "docs/privacy.md",
+            "docs/crossing.md",
             set(described(About)),
         ),
         ("docs/comparisons.md", set(read_study.names())),

@@ -104,7 +104,7 @@ Source: {linked(about.source) or "hierfl's baseline"}.
 | a client sends | {escaped(about.up)} |
 | a client keeps | {escaped(about.kept)} |
 
-An asterisk marks what is weighted by the number of rows. What this discloses: [privacy](../../privacy.md#what-crosses).
+An asterisk marks what is weighted by the number of rows. What this discloses: [what crosses](../../crossing.md).
 
 ## What it reduces to
 
@@ -124,9 +124,10 @@ def page_of_wrapper(name: str, about: Wrapper) -> str:
     word = name.rpartition(".")[2]
     written = texts()[word]
     equation = equations(written["equations"]) if "equations" in written else ""
+    adds = re.sub(r"\]\((\w+)\.md", r"](../../\1.md", about.adds)
     return f"""# {word}
 
-`{word}{about.call}`: {about.adds.replace("](privacy.md", "](../../privacy.md")}.
+`{word}{about.call}`: {adds}.
 
 {equation}
 

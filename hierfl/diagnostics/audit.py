@@ -93,7 +93,7 @@ def audit(
     number. All clients take part in each round.
 
     A number that depends on the rows need not give them away, and the table does not say what can
-    be learned from many numbers together: see docs/privacy.md.
+    be learned from many numbers together: see docs/disclosure.md.
 
     Args:
         method: to run.

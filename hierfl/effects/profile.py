@@ -126,7 +126,7 @@ def profile(
     The standardized ratio needs rows. Each client returns its number of events and trials, and at
     each draw the sum of what its rows expect under the average client (all its own deviations zero)
     and under its own coefficients. These are sums over its rows; where they are few, its number of
-    events reveals much about each (docs/privacy.md). Sampling limits take the expected events as
+    events reveals much about each (docs/disclosure.md). Sampling limits take the expected events as
     known, at their posterior mean; the ratio of the model includes their uncertainty.
 
     Args:

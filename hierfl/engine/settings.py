@@ -44,7 +44,7 @@ class Settings:
             ten times the median norm and far out of the cohort's spread.
         min_rows: clients with fewer rows take no part and send nothing; a warning names them, and
             `Fit.personalize` infers their states afterwards. An update of a client with few rows
-            reveals much about each of them (docs/privacy.md).
+            reveals much about each of them (docs/disclosure.md).
         disclose: what the server may see. "summaries": a summary of each client, as in a
             meta-analysis (`Method.discloses`). "sums": only sums over clients, so that secure
             aggregation would do; a method that needs more is refused, and none is chosen.

@@ -42,7 +42,7 @@ NOISE, COHORT = 0, 1  # what a key is for
     call="(method, clipping_norm=, noise_multiplier=)",
     adds=(
         "clients shorten their updates, and the server adds noise to the sum; the history "
-        "states the [budget](privacy.md#differential-privacy)"
+        "states the [budget](differential_privacy.md)"
     ),
 )
 def differentially_private(

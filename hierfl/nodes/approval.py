@@ -108,7 +108,7 @@ def preview(node: Node) -> dict[str, str]:
         f"Client '{node.client}' with {data.num_rows} rows, of {program.num_clients} clients.",
         f"Method {method.name}. The server has to see {SEEN[method.discloses]}",
         "",
-        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/privacy.md has "
+        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/crossing.md has "
         "others)",
         *_tensors(up),
         f"What the server sends, {nbytes(message):,} bytes",

@@ -1,4 +1,4 @@
-"""What docs/privacy.md says of one-row clients: their rows are read off what they send."""
+"""What docs/disclosure.md says of one-row clients: their rows are read off what they send."""
 
 from __future__ import annotations
 
