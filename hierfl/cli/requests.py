@@ -11,6 +11,7 @@ import typer
 
 from hierfl.cli.messages import show_files, stopped
 
+REQUEST = ".request."  # in the name of a file
 LOOK = 0.5  # seconds between two looks for requests
 
 
@@ -18,11 +19,18 @@ def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request or an answer.")],
 ) -> None:
     """Print what a request asks, or what an answer tells; nothing in it is executed."""
+    from hierfl.nodes.account import digest
     from hierfl.nodes.envelope import show as shown
     from hierfl.nodes.messages import Refused
 
     try:
-        typer.echo(shown(file.read_bytes()))
+        content = file.read_bytes()
+        typer.echo(shown(content))
+        if REQUEST in file.name:
+            only = f"--only {digest(content)}"
+            typer.echo(
+                f"Answer this and nothing else: hierfl node answer '{file}' --folder DIR {only}"
+            )
     except OSError as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from error
     except Refused as error:
@@ -40,10 +48,14 @@ def answer(
     wait: Annotated[
         bool, typer.Option("--wait", help="Of a folder: answer what comes, until stopped.")
     ] = False,
+    only: Annotated[
+        str, typer.Option(metavar="SHA256", help="Answer this request alone, as `show` printed it.")
+    ] = "",
 ) -> None:
     """Answer a request, into standard output; those of a folder, into files beside them."""
     import torch
 
+    from hierfl.nodes.account import digest
     from hierfl.nodes.request_files import answer_waiting, station_at
 
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
@@ -57,11 +69,15 @@ def answer(
     if not request.is_dir():
         if sys.stdout.isatty():
             raise stopped("an answer is not for the screen: hierfl node answer REQUEST > ANSWER")
+        if only and digest(content) != only:
+            raise stopped(
+                f"'{request}' has the SHA-256 {digest(content)}, not {only}: look at it again"
+            )
         found = station.answer(content)
         sys.stdout.buffer.write(found)
         return _tell(request, found)
     while True:
-        for path, found in answer_waiting(station, request):
+        for path, found in answer_waiting(station, request, only=only):
             _tell(path, found)
         if not wait:
             return

@@ -21,6 +21,11 @@ from hierfl.nodes.messages import Refused
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 DISCLOSES = ("sums", "summaries")
+# keys that are whole numbers above 0
+COUNTS = (
+    *("min_rows", "min_count", "questions_a_day", "states_a_run"),
+    *("steps_a_round", "bytes_a_request"),
+)
 LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Approve = Literal["ask", "always"]
 # of answers about the client; "imputed" never leaves: it has a value of each row
@@ -51,6 +56,8 @@ class Policy:
         questions_a_day: different questions after the rounds in any 24 hours.
         states_a_run: different states of the server after the last round of a run, under which alone,
             and those of the rounds, questions are answered.
+        steps_a_round: local steps of a method in one round, mini-batches or passes over all rows.
+        bytes_a_request: size of a request, which is not read beyond it.
         epsilon: of each row's budget in all runs together, which methods with row noise alone keep;
             None: there is none.
         delta: of the budget.
@@ -73,6 +80,8 @@ class Policy:
     rounds_a_day: int | None = None
     questions_a_day: int = 100
     states_a_run: int = 3
+    steps_a_round: int = 100_000
+    bytes_a_request: int = 1 << 28
     epsilon: float | None = None
     delta: float | None = None
     formulas: frozenset[str] | None = None
@@ -84,7 +93,7 @@ class Policy:
         """Refuse values that a key cannot have."""
         _check_names("discloses", self.discloses, DISCLOSES)
         _check_names("may_leave", self.may_leave, LEAVES)
-        for name in ("min_rows", "min_count", "questions_a_day", "states_a_run"):
+        for name in COUNTS:
             _check_count(name, getattr(self, name))
         if self.rounds_a_day is not None:
             _check_count("rounds_a_day", self.rounds_a_day)
@@ -134,7 +143,12 @@ class Policy:
             )
 
     def check_client(self, client: Client, rows: int) -> None:
-        """Refuse steps that could single rows out: too few rows in a round, or no row noise."""
+        """Refuse steps that could single rows out, by few rows in a round or no row noise, and too many of them."""
+        if (steps := sum(_steps_of(phase, rows) for phase in client.phases)) > self.steps_a_round:
+            raise Forbidden(
+                f"a round has {steps:,} local steps, and the node's policy allows "
+                f"{self.steps_a_round:,}: take fewer, or let its owner set a larger steps_a_round"
+            )
         for phase in client.phases:
             if (least := _rows_of(phase, rows)) < self.min_rows:
                 raise Forbidden(
@@ -146,6 +160,12 @@ class Policy:
                 "the node's policy has a budget of epsilon for each row, and the method adds no "
                 "noise to rows: take two_stage(model, row_noise=...)"
             )
+
+
+def _steps_of(phase: Phase, rows: int) -> int:
+    """Return how many steps of a round a phase takes."""
+    passes = phase.unit == "epoch" and phase.batch_size is not None
+    return phase.count * (-(-rows // (phase.batch_size or rows)) if passes else 1)
 
 
 def _rows_of(phase: Phase, rows: int) -> int:

@@ -121,18 +121,21 @@ def _of(request: Path) -> Path:
     return request.with_name(request.name.removesuffix(REQUEST) + ANSWER)
 
 
-def answer_waiting(station: Station, folder: Path) -> Iterator[tuple[Path, bytes]]:
+def answer_waiting(
+    station: Station, folder: Path, *, only: str = ""
+) -> Iterator[tuple[Path, bytes]]:
     """Answer the requests in a node's folder that have no answer yet, in order; yield their files, and the answers.
 
     A request whose answer cannot be written, since the other side has put something else in its
-    place, is passed over: those after it are answered.
+    place, is passed over: those after it are answered. `only`: the request with this SHA-256.
     """
     for path in sorted(folder.glob(f"*{REQUEST}")):
         try:
-            request = _read(path)
+            request = _read(path, station.longest)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
-        if _of(path).is_dir() or _has(_of(path), request):
+        other = bool(only) and digest(request) != only
+        if other or _of(path).is_dir() or _has(_of(path), request):
             continue
         answer = station.answer(request)
         try:
@@ -162,7 +165,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int = MOST) -> bytes:
     """Return the bytes of a file; what the other side has put there in place of one is Refused."""
     try:
         # neither through a link, nor waiting for what writes into a pipe
@@ -170,9 +173,9 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise Refused(f"it cannot be read ({error.strerror})") from error
     about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode) or about.st_size > MOST:
+    if not stat.S_ISREG(about.st_mode) or about.st_size > most:
         os.close(handle)
-        raise Refused(f"it is no file of {MOST:,} bytes or fewer")
+        raise Refused(f"it is no file of {most:,} bytes or fewer")
     with open(handle, "rb") as file:
         return file.read()
 

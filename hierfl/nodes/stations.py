@@ -30,6 +30,7 @@ from hierfl.nodes.envelope import read_request, write_answer
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.policy import policy_at
+from hierfl.nodes.policy import policy_at
 from hierfl.program.sites import Model
 
 if TYPE_CHECKING:
@@ -58,9 +59,16 @@ class Station:
         """
         log.ASKED_BY.set(by)
         try:
+            if len(request) > self.longest:
+                raise Refused(f"it has more than {self.longest:,} bytes: see bytes_a_request")
             return write_answer(request, self.reply(*read_request(request)))
         except Exception as error:  # whatever the owner's code or a crafted message raises
             return write_answer(request, wrong=said(error, self.folder))
+
+    @property
+    def longest(self) -> int:
+        """The bytes of a request that the node's policy lets it read."""
+        return policy_at(self.policy, self.folder).bytes_a_request
 
     def reply(self, kind: str, content: bytes) -> bytes:
         """Return what leaves the node in reply to the content of a request, or raise."""

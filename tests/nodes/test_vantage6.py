@@ -297,3 +297,11 @@ def test_the_store_describes_what_there_is() -> None:
     family = next(one for one in central["arguments"] if one["name"] == "family")
     assert family["allowed_values"] == sorted(FAMILIES)
     assert "PKG_NAME=hierfl_formula" in (FOLDER / "Dockerfile").read_text()
+
+
+def test_a_misspelled_variable_of_a_node_stops_it(
+    functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HIERFL_MIN_ROW", "150")
+    with algorithm() as module, pytest.raises(ValueError, match="HIERFL_MIN_ROW, which is no key"):
+        module._policy(tmp_path)

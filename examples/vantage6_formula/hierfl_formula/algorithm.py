@@ -47,11 +47,15 @@ POLICY = {
     "HIERFL_ROUNDS_A_DAY": "rounds_a_day",
     "HIERFL_QUESTIONS_A_DAY": "questions_a_day",
     "HIERFL_STATES_A_RUN": "states_a_run",
+    "HIERFL_STEPS_A_ROUND": "steps_a_round",
+    "HIERFL_BYTES_A_REQUEST": "bytes_a_request",
     "HIERFL_FORMULAS": "formulas",
     "HIERFL_COLUMNS": "columns",
     "HIERFL_TRANSFORMS": "transforms",
     "HIERFL_APPROVE": "approve",
 }
+# what vantage6 sets of a database `hierfl`, and what hierfl's own tests do
+OTHERS = {"HIERFL_DATABASE_URI", "HIERFL_DATABASE_TYPE", "HIERFL_DATA", "HIERFL_SLOW"}
 # keys that are lists, "two_stage, fedsvi"; formulas stand on lines of their own
 NAMES = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 LONGEST = 100_000_000  # characters of a request or an answer
@@ -209,6 +213,12 @@ def _folder() -> Path:
 def _policy(folder: Path) -> Path | None:
     """Write the policy that the node's environment holds; None: it holds none, and policy.toml counts."""
     lines = []
+    others = {name for name in os.environ if name.startswith("HIERFL_")} - POLICY.keys() - OTHERS
+    if others:
+        raise ValueError(
+            f"the node's environment has {sorted(others)[0]}, which is no key of a policy: it may have "
+            f"{', '.join(POLICY)}"
+        )
     for variable, key in POLICY.items():
         if (value := os.environ.get(variable)) is None:
             continue

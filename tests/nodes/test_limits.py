@@ -1,0 +1,87 @@
+"""What a request may cost a node: local steps of a round, and bytes that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hierfl
+from hierfl import ClientData, guides, methods
+from hierfl.cli import app
+from hierfl.nodes.account import digest
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.envelope import read_line, write_request
+from hierfl.nodes.node import introduced, node
+from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.request_files import answer_waiting, station_at
+from hierfl.nodes.stations import Station
+
+
+@pytest.fixture(autouse=True)
+def in_double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def rows() -> ClientData:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g)
+    return ClientData.from_arrays(["a"] * 30 + ["b"] * 30, x=x, y=(x.sum(1) > 0).double())
+
+
+def test_a_recipe_of_endless_steps_is_forbidden_by_its_key(tmp_path: Path) -> None:
+    data = rows()
+    parts = [data.select([name]) for name in data.names]
+    agreement = Agreement.between([Introduction.of(part) for part in parts])
+    model = hierfl.models.regression("bernoulli", centered=True)
+    method = methods.fedsvi(model, guides.mean_field, local_steps=10**7)
+    with pytest.raises(Forbidden, match=r"10,000,000 local steps.*100,000.*steps_a_round"):
+        introduced(node(method, parts[0], agreement, tmp_path))
+
+
+def own(folder: Path) -> Station:
+    """Return a node whose owner lets requests of 2,000 bytes in."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=50), "y": rng.integers(0, 2, 50)})
+    folder.mkdir()
+    frame.to_csv(folder / "rows.csv", index=False)
+    (folder / "policy.toml").write_text("bytes_a_request = 2000\n")
+    (folder / "node.toml").write_text(
+        'rows = "rows.csv"\nclient = "north"\nformula = "y ~ x + (1 | h)"\n'
+        'family = "bernoulli"\nclients = "h"\n'
+    )
+    return station_at(folder)
+
+
+def test_a_long_request_is_not_read(tmp_path: Path) -> None:
+    station = own(tmp_path / "north")
+    long = write_request("round", b"0" * 3000)
+    assert "bytes_a_request" in str(read_line(station.answer(long))[0]["wrong"])
+    mail = tmp_path / "mail"
+    mail.mkdir()
+    with (mail / "0001-round-1.request.hfl").open("wb") as file:
+        file.truncate(3 << 30)  # of nothing: it takes no place on the disk
+    assert list(answer_waiting(station, mail)) == []
+
+
+def test_only_the_request_that_was_shown_is_answered(tmp_path: Path) -> None:
+    station, mail = own(tmp_path / "north"), tmp_path / "mail"
+    mail.mkdir()
+    requests = [write_request("introduce", b""), write_request("round", b"1")]
+    for k, request in enumerate(requests):
+        (mail / f"000{k}-x.request.hfl").write_bytes(request)
+    shown = CliRunner().invoke(app, ["show", str(mail / "0001-x.request.hfl")])
+    assert f"--only {digest(requests[1])}" in shown.output
+    answered = [path.name for path, _ in answer_waiting(station, mail, only=digest(requests[1]))]
+    assert answered == ["0001-x.request.hfl"]
+    how = ["node", "answer", str(mail / "0000-x.request.hfl"), "--folder", str(tmp_path / "north")]
+    found = CliRunner().invoke(app, [*how, "--only", digest(requests[1])])
+    assert found.exit_code and digest(requests[0]) in found.output
