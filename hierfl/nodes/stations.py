@@ -30,7 +30,6 @@ from hierfl.nodes.envelope import read_request, write_answer
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.policy import policy_at
-from hierfl.nodes.policy import policy_at
 from hierfl.program.sites import Model
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def test_a_recipe_of_endless_steps_is_forbidden_by_its_key(tmp_path: Path) -> No
     agreement = Agreement.between([Introduction.of(part) for part in parts])
     model = hierfl.models.regression("bernoulli", centered=True)
     method = methods.fedsvi(model, guides.mean_field, local_steps=10**7)
-    with pytest.raises(Forbidden, match=r"10,000,000 local steps.*100,000.*steps_a_round"):
+    with pytest.raises(Forbidden, match=r"10,000,001 local steps.*100,000.*steps_a_round"):
         introduced(node(method, parts[0], agreement, tmp_path))
 
 

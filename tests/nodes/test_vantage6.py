@@ -303,5 +303,5 @@ def test_a_misspelled_variable_of_a_node_stops_it(
     functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HIERFL_MIN_ROW", "150")
-    with algorithm() as module, pytest.raises(ValueError, match="HIERFL_MIN_ROW, which is no key"):
-        module._policy(tmp_path)
+    with pytest.raises(ValueError, match="HIERFL_MIN_ROW, which is no key"):
+        functions._policy(tmp_path)
