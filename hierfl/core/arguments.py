@@ -71,7 +71,9 @@ def _within(value: Any, interval: str) -> bool:
 def expect_draws(value: Any, rows: str = "fit.predict(rows)") -> int:
     """Return a number of draws, 1 or more; of rows in its place the error names the call that takes them."""
     if hasattr(value, "columns") or hasattr(value, "num_rows") or isinstance(value, Mapping):
-        raise TypeError(f"draws is {shown(value)}, and these are rows: call {rows}")
+        raise TypeError(
+            f"draws is {shown(value)}: it must be an integer of 1 or more; for these rows call {rows}"
+        )
     return expect_count(value, "draws")
 
 

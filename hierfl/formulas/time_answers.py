@@ -217,7 +217,8 @@ def client_logrank(rows: Observed, names: Any, least: int) -> LogrankSums | None
     counts = [counted_at([times_answer(rows.of(names == group), 1)], when) for group in groups]
     risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
     if least > 1:
-        risk, happened = _coarse(risk, happened, least)
+        first = int((risk.min(1) >= least).argmax())  # before it too few have entered
+        risk, happened = _coarse(risk[first:], happened[first:], least)
     if not len(risk):
         return None
     excess, covariance = logrank_sums(risk, happened)

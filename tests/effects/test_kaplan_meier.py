@@ -181,6 +181,19 @@ LIFELINES = {
 }
 
 
+def test_groups_with_late_entries_are_compared_by_ranges_too() -> None:
+    """Ranges begin where every group has enough rows at risk: before, too few have entered."""
+    frame = late(2000).assign(site="one").query("start >= 0")
+    exact, coarse = (
+        hierfl.kaplan_meier(frame, formula(LATE), by="arm", least_count=least).tests.loc[
+            "by client"
+        ]
+        for least in (1, 5)
+    )
+    assert coarse["df"] == exact["df"] == 1
+    assert coarse["chi2"] == pytest.approx(exact["chi2"], rel=0.3)
+
+
 def test_numbers_of_lifelines() -> None:
     frame = late(40)
     text = "time | event(status) + entry(start) + weights(w) ~ arm + (1 | site)"

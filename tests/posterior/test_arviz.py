@@ -124,7 +124,9 @@ def test_rows_in_place_of_draws_name_the_call_that_takes_them(ill: Fit, name: st
     rows = ill.federation.data
     frames: list[Any] = [rows, pd.DataFrame({"x": [1.0]}), {"north": pd.DataFrame({"x": [1.0]})}]
     for given in frames:
-        with pytest.raises(TypeError, match=re.escape(f"these are rows: call fit.{call}")):
+        with pytest.raises(
+            TypeError, match=re.escape(f"an integer of 1 or more; for these rows call fit.{call}")
+        ):
             getattr(ill, name)(given)
 
 
