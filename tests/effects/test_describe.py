@@ -161,7 +161,8 @@ def test_bounds_hold_the_quantiles_and_means_are_near(least: int) -> None:
         found = hierfl.describe(rows, columns=["age", "dose"], least_count=least)
         for column in ("age", "dose"):
             one, of = line(found, column, "all"), whole[column].dropna()
-            assert abs(one.mean - of.mean()) < 0.05 * of.std() and abs(one.sd / of.std() - 1) < 0.05
+            # the few largest values count as the nearest others
+            assert abs(one.mean - of.mean()) < 0.1 * of.std() and abs(one.sd / of.std() - 1) < 0.25
             for name, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75)):
                 at = np.quantile(of, share, method="inverted_cdf")
                 low, high = getattr(one, f"{name}_low"), getattr(one, f"{name}_high")
