@@ -293,11 +293,5 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
                 codes, categories=list(column.levels), ordered=True
             )
             continue
-        if kind_of(series, name, client) != "number":
-            raise RowsFault(
-                f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and clients "
-                "have agreed on numbers: convert it, or agree on a new schema",
-                f"column '{name}' holds words, and clients have agreed on numbers",
-            )
-        found[name] = numbers(series)
+        found[name] = number_column(series, name, client)
     return pd.DataFrame(found, index=range(len(frame)))

@@ -9,7 +9,7 @@ import pandas as pd
 from formulae.terms.call_resolver import LazyCall
 
 from hierfl.formulas.answers import argument_of
-from hierfl.formulas.columns import numbers, prepared
+from hierfl.formulas.columns import number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, few_differ, told
@@ -45,7 +45,7 @@ def check_schema(
     is_own = start is not None and start.columns == schema.columns
     for name, column in () if is_own else schema.columns.items():
         if column.kind == "number" and name in told_of:
-            values: Any = numbers(told_of[name])
+            values: Any = number_column(told_of[name], name, client)
             own = told(values[pd.notna(values)], least)
             check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
     every = {str(call): call for call in stateful_calls(declared, schema.transforms)}

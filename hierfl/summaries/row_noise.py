@@ -129,7 +129,8 @@ class RowNoise:
             from dp_accounting import get_sigma_gaussian
         except ImportError as error:
             raise ImportError(NEEDED) from error
-        return float(get_sigma_gaussian(epsilon, delta)) ** -2
+        with np.errstate(divide="ignore"):  # log(0) on the way to a noise of almost none
+            return float(get_sigma_gaussian(epsilon, delta)) ** -2
 
     @property
     def spent_by_round(self) -> float:

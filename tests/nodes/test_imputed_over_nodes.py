@@ -20,9 +20,9 @@ TEXTS = ["y ~ mi(dose) * sex + (1 + mi(dose) | site)", "dose | mi() ~ beds + (1 
 @pytest.mark.parametrize("family", ["gaussian", "bernoulli"])
 def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, family: str) -> None:
     response = {"gaussian": "y", "bernoulli": "ill"}[family]
-    frame = lacking(rows=24)
+    frame = lacking(rows=60)
     # one that knows four values tells none of them, and one knows none
-    frame.loc[(frame["site"] == "s5") & (frame.index % 24 > 3), "dose"] = np.nan
+    frame.loc[(frame["site"] == "s5") & (frame.index % 60 > 3), "dose"] = np.nan
     frame.loc[frame["site"] == "s1", "dose"] = frame["dose"].fillna(1.0)  # who lacks nothing
     parts = {str(site): part for site, part in frame.groupby("site")}
     texts = [TEXTS[0].replace("y ~", f"{response} ~"), TEXTS[1]]

@@ -50,7 +50,7 @@ FAULTS: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     ),
     "digits": (lambda f: f.assign(sex=f.age.astype(str)), "column 'sex' holds numbers as strings"),
     "no column": (lambda f: f.drop(columns="sex"), "have no column 'sex'"),
-    "words": (words, "column 'age' holds words, and clients have agreed on numbers"),
+    "words": (words, "column 'age' holds words, and the formula reads it as a number"),
 }
 
 

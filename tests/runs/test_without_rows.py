@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -110,6 +112,23 @@ def test_a_prior_that_reads_a_client_field_is_refused(tmp_path: Path) -> None:
     fit(METHODS["structured"](), federation(), rounds=1).save(tmp_path)
     with pytest.raises(hierfl.RowsNotSaved, match="'slope' depends on them"):
         hierfl.load(tmp_path).prior(5)
+
+
+def test_columns_moved_to_clients_own_means_are_answered_without_their_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"h": np.resize(list("abcdef"), 240), "x": rng.normal(size=240)})
+    frame["up"] = frame.h.map(dict(zip("abcdef", (2.0, 3, 1, 5, 4, 6), strict=True)))
+    frame["y"] = 0.3 * frame.up + frame.x + rng.normal(size=240)
+    model = hierfl.formula("y ~ up + x + (1 | h)", clients="h")
+    fitted = hierfl.fit(model, frame, seed=0, progress=False)
+    fitted.save(tmp_path)
+    loaded = hierfl.load(tmp_path)
+    ours, theirs = (
+        one.posterior(draws=50, var_names=["up", "Intercept"]).posterior for one in (fitted, loaded)
+    )
+    assert ours.equals(theirs)
+    with pytest.raises(hierfl.RowsNotSaved):
+        loaded.predict(frame)
 
 
 def test_rows_of_other_clients_or_other_values_are_refused(tmp_path: Path) -> None:
