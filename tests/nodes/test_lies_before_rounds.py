@@ -40,6 +40,8 @@ LIES: dict[str, Any] = {
     "a dict": {"lie": 1},
     "deep": DEEP,
 }
+# sums that other rows of one's own would have: nothing tells them from honest ones
+OF_SOME_ROWS = {("total", "0"), ("total", "-7"), ("squares", "2 ** 40")}
 
 
 def frames() -> dict[str, pd.DataFrame]:
@@ -117,7 +119,7 @@ def lies_of(folder: Path, kind: str) -> Iterator[tuple[tuple[Any, ...], str]]:
     if kind not in honest.seen:
         return
     every = [(path, lie) for path in places(honest.seen[kind]) for lie in LIES]
-    yield from every if EVERY else islice(every, 0, None, max(1, len(every) // 12))
+    yield from every if EVERY else islice(every, 0, None, max(1, len(every) // 4))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,6 +135,7 @@ def test_a_lie_ends_no_run_and_is_not_silent(kind: str, tmp_path: Path) -> None:
                 told = told[key]
             honest = honest or told
             plausible = isinstance(told, str | list | dict) or LIES[lie] == told
+            plausible = plausible or (path[-1], lie) in OF_SOME_ROWS
             assert plausible, (path, lie, told)
         else:
             assert LIAR in said, (path, lie)

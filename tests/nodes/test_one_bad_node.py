@@ -163,7 +163,7 @@ SCHEMA: dict[str, Change] = {
     "another kind": _columns(
         lambda of: of["sex"].update({**NUMBER, "sums": {"count": 60, "total": 1.0, "squares": 1.0}})
     ),
-    "another order": _columns(lambda of: of["sex"].update(declared=["m", "f"])),
+    "another order": _columns(lambda of: of["sex"].update(declared=["m", "f"], is_ordered=True)),
     "no sums": _columns(lambda of: of["age"].update(sums=None)),
     "large sums": _columns(lambda of: of["age"].update(sums=SUMS)),
     "a column too few": _columns(lambda of: of.pop("age")),
