@@ -153,7 +153,7 @@ def is_part(before: Any, after: Any) -> bool:
         return False
     for name in new:
         here, there = new[name], old.loc[new.index, name]
-        there_too = here.notna() if name == "shrinkage" else pd.Series(True, here.index)
+        there_too = here.notna() if name.startswith("shrinkage") else pd.Series(True, here.index)
         if not equal(there[there_too].to_numpy(float), here[there_too].to_numpy(float)):
             return False
     missing = {key[0] for key in set(old.index) - set(new.index) if isinstance(key, tuple)}
