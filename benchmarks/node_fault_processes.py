@@ -27,9 +27,8 @@ from hierfl.core.trees import named_leaves
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer
-from hierfl.nodes.client_state import NodeFailed
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused, from_bytes
+from hierfl.nodes.messages import NodeFailed, Refused, from_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.runs import checkpoint

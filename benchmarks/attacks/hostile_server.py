@@ -28,8 +28,8 @@ from hierfl.formulas.questions import Question
 from hierfl.nodes import Refused
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.client_state import Node, NodeFailed
-from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.client_state import Node
+from hierfl.nodes.messages import NodeFailed, from_bytes, to_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.summaries.row_noise import RowNoise
 

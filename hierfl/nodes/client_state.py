@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from hierfl.nodes.row_sets import Rows
 
 
-class NodeFailed(RuntimeError):
-    """A node cannot answer; the message names client and round, and no value of the rows."""
-
-    logged = False  # by the node
-
-
 class Kept(NamedTuple):
     """The states after `round`, the last one, and `before` it, after `base`, the last counted one; -1: none."""
 

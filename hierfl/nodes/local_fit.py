@@ -16,8 +16,8 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
-from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
-from hierfl.nodes.messages import Message, Refused, to_bytes
+from hierfl.nodes.client_state import Node, state_after, with_mail
+from hierfl.nodes.messages import Message, NodeFailed, Refused, to_bytes
 from hierfl.nodes.policy import KINDS, Kind
 from hierfl.runs.result import Fit
 

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, write_private, writing
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.faults import RowsFault
-from hierfl.nodes.client_state import NodeFailed
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.runs.run_folder import FolderInUse, held, sync
 
 ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)

@@ -27,6 +27,12 @@ class Refused(ValueError):
     logged = False  # by the node
 
 
+class NodeFailed(RuntimeError):
+    """A node cannot answer; the message names client and round, and no value of the rows."""
+
+    logged = False  # by the node
+
+
 class Message(NamedTuple):
     """A tree of tensors in dicts, lists and tuples, and JSON about it, such as the round."""
 

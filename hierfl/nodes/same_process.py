@@ -12,9 +12,9 @@ from unicodedata import normalize
 from hierfl.core.arguments import spelled
 from hierfl.data.clients import ClientData
 from hierfl.nodes.call import FitCall
-from hierfl.nodes.client_state import NodeFailed, forget
+from hierfl.nodes.client_state import forget
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.nodes.policy import FILE, looks_like_a_policy
 from hierfl.nodes.reached import Reached
 from hierfl.nodes.stations import Station, said

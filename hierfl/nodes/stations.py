@@ -25,9 +25,9 @@ from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import at_node
-from hierfl.nodes.client_state import Node, NodeFailed
+from hierfl.nodes.client_state import Node
 from hierfl.nodes.envelope import read_request, write_answer
-from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.messages import NodeFailed, Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.policy import policy_at
 from hierfl.program.sites import Model

@@ -11,7 +11,8 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
-from hierfl.nodes.client_state import Node, NodeFailed
+from hierfl.nodes.client_state import Node
+from hierfl.nodes.messages import NodeFailed
 from hierfl.nodes.node import answer, introduced, node
 
 

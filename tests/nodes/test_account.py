@@ -17,8 +17,8 @@ from hierfl.method import Clock
 from hierfl.nodes import log
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.client_state import Node, NodeFailed
-from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.client_state import Node
+from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.summaries.row_noise import RowNoise

@@ -22,8 +22,7 @@ from hierfl.nodes.account import Ledger
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview
 from hierfl.nodes.asking import Answer
-from hierfl.nodes.client_state import NodeFailed
-from hierfl.nodes.messages import from_bytes
+from hierfl.nodes.messages import NodeFailed, from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.nodes.run import fit_nodes
