@@ -24,14 +24,21 @@ from hierfl.nodes.approval import asked_first, check_approved, preview, write_pr
 from hierfl.nodes.client_state import (
     Kept,
     Node,
-    NodeFailed,
     answer_again,
     keep,
     keep_answer,
     state_after,
     with_mail,
 )
-from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, like, to_bytes
+from hierfl.nodes.messages import (
+    Message,
+    NodeFailed,
+    Refused,
+    check_numbers,
+    from_bytes,
+    like,
+    to_bytes,
+)
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.row_sets import check_rows, rows_of_data, rows_of_formula
 from hierfl.program.failures import why_it_fails

@@ -123,9 +123,10 @@ def test_columns_moved_to_clients_own_means_are_answered_without_their_rows(tmp_
     fitted = hierfl.fit(model, frame, seed=0, progress=False)
     fitted.save(tmp_path)
     loaded = hierfl.load(tmp_path)
-    ours, theirs = (
-        one.posterior(draws=50, var_names=["up", "Intercept"]).posterior for one in (fitted, loaded)
-    )
+    both: list[Any] = [
+        one.posterior(draws=50, var_names=["up", "Intercept"]) for one in (fitted, loaded)
+    ]
+    ours, theirs = (found.posterior for found in both)
     assert ours.equals(theirs)
     with pytest.raises(hierfl.RowsNotSaved):
         loaded.predict(frame)
