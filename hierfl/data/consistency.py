@@ -117,10 +117,10 @@ def check_client_names(names: Sequence[str]) -> None:
                 f"client {name!r} has a control character or half a character in its name: rename "
                 f"it"
             )
-    alike = look_alike(names, joined)
-    if alike:
+    similar = look_alike(names, joined)
+    if similar:
         raise ValueError(
-            f"clients {alike[0]!r} and {alike[1]!r} differ only in case, spaces or Unicode form: "
+            f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces or Unicode form: "
             "make them one client, or rename one"
         )
     if not all(map(str.strip, names)):

@@ -193,10 +193,10 @@ def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]
             f"frame['{column}'].fillna('missing')"
         )
     repeated, times = Counter(labels).most_common(1)[0]
-    alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
-    if alike:
+    similar = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
+    if similar:
         raise ValueError(
-            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in case, "
+            f"levels {similar[0]!r} and {similar[1]!r} of column '{column}' differ only in case, "
             "spaces or Unicode form: make them one"
         )
     return codes, labels

@@ -209,8 +209,7 @@ def _component(trace: Any, names: Sequence[str]) -> Component:
             "for each of its values, and compare them by fit.evidence or hierfl.compare_models"
         )
     markov = any("_markov_depth" in trace.nodes[name]["infer"] for name in labels)
-    alike = len({*stacks.values()}) == 1
-    is_mixture = len(terms) == 1 and alike and not markov
+    is_mixture = len(terms) == len({*stacks.values()}) == 1 and not markov
     latent = [name for name in terms if is_latent(trace.nodes[name])]
     if latent and not is_mixture:
         raise ProgramError(

@@ -200,7 +200,7 @@ def _without_rows(
             f"'{folder}' is of a fit in {found.schema['dtype']}, and torch's default is {dtype}: "
             f"call torch.set_default_dtype({found.schema['dtype']}) first"
         )
-    starts: dict[str, Federation] = {}
+    starts = set[str]()
     for fills in FILLS:
         data = found.without_rows(fills)
         try:
@@ -209,14 +209,12 @@ def _without_rows(
                 federation = federated(stand_in(data, 0))
         except ValueError:  # labels outside their support, for example
             continue
-        start = saved.start_of(federation)
-        starts[start] = replace(federation, data=data)
-        if start == found.schema["start"]:
-            return starts[start]
-    if (
-        len(starts) > 1
-    ):  # it depends on a client field, which is not there: the state that is read has it
-        return starts[start]
+        unfilled = replace(federation, data=data)
+        starts.add(saved.start_of(federation))
+        if found.schema["start"] in starts:
+            return unfilled
+    if len(starts) > 1:  # by a client field, which is not there: the saved state has what it gave
+        return unfilled
     raise RowsNotSaved(
         f"'{folder}' was saved without the clients' rows, and its program cannot be read without "
         f"them: {saved.HAND_IN}"
