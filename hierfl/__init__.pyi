@@ -38,7 +38,7 @@ from .method import Method as Method
 from .method import Phase as Phase
 from .method import Server as Server
 from .method import Share as Share
-from .methods.two_stage_kept import AnotherRound as AnotherRound
+from .methods.stages.kept import AnotherRound as AnotherRound
 from .posterior.new_clients import predict_from_prior as predict_from_prior
 from .posterior.prediction import Prediction as Prediction
 from .program.program import Program as Program

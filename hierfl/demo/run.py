@@ -36,8 +36,8 @@ from hierfl.demo.workers import beside
 from hierfl.engine.settings import Settings
 from hierfl.guides import conditional, delta
 from hierfl.method import Method
-from hierfl.methods.fedsvi import fedsvi
-from hierfl.methods.two_stage import two_stage
+from hierfl.methods.posteriors.fedsvi import fedsvi
+from hierfl.methods.stages.two_stage import two_stage
 from hierfl.models import regression
 from hierfl.optimizers import Adam
 from hierfl.posterior.new_clients import predict_from_prior

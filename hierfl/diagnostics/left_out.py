@@ -94,7 +94,7 @@ def scored_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, s
 def _kept_clients(fit: Snapshot) -> Scored:
     """Return what the server of two_stage has kept of log p(y_k | global sites)."""
     # here: a fit with its rows does not need the server's part of two_stage
-    from hierfl.methods.two_stage_kept import Kept, rounds_of
+    from hierfl.methods.stages.kept import Kept, rounds_of
 
     what = "leave-one-client-out without rows"
     kept = Kept(rounds_of(fit.method, fit.program, what), fit.progress.server)

@@ -26,7 +26,7 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.methods.two_stage_kept import Densities, Kept, rounds_of
+from hierfl.methods.stages.kept import Densities, Kept, rounds_of
 from hierfl.posterior.site_table import entries_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.summaries.weights import moments, smoothed

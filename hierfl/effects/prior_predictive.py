@@ -14,7 +14,7 @@ from hierfl.engine.rounds import begin
 from hierfl.formulas.formula import Frames, of_frames
 from hierfl.guides import delta
 from hierfl.method import Clock, Method
-from hierfl.methods.fedsvi import fedsvi
+from hierfl.methods.posteriors.fedsvi import fedsvi
 from hierfl.posterior.arviz_groups import EXPAND, prior_data
 from hierfl.posterior.snapshot import Restricted, Snapshot, learned_params
 from hierfl.program.program import ProgramError

@@ -32,8 +32,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.averaging import Descent, averaging_server, plain_average
-from hierfl.methods.prior_params import at_prior, moments_of
+from hierfl.methods.parts.averaging import Descent, averaging_server, plain_average
+from hierfl.methods.parts.prior_params import at_prior, moments_of
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Guide, Model

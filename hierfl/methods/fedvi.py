@@ -27,7 +27,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.constructed import constructed
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging import stepping_server
+from hierfl.methods.parts.averaging import stepping_server
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program

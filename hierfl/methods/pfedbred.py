@@ -44,8 +44,8 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.averaging import averaging_server
-from hierfl.methods.mirror import (
+from hierfl.methods.parts.averaging import averaging_server
+from hierfl.methods.parts.mirror import (
     Loss,
     domains_of_params,
     domains_of_sites,
@@ -53,7 +53,7 @@ from hierfl.methods.mirror import (
     mirror_gradient,
     moved_inside,
 )
-from hierfl.methods.prior_params import mean_params
+from hierfl.methods.parts.prior_params import mean_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

@@ -10,10 +10,10 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.engine.client_store import new_table
 from hierfl.engine.left_out import absent_from, with_absent
 from hierfl.engine.rounds import Progress, one_round
-from hierfl.methods.two_stage_checks import DONE
-from hierfl.methods.two_stage_joined import carried, joined
-from hierfl.methods.two_stage_kept import AnotherRound, Kept, rounds_of
-from hierfl.methods.two_stage_weighting import PROPOSING
+from hierfl.methods.stages.checks import DONE
+from hierfl.methods.stages.joined import carried, joined
+from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of
+from hierfl.methods.stages.weighting import PROPOSING
 from hierfl.nodes.agreement import Agreement, Fields, Introduction
 from hierfl.nodes.asking import COUNTED, Answer, Ask, last_counted
 from hierfl.nodes.choosing import Decided

@@ -17,7 +17,7 @@ NAMES = {
     "hierfl.formulas": ("Column", "Constants", "Grouping", "Margin"),
     "hierfl.guides": ("diagonal_normal", "full_normal", "low_rank_normal", "spline_flow"),
     "hierfl.methods": (),
-    "hierfl.methods.pfedhn": ("Mlp",),
+    "hierfl.methods.personalized.pfedhn": ("Mlp",),
     "hierfl.models": (
         "GaussianProcessNetwork",
         "HeadedNetwork",

@@ -14,7 +14,7 @@ from hierfl.engine.settings import Disclose, Settings
 from hierfl.guides.mean_field import mean_field
 from hierfl.guides.structured import structured
 from hierfl.method import Method
-from hierfl.methods.two_stage import seen_in
+from hierfl.methods.stages.two_stage import seen_in
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import ModelRead, read_model

@@ -20,8 +20,8 @@ from hierfl.engine.client_store import new_table, put, taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.engine.rounds import rounds as run_rounds
-from hierfl.methods.two_stage_joined import carried, joined
-from hierfl.methods.two_stage_kept import Kept, rounds_of
+from hierfl.methods.stages.joined import carried, joined
+from hierfl.methods.stages.kept import Kept, rounds_of
 from hierfl.posterior.snapshot import check_rows
 from hierfl.program.check_padding import check_labels_given
 from hierfl.runs.saved import HAND_IN, Fitted

@@ -25,8 +25,8 @@ from hierfl.engine.client_store import CheckpointError, Stored, subset
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress
 from hierfl.engine.rounds import rounds as run_rounds
-from hierfl.methods.two_stage_kept import AnotherRound, Kept, rounds_of
-from hierfl.methods.two_stage_server import Rounds
+from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of
+from hierfl.methods.stages.server import Rounds
 from hierfl.program.program import Program
 from hierfl.runs import checkpoint as state_files
 from hierfl.runs import saved

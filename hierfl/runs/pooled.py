@@ -18,7 +18,7 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Clock, Method, over_draws, slope
-from hierfl.methods.fedsvi import Setting
+from hierfl.methods.posteriors.fedsvi import Setting
 from hierfl.optimizers import Stepped, step
 from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked

@@ -9,7 +9,7 @@ import torch
 
 from hierfl.data.clients import ClientData
 from hierfl.methods import clustered_fl, fedavg
-from hierfl.methods.clustered_fl import halved
+from hierfl.methods.clustered.clustered_fl import halved
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD

@@ -31,8 +31,8 @@ from hierfl.methods import (
     scaffold,
     two_stage,
 )
-from hierfl.methods.differentially_private import _shortened
-from hierfl.methods.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
+from hierfl.methods.wrappers.differentially_private import _shortened
+from hierfl.methods.wrappers.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
 from hierfl.models import learned_prior_network, likelihood, network
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD

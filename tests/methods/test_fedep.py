@@ -12,8 +12,8 @@ import torch
 import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.methods import fedep, pvi
-from hierfl.methods.fedep import wide_points
-from hierfl.methods.natural_factors import no_factor
+from hierfl.methods.posteriors.fedep import wide_points
+from hierfl.methods.posteriors.natural_factors import no_factor
 from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, in_turn, line
 from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
 

@@ -11,7 +11,7 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.methods import fedfomo, local_only
-from hierfl.methods.fedfomo import some_rows
+from hierfl.methods.personalized.fedfomo import some_rows
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD

@@ -17,7 +17,7 @@ from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Phase
 from hierfl.methods import fedavg, fedpa
-from hierfl.methods.fedpa import product_gradient
+from hierfl.methods.posteriors.fedpa import product_gradient
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, P, at, clients, stationary

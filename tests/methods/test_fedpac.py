@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedavg, fedpac
-from hierfl.methods.fedpac import weights_of
+from hierfl.methods.personalized.fedpac import weights_of
 from hierfl.models import HeadedNetwork, network
 from hierfl.optimizers import SGD
 from tests.programs import fit

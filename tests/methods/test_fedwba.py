@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hierfl import methods, models
 from hierfl.methods import fedwba
-from hierfl.methods.fedwba import barycenter, stein
+from hierfl.methods.posteriors.fedwba import barycenter, stein
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError

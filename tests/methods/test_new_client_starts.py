@@ -25,7 +25,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Method
-from hierfl.methods.pfedhn import Mlp
+from hierfl.methods.personalized.pfedhn import Mlp
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from tests.methods import cases

@@ -15,7 +15,7 @@ from hierfl import models
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch, parts
 from hierfl.methods import fedavg, per_fedavg
-from hierfl.methods.per_fedavg import _meta_gradient
+from hierfl.methods.personalized.per_fedavg import _meta_gradient
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from hierfl import methods
 from hierfl.methods import pfedhb
-from hierfl.methods.pfedhb import most_likely
+from hierfl.methods.personalized.pfedhb import most_likely
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.cases import personal

@@ -17,7 +17,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Method
 from hierfl.methods import fedavg, local_only, pfedhn
-from hierfl.methods.pfedhn import Mlp
+from hierfl.methods.personalized.pfedhn import Mlp
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD

@@ -13,7 +13,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.method import Clock
 from hierfl.methods import fedhb, pfedvem
-from hierfl.methods.pfedvem import Expectation
+from hierfl.methods.personalized.pfedvem import Expectation
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
@@ -52,7 +52,7 @@ def test_the_spread_is_the_most_likely_one() -> None:
 
 
 def program_setting() -> Any:
-    from hierfl.methods.pfedvem import Setting
+    from hierfl.methods.personalized.pfedvem import Setting
 
     return Setting(SGD(0.01), SGD(0.01), 1, confidence=True)
 

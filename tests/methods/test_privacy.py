@@ -21,7 +21,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batch_of, steps
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Phase
-from hierfl.methods.two_stage_checks import WEIGHT
+from hierfl.methods.stages.checks import WEIGHT
 from tests.methods.cases import CASES, CROSSES, METHODS
 from tests.methods.test_messages import exchange, names_of_local_things, shapes
 from tests.programs import federation, logistic

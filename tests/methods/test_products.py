@@ -74,7 +74,7 @@ def test_fedivon_is_exact_where_clients_converge() -> None:
 
 def test_the_curvature_of_fedivon_is_updated_as_published() -> None:
     """h 1 and d 0.1 with b2 = 0.9: numbers of methods_bayesian.md, section 10."""
-    from hierfl.methods.fedivon import Newton
+    from hierfl.methods.posteriors.fedivon import Newton
 
     how = Newton(0.1, 0.9, 0.9, 1, "step", None, 1, 1.0)
     seen = torch.tensor([-50.0, -1.0, 1.0, 20.0])

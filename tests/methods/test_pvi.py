@@ -21,7 +21,7 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.laplace.marginal import Marginal
 from hierfl.methods import bfi, fedlaplace, pvi
-from hierfl.methods.robust_losses import score
+from hierfl.methods.parts.robust_losses import score
 from hierfl.program.program import ProgramError
 from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, logistic, means, slopes, three

@@ -15,7 +15,7 @@ from hierfl.core.trees import restored
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi, qlsd
-from hierfl.methods.qlsd import rounded_at_random
+from hierfl.methods.posteriors.qlsd import rounded_at_random
 from hierfl.optimizers import SGD
 from tests.methods.cases import common
 from tests.methods.test_pvi import close

@@ -29,7 +29,7 @@ from hierfl.methods import (
     scaffold,
     two_stage,
 )
-from hierfl.methods.robust import RULES, Rule, _checked, _mean
+from hierfl.methods.wrappers.robust import RULES, Rule, _checked, _mean
 from hierfl.models import network
 from hierfl.optimizers import SGD
 from hierfl.program.program import Program, ProgramError

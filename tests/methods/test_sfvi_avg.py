@@ -49,7 +49,7 @@ def test_one_round_of_clients_at_their_optima(merge: Any, mean: float, variance:
 
 def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
     """The mean of natural parameters of three given Gaussians, by linear algebra of their own."""
-    from hierfl.methods.merging import averaged_by
+    from hierfl.methods.posteriors.merging import averaged_by
 
     program = read(slopes, guides.structured, federation())
     merge = averaged_by(program, "natural")

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData
-from hierfl.methods.two_stage import seen_in
-from hierfl.methods.two_stage_anchored import was_anchored
-from hierfl.methods.two_stage_checks import NOWHERE
-from hierfl.methods.two_stage_client import Rows
+from hierfl.methods.stages.anchored import was_anchored
+from hierfl.methods.stages.checks import NOWHERE
+from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.few_rows import double_precision
 
 # BUGS's Jaws: 20 boys, the height of the ramus at four ages
@@ -231,7 +231,7 @@ def test_a_k_hat_of_draws_with_one_far_out_names_its_entry(done: hierfl.Fit) -> 
 def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hierfl.Fit) -> None:
     """Their log ratios are the same at all draws, which looked like weights without any error."""
     from hierfl.method import Clock, Reports
-    from hierfl.methods.two_stage_kept import rounds_of
+    from hierfl.methods.stages.kept import rounds_of
 
     work = rounds_of(done.method, done.program, "a test").work
     state = {**done.progress.server, "weighted": torch.zeros(20, dtype=torch.bool)}

@@ -15,9 +15,9 @@ from torch.nn.functional import logsigmoid
 import hierfl
 from benchmarks.family_programs import additions_of, drawn, program
 from hierfl import ClientBatch
-from hierfl.methods.two_stage import seen_in
-from hierfl.methods.two_stage_checks import NOWHERE
-from hierfl.methods.two_stage_client import Rows
+from hierfl.methods.stages.checks import NOWHERE
+from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.two_stage import seen_in
 
 # Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
 NUTS = {

@@ -22,7 +22,7 @@ from hierfl.diagnostics import loo
 from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
 from hierfl.method import Clock, Reports
-from hierfl.methods.two_stage_checks import DONE, warn
+from hierfl.methods.stages.checks import DONE, warn
 from hierfl.program.sites import Model
 from hierfl.runs.result import Fit
 from tests.methods.test_two_stage import same

@@ -14,9 +14,9 @@ import torch
 import hierfl
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.clients import ClientData
-from hierfl.methods import two_stage_kept
-from hierfl.methods.two_stage_kept import AnotherRound
-from hierfl.methods.two_stage_weighted import Weighted, weighted
+from hierfl.methods.stages import kept
+from hierfl.methods.stages.kept import AnotherRound
+from hierfl.methods.stages.weighted import Weighted, weighted
 from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, slopes
 from tests.summaries import programs
@@ -81,7 +81,7 @@ def test_draws_whose_sds_rest_on_a_few_give_way_to_others(monkeypatch: pytest.Mo
         tried.append(found._replace(of_sds=torch.full((2,), 0.4) if fails else found.of_sds))
         return tried[-1]
 
-    monkeypatch.setattr(two_stage_kept, "weighted", noted)
+    monkeypatch.setattr(kept, "weighted", noted)
     found = binary().without("c1")
     assert all(one.is_good(0.25) for one in tried)
     chosen = found.progress.server["final"]["draws"]

@@ -19,7 +19,9 @@ from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme, two_stage_server, two_stage_weighting
+from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
+from hierfl.methods.stages import server as two_stage_server
+from hierfl.methods.stages import weighting
 from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.program import public_names
 from hierfl.program.public_names import CannotRemake
@@ -71,7 +73,7 @@ def test_a_run_whose_clients_weighted_more_draws_than_planned(
 ) -> None:
     # as of more than 1,000 clients, whose log ratios a quadratic does not describe
     monkeypatch.setattr(two_stage_server, "FAR_MANY", 5)
-    monkeypatch.setattr(two_stage_weighting, "ROUGH", 1e-9)
+    monkeypatch.setattr(weighting, "ROUGH", 1e-9)
     g = torch.Generator().manual_seed(0)
     rows = {f"c{k}": {"y": (torch.rand(6, generator=g) < 0.4).float()} for k in range(6)}
     data = ClientData.from_clients(rows)

@@ -19,13 +19,13 @@ from hierfl.methods import (
     by_rows,
     fedavg,
     fedlaplace,
-    fedlaplace_server,
     fedsvi,
     fine_tuned,
     over_relaxed,
 )
-from hierfl.methods.fedlaplace import MOST_ROUNDS
-from hierfl.methods.fedlaplace_server import Rounds
+from hierfl.methods.posteriors import fedlaplace_server
+from hierfl.methods.posteriors.fedlaplace import MOST_ROUNDS
+from hierfl.methods.posteriors.fedlaplace_server import Rounds
 from hierfl.runs.checkpoint import CheckpointError, checkpoints
 from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, three

@@ -13,7 +13,7 @@ import torch
 import hierfl
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.methods.two_stage_weighting import MOST_PROPOSED
+from hierfl.methods.stages.weighting import MOST_PROPOSED
 from hierfl.program.sites import Model
 from hierfl.summaries import weights
 from hierfl.summaries.weights import is_heavy

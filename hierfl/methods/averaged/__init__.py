@@ -1,0 +1,1 @@
+"""Methods that fit one model for all clients, by averages."""

@@ -1,0 +1,1 @@
+"""Methods that fit one model for each kind of client."""

@@ -1,0 +1,134 @@
+"""FedEM: a mixture of M models with client-specific shares, by expectation maximization.
+
+    client:  q_jm <- pi_km p(y_j | x_j; theta_m) / sum over m      of each of its rows j, at the models received
+             pi_k <- mean over j of q_j
+             for every mini-batch and m:  w_m <- w_m - lr grad mean_j[ -q_jm log p(y_j | x_j; w_m) ]
+    server:  theta_m <- sum_k (n_k / n) w_m
+
+Source: Marfoq et al. 2021, arXiv:2108.10252, Algorithm 1. A client predicts by the mixture of
+probabilities. One that joins later keeps the theta_m, and fits its shares alone. It is a mixture
+with one label per row, whose posterior (the q_j) is exact; all else are points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import Descent, averaging_server
+from hierfl.methods.parts.stacked import starts_of
+from hierfl.models.mixture import SHARES, mixture
+from hierfl.optimizers import SGD, Optimizer
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Model
+
+LEAST = 1e-12  # of a share: its logarithm stays finite
+
+
+@About(
+    infers="a mixture of models with shares of each client's own",
+    source="Marfoq et al. 2021, arXiv:2108.10252",
+    common="M models",
+    own="shares of them",
+    guide="points; labels of rows exact",
+    kept="its shares of the M",
+    crosses="its copies of all M",
+    new="fits its shares",
+    down="the weights of M models",
+    up="`theta`*: its copies of all M after training; `loss`*",
+)
+def fedem(
+    model: Model,
+    *,
+    components: int = 3,
+    optimizer: Optimizer = SGD(0.03),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 128,
+    personalize_steps: int = 10,
+    starts: Sequence[Params] | None = None,
+) -> Method:
+    """Return FedEM of a model whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: of global params alone, with one observed site; `hierfl.models.mixture` makes it a
+            mixture.
+        components: M. Defaults: the authors' for CIFAR-10 and FEMNIST, without their schedule of
+            step sizes.
+        optimizer: of the client, restarted in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+        personalize_steps: updates of the shares of a client that joins later, in each round of
+            `personalize`.
+        starts: M sets of the model's params to start from. Default None: those of the model, each
+            tensor's entries in M orders, drawn from the run's seed.
+
+    Raises:
+        ValueError: `components` or `personalize_steps` is below 1. (At fit) the model has latent
+            sites, or observes another number of sites than one.
+        ProgramError: (at fit) two components start equal.
+    """
+    expect(personalize_steps=(personalize_steps, "[1, inf)"))
+    descent = Descent(optimizer, steps, unit, batch_size)
+
+    def client(program: Program) -> Client:
+        site = program.observed_site(None)
+        even = torch.zeros(1, components)
+
+        def log_parts(theta: Params, batch: ClientBatch) -> Tensor:
+            params = {**theta, SHARES: even[None]}
+            fn, value = program.observed({}, batch, params)[site]
+            return fn.log_parts(value)[0]  # (B, M)
+
+        def posterior(logits: Tensor, message: Tree, batch: ClientBatch) -> Tensor:
+            return (logits.log_softmax(-1) + log_parts(message, batch)).softmax(-1)
+
+        def mean(value: Tensor, batch: ClientBatch) -> Tensor:
+            if batch.rows is None:
+                return value.mean(0)
+            rows = batch.rows[0].view(-1, *[1] * (value.dim() - 1))
+            return torch.where(rows, value, 0.0).sum(0) / rows.sum()
+
+        def start(message: Tree, own: Tree) -> Tree:
+            before = own["logits"]
+            return {**descent.begin(message), "before": before, "logits": before}
+
+        def share(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            pi = mean(posterior(work["logits"], message, batch), batch)
+            return {**work, "logits": pi.clamp(min=LEAST).log()[None]}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            q = posterior(work["before"], message, batch)
+            return mean(-(q * log_parts(w, batch)).sum(-1), batch)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
+            return up, {"logits": work["logits"]}
+
+        return Client(
+            own={"logits": even},
+            start=start,
+            phases=(Phase(share), descent.phase(loss)),
+            finish=finish,
+            params=lambda message, own: {**message, SHARES: own["logits"][None]},
+            adapt=(Phase(share, personalize_steps),),
+        )
+
+    def server(program: Program) -> Server:
+        given = {k: v for k, v in program.start()[0].items() if k.startswith("0.")}
+        first = {name.removeprefix("0."): value for name, value in given.items()}
+        each = starts_of(first, components, program.seed, starts)
+        begin = {f"{m}.{name}": v[m] for m in range(components) for name, v in each.items()}
+        return averaging_server(begin)
+
+    return Method("fedem", mixture(model, components=components), delta, client, server)

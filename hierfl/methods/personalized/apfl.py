@@ -1,0 +1,140 @@
+"""APFL: each client's own model, mixed with the common one by a weight alpha that may be learned.
+
+    client:  w <- theta; v and alpha: its own last ones, first theta and the given alpha
+             for every mini-batch:  g = grad nll(alpha v + (1 - alpha) w)
+                 w <- w - lr grad nll(w),   v <- v - lr alpha g
+                 at the first, if adaptive:  alpha <- alpha - lr_alpha <v - w, g>, clipped to [0, 1]
+    server:  theta <- mean_k w_k
+    served:  alpha v + (1 - alpha) theta
+
+Source: Deng et al. 2020, arXiv:2003.13461, Algorithm 1; all of a step is at the old values. It
+mixes params, as in the paper; the authors' code mixes outputs, and steps alpha with a decay.
+Nothing in it is Bayesian: w and v are points under flat priors. With alpha above 0 the mixture can
+be any point, so that nothing shrinks v at convergence; only few steps keep it near theta. At alpha
+0 the step of v is 0, so that v stays as it is. The guide is `delta`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, chosen, scaled, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Method, Phase, Share, Up, slope
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import plain_average
+from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Model
+
+
+@About(
+    infers=(
+        "a mixture of each client's own model and the common one, with a weight that may be learned"
+    ),
+    source="Deng et al. 2020, arXiv:2003.13461",
+    common="weights",
+    own="weights, and a share of them",
+    kept="its own weights, and the weight of its own model",
+    crosses="its copy of the common ones",
+    new="the common model, then as the others",
+    up="`theta`: its copy of them after training; `loss`",
+)
+def apfl(
+    model: Model,
+    *,
+    alpha: float = 0.5,
+    adaptive: bool = False,
+    optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
+    alpha_optimizer: Optimizer = SGD(0.1),  # noqa: B008
+    steps: int = 10,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 50,
+) -> Method:
+    """Return APFL of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: a program with global params and no latent sites; the loss is the mean negative log
+            likelihood of a row.
+        alpha: weight of a client's own model, in [0, 1]: 0 is the common model, 1 each client
+            alone; where `adaptive`, its start. Defaults: those of the authors' code.
+        adaptive: learn alpha, one step a round.
+        optimizer: of both models, restarted in each round.
+        alpha_optimizer: of alpha, plain SGD; in the paper with the step size of the models.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ValueError: `alpha` is outside [0, 1], or `alpha_optimizer` is not plain SGD.
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    expect(alpha=(alpha, "[0, 1]"))
+    alpha_lr = plain_lr(alpha_optimizer, "alpha_optimizer", "alpha takes one clipped step a round")
+
+    def client(program: Program) -> Client:
+        above, mine = program.start()
+        if mine or program.latents.sites:
+            raise ProgramError(
+                "apfl fits global params only, and a copy of them for each client; this model has "
+                "latent sites or local params: take models.network"
+            )
+
+        def own_model(message: Tree, own: Tree) -> Params:
+            return chosen(own["seen"], own["v"], message)
+
+        def params(message: Tree, own: Tree) -> Params:
+            return _mixed(message, own_model(message, own), own["alpha"])
+
+        def start(message: Tree, own: Tree) -> Tree:
+            both = {"w": message, "v": own_model(message, own)}
+            models = {name: Stepped(at, optimizer.init(at)) for name, at in both.items()}
+            return {
+                **models,
+                "alpha": own["alpha"],
+                "moves": torch.full((), float(adaptive)),
+                "loss": torch.zeros(()),
+            }
+
+        def personal(work: Tree, batch: ClientBatch) -> Tree:
+            w, v, weight = work["w"].params, work["v"], work["alpha"]
+            gradient, value = slope(
+                lambda at: program.mean_loss(at, batch), _mixed(w, v.params, weight)
+            )
+            mine = step(optimizer, scaled(gradient, weight), v)
+            along = sum(((v.params[n] - w[n]) * gradient[n]).sum() for n in gradient)
+            moved = (weight - work["moves"] * alpha_lr * along).clamp(0.0, 1.0)
+            return {"v": mine, "alpha": moved, "moves": torch.zeros(()), "loss": value}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, _ = slope(lambda at: program.mean_loss(at, batch), work["w"].params)
+            return {"w": step(optimizer, gradient, work["w"]), **personal(work, batch)}
+
+        def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**work, **personal(work, batch)}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            kept = {"v": work["v"].params, "alpha": work["alpha"], "seen": torch.ones(())}
+            return {"theta": Share(work["w"].params), "loss": Share(work["loss"])}, kept
+
+        return Client(
+            own={"v": above, "alpha": torch.tensor(alpha), "seen": torch.zeros(())},
+            start=start,
+            phases=(Phase(move, steps, unit, batch_size),),
+            finish=finish,
+            params=params,
+            adapt=(Phase(tune, steps, unit, batch_size),),
+            seen=lambda own: own["seen"],
+        )
+
+    return Method("apfl", model, delta, client, plain_average)
+
+
+def _mixed(w: Params, v: Params, alpha: Tensor) -> Params:
+    """Return alpha v + (1 - alpha) w, which is exactly v at 1 and w at 0."""
+    return tree_map(lambda a, b: alpha * b + (1.0 - alpha) * a, w, v)

@@ -1,0 +1,160 @@
+"""Ditto: a personal model pulled toward FedAvg's; and, without the pull, each client alone.
+
+    client:  v <- theta in its first round, later its last v;
+             for every mini-batch:  v <- v - lr grad[ nll(v) + prox/2 |v - theta|^2 ]
+             w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)                  as in FedAvg
+    server:  theta <- sum_k (n_k / n) w_k
+
+Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. The paper does not say where v starts: here a
+client that has been in no round, or joins later, is at theta. As a model: v_k ~ Normal(theta, 1 /
+prox), with theta plugged in from FedAvg, not learned from the v_k.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, chosen
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import Descent, half_square
+from hierfl.optimizers import SGD, Optimizer
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Model
+
+
+@About(
+    infers="a personal model held near FedAvg's",
+    source="Li et al. 2021, arXiv:2012.04221",
+    common="weights",
+    own="weights near them",
+    kept="its personal weights",
+    crosses="its copy of the common ones",
+    new="fits its weights",
+    up="`theta`*: its copy of the common weights after training; `loss`*",
+)
+def ditto(
+    model: Model,
+    *,
+    prox: float = 1.0,
+    optimizer: Optimizer = SGD(0.05),  # noqa: B008 (frozen)
+    steps: int = 2,
+    personal_steps: int | None = None,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 16,
+) -> Method:
+    """Return Ditto of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: a program with global params and no latent sites; the loss is the mean negative log
+            likelihood of a row.
+        prox: pull of the personal model to the common one, lambda in the paper; 0: each client
+            alone. Defaults: the authors' for Fashion-MNIST (that of their code is 0).
+        optimizer: of both models, restarted in each round.
+        steps: mini-batches of a round for the common model, or passes over the rows (`unit`).
+        personal_steps: the same for the personal model; None: `steps`.
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    personal_steps = steps if personal_steps is None else personal_steps
+    return _alongside(
+        "ditto", model, prox, Descent(optimizer, steps, unit, batch_size), personal_steps
+    )
+
+
+@About(
+    infers="each client alone",
+    common="none",
+    own="weights",
+    kept="its weights",
+    crosses="its loss",
+    new="fits its weights",
+    down="the starting weights",
+    up="`loss`*",
+)
+def local_only(
+    model: Model,
+    *,
+    optimizer: Optimizer = SGD(0.05),  # noqa: B008 (frozen)
+    steps: int = 20,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 20,
+) -> Method:
+    """Return the baseline in which every client fits alone, from the module's weights.
+
+    Args:
+        model: as in `ditto`.
+        optimizer: restarted in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    return _alongside("local_only", model, 0.0, Descent(optimizer, 0, unit, batch_size), steps)
+
+
+def _alongside(
+    name: str, model: Model, prox: float, descent: Descent, personal_steps: int
+) -> Method:
+    def client(program: Program) -> Client:
+        above, own = program.start()
+        if own or program.latents.sites:
+            raise ProgramError(
+                f"{name} fits global params only, and a copy of them for each client; this model "
+                "has latent sites or local params: take models.network"
+            )
+
+        def params(message: Tree, own: Tree) -> Params:
+            return chosen(own["seen"], own["theta"], message)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            ours = descent.begin(message)
+            return {"mine": {**ours, "w": params(message, own)}, "ours": ours}
+
+        def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            def loss(w: Params) -> Tensor:
+                nll = program.mean_loss(w, batch)
+                return nll + prox * half_square(w, message) if prox else nll
+
+            return {**work, "mine": descent.moved(work["mine"], loss)}
+
+        def common(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            ours = descent.moved(work["ours"], lambda w: program.mean_loss(w, batch))
+            return {**work, "ours": ours}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            mine, ours = work["mine"], work["ours"]
+            up = {"loss": Share(mine["loss"], rows)}
+            if descent.steps:
+                up["theta"] = Share(ours["w"], rows)
+            return up, {"theta": mine["w"], "seen": torch.ones(())}
+
+        tuning = Phase(personal, personal_steps, descent.unit, descent.batch_size)
+        return Client(
+            own={"theta": above, "seen": torch.zeros(())},
+            start=start,
+            # the common model comes first: in phase 0 its mini-batches are those of fedavg
+            phases=(Phase(common, descent.steps, descent.unit, descent.batch_size), tuning),
+            finish=finish,
+            params=params,
+            adapt=(tuning,),
+            seen=lambda own: own["seen"],
+        )
+
+    def server(program: Program) -> Server:
+        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            return means.get("theta", theta)
+
+        return Server(program.start()[0], update)
+
+    return Method(name, model, delta, client, server)

@@ -1,0 +1,235 @@
+"""FedFomo: each client moves toward others' models that are better on its validation rows.
+
+    client i:  theta_i: its model before its last training; theta_n: models that the server sends, and its own last one
+               s_n <- (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|        L_i: nll on its validation rows
+               theta_i <- theta_i + sum_n w_n (theta_n - theta_i),   w_n = max(s_n, 0) / sum of these
+               for every mini-batch of its other rows:  w <- w - lr grad nll(w), from theta_i;  sends w and all s_n
+    server:    P_in <- P_in + s_n;  sends client i the models of the M clients of the largest P_in, a random one in
+               place of each with probability eps
+
+Source: Zhang et al. 2021, arXiv:2012.08565, Eqs. (3) and (4) and Algorithm 1. A client's own last
+model does not count among the M here, and is never sent back. Where no s_n is positive, theta_i
+stays. The README of the authors' code compares with the client's first model; the paper, and this,
+with the previous one.
+
+Nothing in it is Bayesian: it is a heuristic average of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import Descent, common_params
+from hierfl.methods.parts.stacked import at_each, mean_of, of_each, stored
+from hierfl.optimizers import SGD, Optimizer
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Model
+
+LEAST = 1e-12  # distance of two models that are one
+
+
+@About(
+    infers=(
+        "personal models, each moved toward those of others that score well on its validation rows"
+    ),
+    source="Zhang et al. 2021, arXiv:2012.08565",
+    common="none",
+    own="weights",
+    kept="its weights before and after training, and those of M others",
+    crosses="its weights individually, and scores",
+    discloses="summaries",
+    new="moves from the mean to the best",
+    down="to each client the weights of M others",
+    up="`model`, seen individually: its weights after training, and M scores; `loss`*",
+)
+def fedfomo(
+    model: Model,
+    *,
+    validation: str | None = None,
+    models: int = 5,
+    explore: float = 0.3,
+    explore_decay: float = 0.05,
+    optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
+    steps: int = 5,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 50,
+) -> Method:
+    """Return FedFomo of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: a program with global params and no latent sites.
+        validation: row field that is above 0 at validation rows, which are not trained on; the
+            authors hold a fifth out. Default None: all rows serve for both, so that a client's own
+            model looks best to it.
+        models: M, of other clients, 0 or more; 0: each client alone, unless training makes its
+            validation loss worse. Defaults: the authors'.
+        explore: eps of the first round, in [0, 1].
+        explore_decay: by how much eps falls in each round.
+        optimizer: of the client, restarted in each round.
+        steps: passes over the rows of a round, or mini-batches (`unit`).
+        unit: "epoch" or "step".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ValueError: `models` is negative, or `explore` outside [0, 1].
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    expect(models=(models, "[0, inf)"), explore=(explore, "[0, 1]"))
+    descent = Descent(optimizer, steps, unit, batch_size)
+
+    def client(program: Program) -> Client:
+        return _client(program, descent, validation, models)
+
+    def server(program: Program) -> Server:
+        return _server(program, models, lambda round_: max(explore - explore_decay * round_, 0.0))
+
+    return Method("fedfomo", model, delta, client, server, discloses="summaries")
+
+
+def _client(program: Program, descent: Descent, validation: str | None, models: int) -> Client:
+    first = common_params(program, "fedfomo")
+
+    def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
+        """Return the loss on validation rows, or the others; 0 if there are none."""
+        if validation is None:
+            return program.mean_loss(theta, batch)
+        few, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
+        return program.mean_loss(theta, few) * any_left
+
+    def start(message: Tree, own: Tree) -> Tree:
+        before = own["before"]
+        begun = {"own": own, "before": before, "scores": torch.zeros(models)}
+        return {**descent.begin(before), **begun}
+
+    def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        own, before = work["own"], work["own"]["before"]
+        sent, there = own["mail"]["models"], own["mail"]["there"]
+        tried = tree_map(lambda one, more: torch.cat([one[None], more]), own["last"], sent)
+        here = loss_of(True, before, batch)
+        gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
+        mixed, score = _moved(before, tried, gain, torch.cat([torch.ones(1), there]))
+        return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
+
+    def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+        return loss_of(False, w, batch)
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        model = Each({"w": work["w"], "scores": work["scores"]})
+        kept = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
+        return {"model": model, "loss": Share(work["loss"], rows)}, {**kept, "seen": torch.ones(())}
+
+    def new(message: Tree) -> Tree:
+        mean = message["mean"]
+        mail = {"models": message["best"], "there": torch.ones(models)}
+        return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
+
+    none = {"models": at_each(first, models), "there": torch.zeros(models)}
+    return Client(
+        own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
+        start=start,
+        phases=(Phase(mix), descent.phase(loss)),
+        finish=finish,
+        params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
+        seen=lambda own: own["seen"],
+        new=new,
+    )
+
+
+def _moved(before: Params, tried: Params, gain: Tensor, known: Tensor) -> tuple[Params, Tensor]:
+    """Return params moved toward others by their scores, Eqs. (3) and (4), and the scores (M,)."""
+    squares = tree_map(lambda v, w: (v - w).flatten(1).square().sum(1), tried, before)
+    far = sum(tree_leaves(squares)) ** 0.5
+    score = torch.where(known * (far > LEAST) > 0.0, gain / far.clamp(min=LEAST), 0.0)
+    weight = score.clamp(min=0.0)
+    weight = weight / weight.sum().clamp(min=1e-30)
+
+    def mixed(w: Tensor, v: Tensor) -> Tensor:
+        away = v - w
+        return w + (weight.to(away.dtype).view(-1, *[1] * (away.dim() - 1)) * away).sum(0)
+
+    return tree_map(mixed, before, tried), score
+
+
+def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
+    """Return a batch with the rows of `keep` (1, B), scaled up, and 1; if none, all rows and 0."""
+    there = torch.ones_like(keep) if batch.rows is None else batch.rows
+    kept = keep & there
+    any_left = kept.any()
+    rows = torch.where(any_left, kept, there)
+    return replace(batch, rows=rows, is_mini_batch=True), any_left.to(batch.counts.dtype)
+
+
+def _server(program: Program, models: int, eps: Callable[[int], float]) -> Server:
+    count = program.num_clients
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        reports = means["model"]
+        ids = reports.ids
+        affinity = state["affinity"].clone()
+        rows = ids[:, None].expand(-1, models)
+        score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
+        affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
+        w = stored(state["w"], Reports(reports.value["w"], ids))
+        seen = state["seen"].index_fill(0, ids, True)
+        drawn = _drawn(program, models, clock.round)
+        picks, there = _picked(affinity, seen, eps(clock.round), *drawn)
+        return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
+
+    def mail(state: Tree) -> Tree:
+        sent = tree_map(lambda v: v[state["picked"]], state["w"])
+        return {"models": sent, "there": state["there"]}
+
+    def final(state: Tree, clock: Clock) -> Tree:
+        liked = state["affinity"].sum(0).argsort(descending=True)[:models]
+        short = models - len(liked)  # fewer clients than models
+        liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
+        best = tree_map(lambda v: v[liked], state["w"])
+        return {"best": best, "mean": mean_of(state["w"], state["seen"])}
+
+    begin = {
+        "w": at_each(common_params(program, "fedfomo"), count),
+        "seen": torch.zeros(count, dtype=torch.bool),
+        "affinity": torch.zeros(count, count),
+        "picked": torch.zeros(count, models, dtype=torch.long),
+        "there": torch.zeros(count, models),
+    }
+    return Server(begin, update, down=lambda state, clock: {}, final=final, mail=mail)
+
+
+def _drawn(program: Program, models: int, round_: int) -> tuple[Tensor, Tensor]:
+    """Return a round's random order of others for each client (N, N), and its dice (N, M)."""
+    keys, count, seed = program.client_keys, program.num_clients, program.seed
+    pairs = noise.fold(keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], seed)
+    order = noise.uniforms(noise.fold(pairs, round_), (), torch.float64)
+    return order, noise.uniforms(noise.fold(keys, seed, round_), (models,), torch.float64)
+
+
+def _picked(
+    affinity: Tensor, seen: Tensor, eps: float, order: Tensor, dice: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return whose models each client gets, (N, M), and whether there is one."""
+    count, ids, there = len(seen), [], []
+    left = seen & ~torch.eye(count, dtype=torch.bool)
+    for at_random in (dice < eps).unbind(1):
+        value = affinity.masked_fill(~left, -torch.inf)
+        best = left & (value == value.amax(1, keepdim=True))
+        pool = torch.where(at_random[:, None], left, best)
+        one = order.masked_fill(~pool, -1.0).argmax(1)
+        there.append(left.any(1))
+        ids.append(one)
+        left = left & (torch.arange(count) != one[:, None])
+    if not ids:
+        return torch.zeros(count, 0, dtype=torch.long), torch.zeros(count, 0)
+    return torch.stack(ids, 1), torch.stack(there, 1).to(affinity.dtype)

@@ -1,0 +1,311 @@
+"""FedPAC: a common body with class features aligned across clients, and heads mixed over clients.
+
+    client:  with the body received, h_k <- P(y) times the mean feature of class y
+             V_k <- the variance of h_k
+             head:  for every mini-batch:  h <- h - lr grad nll     from its mixed head, b fixed
+             body:  for every mini-batch:  b <- b - lr grad[ nll + lambda mean |phi(x) - mu_y|^2 ]
+             sends b, h, h_k, V_k, and the sums and counts of its features by class
+    server:  body <- sum_k (n_k / n) b_k,    mu_y <- the mean of class y's features over all clients
+             head of k <- sum_j a_j head_j
+             a = argmin over the simplex of  sum_j a_j^2 V_j + |h_k - sum_j a_j h_j|^2
+
+Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11); weights below
+0.001 become 0, as in the authors' code. A class whose mean nobody has sent yet pulls to the
+client's own mean; the first round has no pull.
+
+Loosely, its Bayesian part is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with
+plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, chosen, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
+from hierfl.methods.about import About
+from hierfl.methods.parts.stacked import at_each, mean_of, stored
+from hierfl.models.headed_network import HeadedNetwork
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
+from hierfl.program.program import Params, Program
+
+LEAST = 1e-3  # of a weight
+
+
+class Classes(NamedTuple):
+    """Features of a client's rows by class."""
+
+    total: Tensor  # (K, D), sums
+    rows: Tensor  # (K,)
+    squares: Tensor  # (), mean over rows of |phi|^2
+
+
+@About(
+    infers=(
+        "a common body with class features aligned across clients, and heads mixed from "
+        "those of others"
+    ),
+    source="Xu et al. 2023, arXiv:2306.11867",
+    common="a body, and mean features of classes",
+    own="a head, mixed from others'",
+    kept="its head, and the mixed one",
+    crosses="its body; its head and label shares individually",
+    discloses="summaries",
+    new="fits a head",
+    down=(
+        "the body, mean features of each class, and the mean head; a mixed head, to each "
+        "client its own"
+    ),
+    up=(
+        "`theta`*: its body after training; `classes`: sums and counts of its features by "
+        "class; `head`, seen individually: its head, shares of its labels times their mean "
+        "features, and their variance; `loss`*"
+    ),
+)
+def fedpac(
+    model: HeadedNetwork,
+    *,
+    feature_weight: float = 1.0,
+    mix: bool = True,
+    head_optimizer: Optimizer = SGD(0.1, momentum=0.5),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01, momentum=0.5),  # noqa: B008
+    head_steps: int = 1,
+    body_steps: int = 5,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 50,
+) -> Method:
+    """Return FedPAC of `hierfl.models.HeadedNetwork(module, head=...)`.
+
+    The server sees each client's head, its mean features and its shares of labels.
+
+    Args:
+        model: a classifier with a head.
+        feature_weight: lambda, pull of features to the means of their classes, 0 or more.
+            Defaults: the authors', without weight decay.
+        mix: whether heads are mixed; False: each client continues from its own.
+        head_optimizer: of the head, restarted in each round.
+        optimizer: of the body, likewise.
+        head_steps: passes over the rows on the head, or mini-batches (`unit`).
+        body_steps: the same on the body.
+        unit: "epoch" or "step".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        TypeError: the model is another one.
+        ValueError: `feature_weight` is negative.
+    """
+    if not isinstance(model, HeadedNetwork):
+        raise TypeError("fedpac reads features: pass models.HeadedNetwork(module, head=...)")
+    expect(feature_weight=(feature_weight, "[0, inf)"))
+
+    how = Training(
+        *(model, feature_weight, mix, head_optimizer, optimizer),
+        *(head_steps, body_steps, unit, batch_size),
+    )
+
+    def server(program: Program) -> Server:
+        return _server(program, model, mix)
+
+    return Method("fedpac", model, delta, how.client, server, discloses="summaries")
+
+
+def _parts(model: HeadedNetwork, program: Program) -> tuple[Params, Params]:
+    params = program.start()[0]
+    head = {name: v for name, v in params.items() if model.in_head(name)}
+    return {name: v for name, v in params.items() if name not in head}, head
+
+
+def _sizes(model: HeadedNetwork, program: Program) -> tuple[int, int]:
+    params, batch = program.start()[0], program.prototype
+    width = model.features(params, batch).shape[-1]
+    fn, _ = program.observed({}, batch, params)[model.y]
+    return fn.probs.shape[-1], width
+
+
+@dataclass(frozen=True)
+class Training:
+    """The arguments of `fedpac`, under the same names."""
+
+    model: HeadedNetwork
+    feature_weight: float
+    mix: bool
+    head_optimizer: Optimizer
+    optimizer: Optimizer
+    head_steps: int
+    body_steps: int
+    unit: Literal["step", "epoch"]
+    batch_size: int | None
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        head, (classes, _) = _parts(self.model, program)[1], _sizes(self.model, program)
+
+        def features(work: Tree, batch: ClientBatch) -> Classes:
+            theta = {**work["body"].params, **work["head"].params}
+            return by_class(self.model, classes, theta, batch)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            mine = chosen(own["seen"], own["mail"] if self.mix else own["head"], message["head"])
+            return {
+                "body": Stepped(message["body"], self.optimizer.init(message["body"])),
+                "head": Stepped(mine, self.head_optimizer.init(mine)),
+                "own": own,
+                "h": torch.zeros_like(message["mu"]),
+                "means": torch.zeros_like(message["mu"]),
+                "classes": tuple(Classes(message["mu"], message["known"], torch.zeros(()))),
+                "v": torch.zeros(()),
+                "loss": torch.zeros(()),
+            }
+
+        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            found = features(work, batch)
+            share = found.rows / found.rows.sum()
+            means = found.total / found.rows.clamp(min=1.0)[:, None]
+            h = share[:, None] * means
+            v = (found.squares - h.square().sum()) / found.rows.sum()
+            return {**work, "h": h, "v": v.clamp(min=1e-12), "means": means}
+
+        def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            body, head = work["body"].params, work["head"]
+            gradient, value = slope(lambda h: program.mean_loss({**body, **h}, batch), head.params)
+            return {**work, "head": step(self.head_optimizer, gradient, head), "loss": value}
+
+        def on_body(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            loss = self._body_loss(program, work, message, batch)
+            gradient, value = slope(loss, work["body"].params)
+            return {**work, "body": step(self.optimizer, gradient, work["body"]), "loss": value}
+
+        def look_again(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**work, "classes": tuple(features(work, batch))}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            (total, count, _), head = work["classes"], work["head"].params
+            up: Up = {
+                "theta": Share(work["body"].params, rows),
+                "classes": Share({"total": total, "count": count}),
+                "head": Each({"head": head, "h": work["h"], "v": work["v"]}),
+                "loss": Share(work["loss"], rows),
+            }
+            return up, {"head": head, "mail": own["mail"], "seen": torch.ones(())}
+
+        def params(message: Tree, own: Tree) -> Params:
+            return {**message["body"], **chosen(own["seen"], own["head"], message["head"])}
+
+        def new(head: Params) -> Tree:
+            return {"head": head, "mail": head, "seen": torch.zeros(())}
+
+        tuning = Phase(on_head, self.head_steps, self.unit, self.batch_size)
+        training = Phase(on_body, self.body_steps, self.unit, self.batch_size)
+        return Client(
+            own=new(head),
+            start=start,
+            phases=(Phase(look), tuning, training, Phase(look_again)),
+            finish=finish,
+            params=params,
+            adapt=(tuning,),
+            seen=lambda own: own["seen"],
+            new=lambda message: new(message["head"]),
+        )
+
+    def _body_loss(
+        self, program: Program, work: Tree, message: Tree, batch: ClientBatch
+    ) -> Callable[[Params], Tensor]:
+        """Return the loss of the body: nll, and the pull of features to their classes' means."""
+        head, known = work["head"].params, message["known"][:, None] > 0.0
+        labels = batch.fields[self.model.y][0].long()
+        center = torch.where(known, message["mu"], work["means"])[labels]
+        pull = self.feature_weight * message["known"].amax()  # none in the first round
+
+        def loss(body: Params) -> Tensor:
+            with self.model.features_seen() as seen:
+                nll = program.mean_loss({**body, **head}, batch)
+            if not self.feature_weight:
+                return nll
+            away = (seen[-1].flatten(1) - center).square().mean(1)
+            rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
+            return nll + pull * (away * rows).sum() / rows.sum()
+
+        return loss
+
+
+def by_class(model: HeadedNetwork, classes: int, theta: Params, batch: ClientBatch) -> Classes:
+    """Return the features of a client's rows by class."""
+    z, y = model.features(theta, batch)[0], batch.fields[model.y][0]
+    hot = (y[:, None] == torch.arange(classes)).to(z.dtype)
+    if batch.rows is not None:
+        hot = hot * batch.rows[0][:, None]
+    squares = (hot.sum(1) * z.square().sum(1)).sum() / hot.sum()
+    return Classes(hot.T @ z, hot.sum(0), squares)
+
+
+def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
+    body, head = _parts(model, program)
+    count, shape = program.num_clients, _sizes(model, program)
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        reports, found = means["head"], means["classes"]
+        known = {
+            name: stored(state[name], Reports(reports.value[name], reports.ids))
+            for name in ("head", "h", "v")
+        }
+        seen = state["seen"].index_fill(0, reports.ids, True)
+        there = (found["count"] > 0.0).to(found["count"].dtype)
+        mu = found["total"] / found["count"].clamp(min=1e-30)[:, None]
+        mail = known["head"]
+        if mix:
+            weight = weights_of(known["h"].flatten(1), known["v"], seen)
+            mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), known["head"])
+        return {
+            "body": means["theta"],
+            **known,
+            "seen": seen,
+            "mu": torch.where(there[:, None] > 0.0, mu, state["mu"]),
+            "known": torch.maximum(state["known"], there),
+            "mail": mail,
+        }
+
+    def down(state: Tree, clock: Clock) -> Tree:
+        mean = mean_of(state["head"], state["seen"])
+        return {"body": state["body"], "head": mean, "mu": state["mu"], "known": state["known"]}
+
+    heads = at_each(head, count)
+    begin = {
+        "body": body,
+        "head": heads,
+        "h": torch.zeros(count, *shape),
+        "v": torch.ones(count),
+        "seen": torch.zeros(count, dtype=torch.bool),
+        "mu": torch.zeros(shape),
+        "known": torch.zeros(shape[0]),
+        "mail": heads,
+    }
+    return Server(begin, update, down=down, mail=lambda state: state["mail"])
+
+
+def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Return each client's weights of all heads (N, N), on the simplex, by non-negative least squares."""
+    weight = torch.eye(len(h), dtype=torch.float64)
+    others = seen.nonzero()[:, 0]
+    points, spread = h[others].double().numpy(), v[others].double().numpy()
+    if points.shape[1] > len(points):  # only distances count, and a rotation keeps them
+        points = np.asarray(np.linalg.qr(points.T, mode="r")).T
+    for place, i in enumerate(others.tolist()):
+        away = (points - points[place]).T
+        system = np.concatenate([away, np.diag(np.sqrt(spread)), np.ones((1, len(others)))])
+        scale = max(float(np.abs(system[:-1]).max()), 1e-30)
+        system[:-1] /= scale
+        found, _ = nnls(system, np.append(np.zeros(len(system) - 1), 1.0))
+        found = np.where(found / found.sum() < LEAST, 0.0, found)
+        weight[i] = 0.0
+        weight[i, others] = torch.from_numpy(found / found.sum())
+    return weight.to(h.dtype)

@@ -1,0 +1,98 @@
+"""kNN-Per: FedAvg's network, mixed at each client with the labels of its nearest own rows.
+
+    client:  w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)     (as in FedAvg)
+             keeps some of its rows
+    server:  theta <- sum_k (n_k / n) w_k
+    predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k rows kept whose features are
+    nearest
+
+Source: Marfoq et al. 2022, arXiv:2111.09360. Features are those of the last theta: a client keeps
+rows, not features. A client that joins later keeps its rows, and trains nothing.
+
+Nothing in it is Bayesian: theta is a point, and the prediction a mix of two with a weight that is
+given.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Method, Phase, Share, Up
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import Descent, plain_average
+from hierfl.models.memory_network import MemoryNetwork, without_memory
+from hierfl.optimizers import SGD, Optimizer
+from hierfl.program.program import Params, Program
+
+
+@About(
+    infers="FedAvg's network, mixed with the labels of a client's own rows that are nearest",
+    source="Marfoq et al. 2022, arXiv:2111.09360",
+    common="weights",
+    own="a memory of rows",
+    kept="some of its rows and their labels",
+    crosses="its copy of the weights",
+    new="its own memory",
+    up="`theta`*: its weights after training; `loss`*",
+)
+def knn_per(
+    model: MemoryNetwork,
+    *,
+    optimizer: Optimizer = SGD(0.03),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 128,
+) -> Method:
+    """Return kNN-Per of `hierfl.models.MemoryNetwork(module, features=...)`.
+
+    Args:
+        model: a network with memory, which holds the number of neighbors and the memory's weight.
+        optimizer: of the client, restarted in each round. Defaults: the authors' for FEMNIST,
+            without their schedule of step sizes.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        TypeError: the model is another one.
+    """
+    if not isinstance(model, MemoryNetwork):
+        raise TypeError(
+            "knn_per keeps rows in the memory of a model: pass models.MemoryNetwork(module, "
+            "features=...)"
+        )
+    descent = Descent(optimizer, steps, unit, batch_size)
+
+    def client(program: Program) -> Client:
+        _, blank = program.start()
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {**descent.begin(message), "own": own}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            with without_memory():
+                return program.mean_loss({**w, **blank}, batch)
+
+        def remember(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**work, "own": model.remembered(batch)}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
+            return up, work["own"]
+
+        remembering = Phase(remember)
+        return Client(
+            own=blank,
+            start=start,
+            phases=(descent.phase(loss), remembering),
+            finish=finish,
+            adapt=(remembering,),
+            most_adapting=1,
+        )
+
+    return Method("knn_per", model, delta, client, plain_average)

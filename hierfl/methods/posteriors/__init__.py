@@ -1,0 +1,1 @@
+"""Methods that infer a posterior of the global sites."""

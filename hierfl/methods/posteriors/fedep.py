@@ -1,0 +1,246 @@
+"""FedEP: expectation propagation with one Gaussian factor per client, fitted by moments.
+
+    q(z) = t_0(z) prod_k t_k(z),    t_0 approximates the prior, t_k the likelihood of client k; all but t_0 start at 1
+
+    client:  q_k <- the Gaussian with mean and covariance of  exp(l_k(z)) q(z) / t_k(z),    t_k <- t_k (q_k / q)^delta
+    server:  q <- q prod_k (q_k / q)^delta
+    SEP:     clients keep nothing; t_k is one N-th of all factors, (q / t_0)^(1 / N)
+
+It is PVI with another projection: moments, in place of the reverse KL. With diagonal factors the
+two differ, even where all is Gaussian; with full ones both are then exact. The moments are weighted
+means over quasi-random points of the Laplace approximation to the tilted posterior. Local sites are
+integrated out by Laplace's method.
+
+Source: Guo et al. 2023, arXiv:2302.04228, Algorithms 1 and 2. Differences: the authors' clients
+have networks, fit moments by SGD, a scaled identity or a diagonal Fisher, and temper; clip changes
+and precisions; and step the server with momentum, after which q is no product of factors. Here
+models have few global unknowns, and damping is all. In the authors' SEP the cavity is q^(1 - 1 /
+N), whose fixed point has lost the prior: `lost_prior=True`. Here t_0 stays in it.
+
+It is Bayesian throughout: the posterior under the program's own prior, by Gaussian factors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import normal_points
+from hierfl.core.trees import Tree, chosen, scaled, sub
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.glm_rows import seen_linear
+from hierfl.laplace.marginal import Marginal, check_integrable
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
+from hierfl.methods.posteriors.natural_factors import (
+    PARTS,
+    check_visits,
+    factor_guide,
+    factor_server,
+    guess,
+    newton_step,
+    no_factor,
+    nowhere,
+    visited,
+)
+from hierfl.program.program import Program
+from hierfl.program.sites import Model
+
+NEWTON = 6  # steps to the mode of the local sites
+WIDER = 1.25  # see wide_points
+MATCHES = 3  # passes of importance sampling
+AT_ONCE = 32  # points evaluated together
+
+
+@About(
+    infers=(
+        "a Gaussian factor per client by moments, expectation propagation; one shared "
+        "factor with `shared_factor=True`"
+    ),
+    source="Guo et al. 2023, arXiv:2302.04228",
+    common="sites",
+    own="none",
+    guide="a Gaussian, by moments",
+    kept="its Gaussian factor; mode of the local sites. Nothing with `shared_factor=True`",
+    crosses="the change of its factor",
+    new="the global posterior",
+    down="the global Gaussian; with `shared_factor=True` also the shared factor",
+    up=(
+        "the change of its factor: `shift`, (K,); `precision`, (K, K); `improper` and "
+        "`effective`, one scalar each"
+    ),
+)
+def fedep(
+    model: Model,
+    *,
+    factors: Literal["full", "diagonal"] = "full",
+    shared_factor: bool = False,
+    lost_prior: bool = False,
+    damping: float | None = None,
+    steps: int = 5,
+    draws: int = 64,
+    max_global_size: int = 300,
+) -> Method:
+    """Return FedEP of a program with few global sites; local sites are integrated out.
+
+    The published algorithm shows the server each client's change. Here the server needs only their
+    sums (`Method.discloses`).
+
+    Args:
+        model: as for `fedlaplace`.
+        factors: covariance of the Gaussian factors, "full" or "diagonal". A diagonal one matches
+            the variances.
+        shared_factor: whether all clients share one factor and keep nothing (stochastic EP, SEP).
+        lost_prior: take the authors' cavity of SEP, q^(1 - 1 / N): the prior vanishes from the
+            answer.
+        damping: delta, in (0, 1]; None: 1 / N, as the authors' power of the change. 1 is exact in
+            one round of all clients where all is Gaussian and factors are full.
+        steps: Newton steps of a visit to the mode of the tilted posterior, 1 or more.
+        draws: quasi-random draws of a visit, even. At least 4 K are taken.
+        max_global_size: largest K, the number of global unknowns.
+
+    Raises:
+        ValueError: `damping` is outside (0, 1], `draws` is odd or below 2, `steps` is below 1, or
+            `lost_prior` without `shared_factor`; (during a fit) q is not a distribution, because
+            damping was too large.
+        ProgramError: (at fit) as for `pvi`.
+    """
+    check_visits(damping, draws, steps)
+    if lost_prior and not shared_factor:
+        raise ValueError(
+            "lost_prior is True, and shared_factor False: it is a cavity of a shared factor"
+        )
+    full = factors == "full"
+
+    def client(program: Program) -> Client:
+        check_integrable(program, max_global_size)
+        standard = wide_points(draws, program.latents.global_block.size, program.seed)
+        delta = program.share if damping is None else damping
+        marginal = Marginal(program, seen_linear(program))
+        moments = Moments(marginal, standard, steps=steps, full=full)
+        return moments.client(delta, shared_factor=shared_factor)
+
+    def server(program: Program) -> Server:
+        check_integrable(program, max_global_size)
+        averaged = normal_points(draws, program.latents.global_block.size, seed=program.seed)
+        if not shared_factor:
+            return factor_server(Marginal(program), averaged, full=full)
+
+        def down(state: Tree, clock: Clock) -> Tree:
+            above = no_factor(len(state["q"]["shift"])) if lost_prior else state["prior"]
+            return {**state["q"], "factor": scaled(sub(state["q"], above), program.share)}
+
+        return factor_server(Marginal(program), averaged, full=full, down=down)
+
+    return Method(
+        "fedep", model, factor_guide(full=full), client, server, traits=frozenset({"by rows"})
+    )
+
+
+class Points(NamedTuple):
+    """Points for a standard normal that reach further than its own draws, with exact moments."""
+
+    at: Tensor  # (S, K), of weighted mean 0 and weighted covariance I
+    log_weights: Tensor  # (S,)
+
+
+def wide_points(count: int, size: int, seed: int) -> Points:
+    """Return 4 K or more points of a normal of variance 1 + WIDER / sqrt(K), weighted to the standard one."""
+    points = normal_points(max(count, 4 * size), size, seed=seed)
+    variance = 1.0 + WIDER / math.sqrt(size)
+    log_weights = -0.5 * (variance - 1.0) * points.square().sum(-1)
+    weights = log_weights.softmax(0)
+    tril = torch.linalg.cholesky((weights[:, None] * points).T @ points)
+    return Points(torch.linalg.solve_triangular(tril, points.T, upper=False).T, weights.log())
+
+
+class Moments:
+    """A client that fits a Gaussian to its tilted posterior's moments; `full`: with correlations."""
+
+    def __init__(self, marginal: Marginal, standard: Points, *, steps: int, full: bool) -> None:
+        self.marginal, self.standard, self.steps, self.full = marginal, standard, steps, full
+
+    def client(self, damping: float, *, shared_factor: bool) -> Client:
+        """Return the client of one program."""
+        near = nowhere(self.marginal)
+        size = self.marginal.shared.size
+        own = {} if shared_factor else {"factor": no_factor(size), "near": near}
+
+        def start(message: Tree, own: Tree) -> Tree:
+            q = {name: message[name] for name in PARTS}
+            factor = message["factor"] if shared_factor else own["factor"]
+            return {
+                "q": q,
+                "at": q,
+                "cavity": sub(q, factor),
+                "near": own.get("near", near),
+                "improper": torch.zeros(()),
+                "effective": torch.ones(()),
+            }
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up, kept = visited(work, message, own, damping)
+            return {**up, "effective": Share(work["effective"])}, kept
+
+        return Client(
+            own=own,
+            start=start,
+            phases=(Phase(self.climb, count=self.steps), Phase(self.match, count=MATCHES)),
+            finish=finish,
+            params=lambda message, own: message["params"],
+            adapt=(),
+        )
+
+    def climb(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Take a Newton step of `at` to the tilted posterior's Laplace approximation."""
+        at, cavity, near = work["at"], work["cavity"], work["near"]
+        with torch.no_grad():
+            loc = torch.linalg.inv_ex(at["precision"]).inverse @ at["shift"]
+            found, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
+            precision, mean, proper = newton_step(at, loc, found.gradient, found.hessian, cavity)
+            new = {"shift": precision @ mean, "precision": precision}
+        return {
+            **work,
+            "at": {name: torch.where(proper, new[name], at[name]) for name in PARTS},
+            "near": {"mode": inner.mode, "slope": inner.slope, "loc": loc},
+            "improper": 1.0 - proper.to(loc.dtype),
+        }
+
+    def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Give q and `at` the tilted posterior's moments; with fewer than 2 K effective points, q is `at`."""
+        at, cavity, near = work["at"], work["cavity"], work["near"]
+        with torch.no_grad():
+            covariance = torch.linalg.inv_ex(at["precision"]).inverse
+            before = covariance @ at["shift"]
+            points = before + self.standard.at @ torch.linalg.cholesky_ex(covariance).L.T
+            values, _ = torch.vmap(
+                lambda z: self.marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
+            )(points)
+            bent = (points @ cavity["precision"] * points).sum(-1)
+            energy = points @ cavity["shift"] - 0.5 * bent
+            log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
+            weights = (log_weights + self.standard.log_weights).softmax(0)
+            effective = 1.0 / weights.square().sum()
+            known = effective >= 2.0 * len(before)
+            mean = weights @ points
+            spread = (weights[:, None] * (points - mean)).T @ (points - mean)
+            loc = torch.where(known, mean, before)
+            spread = torch.where(known, spread, covariance)
+            kept = spread if self.full else spread.diagonal().diag()
+        proper = work["improper"] == 0.0
+        return {
+            **work,
+            "q": chosen(proper, natural(loc, kept), work["q"]),
+            "at": chosen(proper, natural(loc, spread), at),
+            "effective": effective / len(weights),
+        }
+
+
+def natural(loc: Tensor, covariance: Tensor) -> Tree:
+    """Return a Gaussian's natural parameters, from its mean (K,) and covariance (K, K)."""
+    precision = torch.linalg.inv_ex(covariance).inverse
+    precision = 0.5 * (precision + precision.T)
+    return {"shift": precision @ loc, "precision": precision}

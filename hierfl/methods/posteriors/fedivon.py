@@ -1,0 +1,211 @@
+"""FedIvon: variational online Newton steps at the clients, and the product of their Gaussians.
+
+    client:  m, h <- the server's;  for every mini-batch, with d = diag(-Hessian of log p(z)) / (N n_k):
+                 z ~ N(m, 1 / (N n_k (h + d))),    g^ = grad nll_k(z) / n_k,    h^ = g^ (z - m) N n_k (h + d)
+                 g <- b1 g + (1 - b1) g^
+                 h <- b2 h + (1 - b2) h^ + (1 - b2)^2 (h - h^)^2 / (2 (h + d))
+                 m <- m - lr (g / (1 - b1^t) - grad log p(m) / (N n_k)) / (h + d)
+    server:  A_k = n_k (h_k + d_k);   m <- (sum_k A_k)^-1 sum_k A_k m_k,    q = N(m, (sum_k A_k)^-1)
+
+h + d stays positive whatever the draws. It is Adam's cost, with a posterior. Each client's noise is
+that of all rows, as if all N clients were like it.
+
+Source: Pal, Gupta, Sarwar and Rai 2025, TMLR, arXiv:2411.18385, and Shen et al. 2024,
+arXiv:2402.17641, for IVON. Differences: any Normal prior, divided among the clients, in place of
+weight decay, and counted once in the product; the paper weights by h alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.mean_field import mean_field
+from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
+from hierfl.methods.posteriors.common_sites import CommonSites, common_sites, product_server
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Model
+
+
+@About(
+    infers="one global posterior by variational online Newton, at Adam's cost",
+    source="Pal et al. 2025, arXiv:2411.18385",
+    common="sites",
+    own="none",
+    guide="independent Gaussians",
+    kept="nothing",
+    crosses="its weighted move and its precision",
+    new="the global posterior",
+    down="`z`, the mean precision of a client, and its rows",
+    up=(
+        "`shift`: how far its mean moved, times its precision; `precision`: of all its rows; "
+        "`rows`: their number; `loss`*"
+    ),
+)
+def fedivon(
+    model: Model,
+    *,
+    lr: float = 0.1,
+    betas: tuple[float, float] = (0.9, 0.999),
+    curvature_start: float = 0.1,
+    steps: int = 20,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 20,
+    draws: int = 1,
+    temperature: float = 1.0,
+) -> Method:
+    """Return FedIvon of a program whose sites are all global, with independent Normal priors.
+
+    Args:
+        model: as for `fola`.
+        lr: step size of the mean, > 0; a step is the mean gradient of a row over its curvature.
+            lr, betas and curvature_start: in the middle of the ranges of IVON's authors.
+        betas: decay rates of the gradient and of the curvature, in [0, 1] and below 1 for the first;
+            with 1 for the second the curvature stays where it starts.
+        curvature_start: h of a row before the first round, > 0.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+        draws: of z, that each step averages over.
+        temperature: of the noise, 0 or more; 0: the mean alone, with no curvature learned.
+
+    Raises:
+        ValueError: an option is outside its range.
+        ProgramError: (at fit) as for `fola`.
+    """
+    first, second = betas
+    expect(
+        lr=(lr, "(0, inf)"),
+        curvature_start=(curvature_start, "(0, inf)"),
+        temperature=(temperature, "[0, inf)"),
+        draws=(draws, "[1, inf)"),
+        **{"betas[0]": (first, "[0, 1)"), "betas[1]": (second, "[0, 1]")},
+    )
+    how = Newton(lr, first, second, steps, unit, batch_size, draws, temperature)
+
+    def client(program: Program) -> Client:
+        return how.client(common_sites(program, "fedivon", independent=True))
+
+    def server(program: Program) -> Server:
+        sites = common_sites(program, "fedivon", independent=True)
+        z = sites.start()
+        bent = scaled(sites.prior_slope(z)[1], program.share)
+        return product_server(sites, tree_map(lambda b: b + curvature_start, bent))
+
+    return Method("fedivon", model, mean_field, client, server)
+
+
+@dataclass(frozen=True)
+class Newton:
+    """The options of a client, under the names of `fedivon`."""
+
+    lr: float
+    first: float
+    second: float
+    steps: int
+    unit: Literal["step", "epoch"]
+    batch_size: int | None
+    draws: int
+    temperature: float
+
+    def client(self, sites: CommonSites) -> Client:
+        """Return the client of one program."""
+        share, count = sites.program.share, float(sites.program.num_clients)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            z = message["z"]
+            pull, bent = (scaled(part, share) for part in sites.prior_slope(z))
+            mine = scaled(sub(message["precision"], bent), 1.0 / message["rows"])
+            return {
+                "mean": z,
+                "curvature": mine,
+                "momentum": zeros_like(z),
+                "prior": {"pull": pull, "bent": bent},
+                "taken": torch.zeros(()),
+                "loss": torch.zeros(()),
+            }
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            mean, rows = work["mean"], batch.counts.sum()
+            near = scaled(work["prior"]["bent"], 1.0 / rows)
+            whole = add(work["curvature"], near)
+            found, seen, value = self._seen(sites, mean, scaled(whole, count * rows), batch)
+            taken = work["taken"] + 1.0
+            momentum = tree_map(
+                lambda m, g: self.first * m + (1.0 - self.first) * g, work["momentum"], found
+            )
+            curvature = tree_map(self._curved, work["curvature"], seen, whole)
+            debias = 1.0 - self.first**taken
+            away = sub(mean, message["z"])
+
+            def moved(m: Tensor, g: Tensor, h: Tensor, d: Tensor, p: Tensor, a: Tensor) -> Tensor:
+                return m - self.lr * (g / debias + p / rows + d * a) / (h + d)
+
+            pull = work["prior"]["pull"]
+            new = tree_map(moved, mean, momentum, curvature, near, pull, away)
+            return {
+                **work,
+                "mean": new,
+                "curvature": curvature,
+                "momentum": momentum,
+                "taken": taken,
+                "loss": value,
+            }
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            precision = add(scaled(work["curvature"], rows), work["prior"]["bent"])
+            moved = sub(work["mean"], message["z"])
+            return {
+                "shift": Share(tree_map(torch.mul, precision, moved)),
+                "precision": Share(precision),
+                "rows": Share(rows),
+                "loss": Share(work["loss"], rows),
+            }, own
+
+        return Client(
+            own={},
+            start=start,
+            phases=(Phase(move, self.steps, self.unit, self.batch_size),),
+            finish=finish,
+            params=lambda message, own: sites.gaussian(
+                message["z"], scaled(message["precision"], count)
+            ),
+            adapt=(),
+        )
+
+    def _curved(self, h: Tensor, seen: Tensor, whole: Tensor) -> Tensor:
+        """Return the next curvature of a row, which with the prior's is positive."""
+        if not self.temperature:
+            return h
+        new = 1.0 - self.second
+        return self.second * h + new * seen + 0.5 * (new * (h - seen)).square() / whole
+
+    def _seen(
+        self, sites: CommonSites, mean: Params, precision: Params, batch: ClientBatch
+    ) -> tuple[Params, Params, Tensor]:
+        """Return the gradient at draws, the curvature of a row that they show, and the loss."""
+        gradient, seen, loss = zeros_like(mean), zeros_like(mean), torch.zeros(())
+        for draw in range(self.draws):
+            away = self._away(precision, batch.redrawn(draw))
+            found, value = slope(lambda z: sites.mean_nll(z, batch), add(mean, away))
+            gradient = add(gradient, scaled(found, 1.0 / self.draws))
+            each = tree_map(lambda g, a, p: g * a * p / self.draws, found, away, precision)
+            seen, loss = add(seen, each), loss + value / self.draws
+        return gradient, seen, loss
+
+    def _away(self, precision: Params, batch: ClientBatch) -> Params:
+        """Return how far a draw is from the mean."""
+        away = {}
+        for name, value in precision.items():
+            key = noise.fold(batch.key[0], noise.word(name))
+            eps = noise.normals(key, tuple(value.shape), value.dtype)
+            away[name] = self.temperature**0.5 * eps * value.rsqrt()
+        return away

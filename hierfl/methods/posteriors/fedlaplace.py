@@ -1,0 +1,295 @@
+"""FedLaplace: the posterior of a hierarchy with few global sites, in about ten rounds.
+
+Each client integrates its local sites w out by Laplace's method and returns its log marginal
+likelihood of the global sites z,
+
+    l_k(z) = log p(y_k | z) = log integral p(y_k, w | z) dw,        log p(z | y) = log p(z) + sum_k l_k(z) + constant,
+
+its gradient and its Hessian (`hierfl.laplace.marginal`), averaged over a few points z that all
+clients share. The server needs only their sums, and clients send nothing else. The server goes
+through three stages; each round is one evaluation:
+
+    climb    trust-region Newton to the mode of log p(z | y);
+    settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short
+             (0.05 sd; 0.2 sd if a weighting stage follows):
+                 P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
+    weight   clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
+             one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
+             Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z
+             | y). While too few points are effective, the stage is repeated with a t refitted to
+             those draws, and with twice as many points. It begins with 512.
+
+The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is
+exact where the model is Gaussian.
+
+This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical
+integration over z is replaced by natural-gradient variational inference (Khan and Rue 2023,
+arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.conditional import conditional
+from hierfl.guides.global_sites import Shared, empirical, full_normal
+from hierfl.laplace.glm_rows import seen_linear
+from hierfl.laplace.marginal import Marginal, check_integrable
+from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.about import About
+from hierfl.methods.posteriors.fedlaplace_server import (
+    Points,
+    Rounds,
+    finished,
+    logged,
+    standard_points,
+    weighted,
+)
+from hierfl.program.program import Program, ProgramError
+from hierfl.program.sites import Guide, Latents, Model, family
+
+# Newton steps to the local mode: in the first round, from the last mode, for draws
+COLD, WARM, FOR_DRAWS = 25, 4, 6
+# Rounds by which `fit(..., rounds=None)` ends if q has not settled, which takes 5 to 15
+# (benchmarks/ROUNDS.md); those left weight the points, and k-hat judges them.
+MOST_ROUNDS = 100
+# K x D above which fedlaplace says that it is slow: 56 x 28 takes 21 s a round, 18 x 9 0.6 s
+SLOW = 1000
+EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
+# the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s
+FEW_EXPANDED, FEW_VALUED = 2, 64
+# what a message holds: a point, points about q, points to weight
+SETTLING = frozenset({"loc", "tril", "part"})
+FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "points"})
+
+
+@About(
+    infers="the posterior in about ten rounds, where there are few global parameters",
+    source="INLA's idea (Rue et al. 2009), federated",
+    common="a few sites",
+    own="sites with modes",
+    guide="weighted points; Laplace given them",
+    kept="mode of the local sites and how it moves with the global ones",
+    crosses="log marginals and their derivatives",
+    new="one round: its own mode",
+    down="where in the global sites to evaluate",
+    up=(
+        "averaged over a few points: `log_marginal`, one scalar; `gradient`, (K,); "
+        "`hessian`, (K, K); `lost`, one scalar. Later rounds: one scalar at each of 512 "
+        "points, or more where they do not suffice"
+    ),
+)
+def fedlaplace(
+    model: Model,
+    *,
+    draws: int = 4096,
+    settle_draws: int = 32,
+    weighting_rounds: int = 5,
+    target_ess: int = 400,
+    start: Mapping[str, Tensor | float] | None = None,
+    radius: float = 1.0,
+    max_global_size: int = 300,
+) -> Method:
+    """Return FedLaplace of a program with few global sites.
+
+    Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops
+    automatically, after 100 rounds at most. Its history has the next stage (0 climb, 1 settle, 2
+    weight, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
+    raised to the prior's (`raised`), the fraction of points at which clients found no mode
+    (`lost`), k-hat and the number of effective points.
+
+    It is for few global parameters, or few local ones: where K times D, the number of local unknowns,
+    is above 1,000, it warns at once that it takes minutes, and names `two_stage`.
+
+    Args:
+        model: any program whose local sites have one mode given the global ones: linear, logistic,
+            Poisson hierarchies, ...
+        draws: of the posterior, and the most points of a weighting round; even. A client sends one
+            number per point. The first round has 512 points, and each later one twice as many as
+            the one before; all points count, as draws of a mixture. The first has more where too
+            few rounds are left for that.
+        settle_draws: quasi-random draws of q at which clients evaluate gradients and Hessians in a
+            settling round, even.
+        weighting_rounds: the most of them; 0: the posterior of the global sites is q itself, a
+            Gaussian. The default, 5, allows 11,776 points.
+        target_ess: effective sample size at which the weighting stage ends, provided that k-hat is
+            below 0.7. The default, 400, is what Vehtari et al. 2021 (arXiv:1903.08008) ask of
+            Markov chains: the error of a mean is then 0.05 sd, and less as the points are
+            quasi-random. On radon 315 of 512 points left 0.03 sd in a mean and 5 % in an sd, 1,266
+            of 1,536 points 0.014 sd and 2 %.
+        start: where the climb starts, site -> value; other sites start at the center of their
+            prior.
+        radius: largest length of the first step, in standard deviations of the prior.
+        max_global_size: largest K, the number of global unknowns. A client's time and its update
+            grow with K^2.
+
+    Raises:
+        ValueError: `draws` or `settle_draws` is odd or below 2, or `weighting_rounds` is negative.
+        ProgramError: (at fit) there is no global site, or K is above `max_global_size`; the model
+            has params to learn; `start` names a site that is not global; or a local site cannot be
+            integrated by Laplace's method.
+    """
+    if min(draws, settle_draws) < 2 or draws % 2 or settle_draws % 2 or weighting_rounds < 0:
+        raise ValueError(
+            f"draws ({draws}) and settle_draws ({settle_draws}) must be even and positive, "
+            f"weighting_rounds ({weighting_rounds}) 0 or more"
+        )
+
+    def shared_points(program: Program) -> Points:
+        check_integrable(program, max_global_size, start or {})
+        size = program.latents.global_block.size
+        return standard_points(
+            size, settle=settle_draws, most=draws, rounds=weighting_rounds, seed=program.seed
+        )
+
+    def client(program: Program) -> Client:
+        points = shared_points(program)
+        return _client(Marginal(program, seen_linear(program)), points)
+
+    def server(program: Program) -> Server:
+        _warn_of_many(program, settle_draws)
+        rounds = Rounds(
+            Marginal(program), shared_points(program), target_ess, draws, start or {}, radius
+        )
+        return Server(
+            state=rounds.begin(),
+            update=rounds.update,
+            down=rounds.down,
+            final=lambda state, clock: {"params": rounds.params(state)},
+            finished=finished,
+            logged=logged,
+            weighted=weighted,
+        )
+
+    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
+    return Method(
+        "fedlaplace",
+        model,
+        family(_integrated, shared=shared),
+        client,
+        server,
+        everyone=True,
+        most_rounds=MOST_ROUNDS,
+        traits=frozenset({"by rows"}),
+    )
+
+
+def _warn_of_many(program: Program, points: int) -> None:
+    """Warn if settling rounds are slow: many global and many local unknowns."""
+    size, inside = program.latents.global_block.size, program.latents.local_block.size
+    if size * inside > SLOW:
+        warnings.warn(
+            f"fedlaplace takes minutes here: clients differentiate {inside} local parameters twice "
+            f"in {size} global ones, at {points} points a round. Take two_stage(model), which "
+            "sends no Hessian of the global parameters",
+            stacklevel=6,
+        )
+
+
+def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
+    """Return `guides.conditional` with an error that names the local sites."""
+    guide = conditional.build(model, latents, shared=shared, newton_steps=FOR_DRAWS)
+
+    def named(batch: ClientBatch) -> None:
+        try:
+            guide(batch)
+        except RuntimeError as error:
+            if "linalg" not in str(error):
+                raise
+            sites = ", ".join(f"'{site.name}'" for site in latents.local_block.sites)
+            raise ProgramError(
+                f"local site {sites} cannot be integrated out: the log density of its client does "
+                f"not curve at its mode ({error}); give it a prior that curves, such as a Normal, "
+                "or take fedsvi with guides.structured"
+            ) from error
+
+    return named
+
+
+_integrated.reads_all_rows = True  # type: ignore[attr-defined]
+
+
+def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
+    """Return why a message cannot be the server's, whose first one is given; None: it can."""
+    size, dtype = len(first["loc"]), first["loc"].dtype
+    if set(message) not in FORMS or not all(isinstance(v, Tensor) for v in message.values()):
+        return f"its names are {sorted(map(str, message))[:9]}"
+    weighting = "points" in message
+    shapes = {"first": (), "part": (), "tril": (size, size)}
+    for name, value in message.items():
+        kind = torch.int64 if name == "part" else dtype
+        right = value.shape == shapes.get(name, (size,)) and value.dtype == kind
+        if name != "points" and not right:
+            return f"'{name}' has another shape or dtype"
+    part, sizes = (
+        int(message.get("part", 0)),
+        points.sizes if weighting else (0,) * len(points.settling),
+    )
+    known = 0 <= part < len(sizes)
+    if not known or (weighting and message["points"].shape != (sizes[part], 0)):
+        return "it asks for points that do not exist"
+    return None
+
+
+def _client(marginal: Marginal, points: Points) -> Client:
+    slow = marginal.shared.size * marginal.own.size > SLOW
+    expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
+
+    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
+
+        def guess(z: Tensor) -> Tensor:
+            return own["mode"] + own["slope"] @ (z - own["loc"])
+
+        def values(at: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.vmap(lambda z: marginal.value(z, guess(z), batch), chunk_size=valued)(at)
+
+        with torch.no_grad():
+            if "right" in message:
+                found, lost = values(at)
+                return {
+                    "own": own,
+                    "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()},
+                }
+            expansion, inner = torch.vmap(
+                lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=expanded
+            )(at)
+            value, gradient, hessian = (v.mean(0) for v in expansion)
+            # the mode of the local sites as a linear function of z near q
+            kept = {
+                "mode": inner.mode.mean(0),
+                "slope": inner.slope.mean(0),
+                "loc": at.mean(0),
+            }
+            up = {
+                "log_marginal": value,
+                "gradient": gradient,
+                "hessian": hessian,
+                "lost": inner.lost.to(value.dtype).mean(),
+            }
+            own = kept
+            if "tril" in message and points.sizes:
+                up["along"], _ = values(points.along(message))
+        return {"own": kept, "up": up}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        return {name: Share(value) for name, value in work["up"].items()}, work["own"]
+
+    size, own = marginal.shared.size, marginal.own.size
+    return Client(
+        own={"mode": torch.zeros(own), "slope": torch.zeros(own, size), "loc": torch.zeros(size)},
+        start=lambda message, own: {"own": own},
+        phases=(Phase(step, nested=True),),
+        finish=finish,
+        params=lambda message, own: message["params"],
+        adapt=(),
+        like_rows=lambda message: "tril" in message,
+        refuses=partial(_refused_message, points),
+    )

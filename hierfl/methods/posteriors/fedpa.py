@@ -1,0 +1,225 @@
+"""FedPA: the mode of the product of clients' Gaussian posteriors, from one vector of each client.
+
+    client:  x_1..x_l <- draws of its posterior
+             S <- r I + (1 - r) cov(x),   r = 1 / (1 + (l - 1) rho)
+             D_k <- S^-1 (theta - mean x),   in O(l^2 d) time, without a matrix of d x d
+    server:  theta <- SGD with momentum along sum_k (n_k / n) D_k
+
+The sum is the gradient of sum_k (n_k / n) |theta - mu_k|^2 / 2 in the metrics S_k^-1, which
+vanishes at the mode of the product. A draw is the mean of SGD's iterates in one pass over the rows.
+In the first rounds D_k is theta minus the last iterate, as in FedAvg.
+
+Source: Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, arXiv:2010.05273, Algorithms 1 to 4.
+Weights by rows belong to posteriors of the mean loss, and so it is the mean loss that clients fit
+here. `posterior="laplace"` is hierfl's: a Gaussian at the client's own mode in place of draws. It
+is exact where the model is Gaussian.
+
+Its Bayesian part is each client's posterior under a flat prior, as a Gaussian, and the mode of their
+product. The answer is a point.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.add_to_row import add_to_row
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, as_tree, as_vector, chosen, sub
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.laplace.mode import climb, curvature
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import common_params, stepping_server
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
+from hierfl.program.program import Program, ProgramError
+from hierfl.program.sites import Model
+
+LONGEST = 10.0  # the longest Newton step
+LIMIT = 1000  # most params of a dense Hessian
+
+
+@About(
+    infers="one global model, the mode of the product of the clients' Gaussian posteriors",
+    source="Al-Shedivat et al. 2021, arXiv:2010.05273",
+    common="params under a flat prior",
+    own="none",
+    guide="points; clients sample",
+    kept="nothing",
+    crosses="a gradient scaled by its covariance",
+    new="the global model",
+    down="the weights; whether to average",
+    up=(
+        "`moved`*: in the first rounds how far its weights moved, then S^-1 (theta - mean) "
+        "of its draws; `loss`*"
+    ),
+)
+def fedpa(
+    model: Model,
+    *,
+    posterior: Literal["iterates", "laplace"] = "iterates",
+    epochs: int = 5,
+    burn_in: int = 1,
+    shrinkage: float = 0.01,
+    batch_size: int | None = 20,
+    optimizer: Optimizer = SGD(0.02, momentum=0.9),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = SGD(0.5, momentum=0.9),  # noqa: B008 (frozen)
+    averaging_rounds: int | None = None,
+    newton_steps: int = 10,
+) -> Method:
+    """Return FedPA of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: as in `fedavg`; its params have a flat prior.
+        posterior: of a client. "iterates": from draws, means of the iterates of a pass each.
+            "laplace": the Hessian at the client's mode, for models of few params; the four options
+            of passes are then unused.
+        epochs: passes over the rows in a round. Defaults of epochs, burn_in, shrinkage, batch_size
+            and both optimizers: the authors', for EMNIST-62.
+        burn_in: passes before the first draw; l = epochs - burn_in.
+        shrinkage: rho, of the covariance, 0 or more. 0: D_k = theta - mean x.
+        batch_size: rows of a mini-batch; None: all.
+        optimizer: of the client, restarted in each round.
+        server_optimizer: of the server, on the mean of D_k. With "laplace" that is in the units of
+            a gradient.
+        averaging_rounds: rounds before the first with draws, in which D_k is theta minus the last
+            iterate. None: 4/15 of all rounds, as the authors' 400 of 1500. Unused by "laplace".
+        newton_steps: to the client's mode, for "laplace"; one is exact where the model is Gaussian.
+
+    Raises:
+        ValueError: `posterior` is neither of the two, `shrinkage` is negative, `burn_in` is
+            negative or leaves no pass for a draw, or `newton_steps` is below 1.
+        ProgramError: (at fit) the model has latent sites or local params, or, for "laplace", too
+            many params.
+    """
+    expect(
+        posterior=(posterior, ("iterates", "laplace")),
+        burn_in=(burn_in, f"[0, {epochs})"),
+        shrinkage=(shrinkage, "[0, inf)"),
+        newton_steps=(newton_steps, "[1, inf)"),
+    )
+    how = Iterates(epochs, burn_in, shrinkage, batch_size, optimizer)
+
+    def client(program: Program) -> Client:
+        if posterior == "iterates":
+            return how.client(program)
+        return _laplace_client(program, newton_steps)
+
+    def server(program: Program) -> Server:
+        return _server(program, server_optimizer, averaging_rounds)
+
+    return Method("fedpa", model, delta, client, server)
+
+
+@dataclass(frozen=True)
+class Iterates:
+    """The options of a client that draws from its posterior, under the names of `fedpa`."""
+
+    epochs: int
+    burn_in: int
+    shrinkage: float
+    batch_size: int | None
+    optimizer: Optimizer
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        draws = self.epochs - self.burn_in
+        size = as_vector(common_params(program, "fedpa")).numel()
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {
+                "at": Stepped(message["theta"], self.optimizer.init(message["theta"])),
+                "sums": torch.zeros(draws, size),
+                "taken": torch.zeros(()),
+                "loss": torch.zeros(()),
+            }
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, value = slope(lambda w: program.mean_loss(w, batch), work["at"].params)
+            at = step(self.optimizer, gradient, work["at"])
+            draw = (work["taken"] / self._steps(batch.counts.sum())).floor() - self.burn_in
+            away = as_vector(sub(at.params, message["theta"]))
+            sums = add_to_row(work["sums"], away, draw)
+            return {"at": at, "sums": sums, "taken": work["taken"] + 1.0, "loss": value}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            theta = message["theta"]
+            moved = product_gradient(work["sums"], self._steps(rows), self.shrinkage)
+            averaged = sub(theta, work["at"].params)
+            sent = chosen(message["averaging"], averaged, as_tree(moved, theta))
+            return {"moved": Share(sent, rows), "loss": Share(work["loss"], rows)}, own
+
+        return Client(
+            own={},
+            start=start,
+            phases=(Phase(move, self.epochs, "epoch", self.batch_size),),
+            finish=finish,
+            params=lambda message, own: message["theta"],
+            adapt=(),
+        )
+
+    def _steps(self, rows: Tensor) -> Tensor:
+        """Return the mini-batches of a pass over a client's rows, ()."""
+        return torch.ones(()) if self.batch_size is None else (rows / self.batch_size).ceil()
+
+
+def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
+    """Return S^-1 (theta - mean x), (d,); `sums` (l, d) is Y times `steps`, Y = x - theta.
+
+    With Y~ = Y less its mean, Woodbury's identity gives in O(l^2 d) (rank-one updates in the paper)
+
+        S^-1 b = (b - rho Y~' (I + rho Y~ Y~')^-1 Y~ b) / r,    b = -mean Y
+    """
+    count = len(sums)
+    inner = sums @ sums.mT / steps**2  # Y Y'
+    centered, equal = torch.eye(count) - 1.0 / count, torch.full((count,), 1.0 / count)
+    system = torch.eye(count) + rho * centered @ inner @ centered
+    held = centered @ torch.linalg.solve(system, centered @ (inner @ equal))
+    return (1.0 + (count - 1) * rho) / steps * ((rho * held - equal) @ sums)
+
+
+def _laplace_client(program: Program, newton_steps: int) -> Client:
+    """Return the client whose posterior is the Gaussian at its own mode; D_k = H (theta - mode)."""
+    theta = common_params(program, "fedpa")
+    size = as_vector(theta).numel()
+    if size > LIMIT:
+        raise ProgramError(
+            f"the model has {size} params, and posterior='laplace' takes {LIMIT} at most: take "
+            "'iterates'"
+        )
+
+    def fitted(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def density(w: Tensor) -> Tensor:
+            return -program.mean_loss(as_tree(w[0, 0], theta), batch)[None]
+
+        begin = as_vector(message["theta"])
+        mode = climb(density, begin[None, None], steps=newton_steps, cap=LONGEST)
+        _, hessian = curvature(density, mode)
+        return {"moved": hessian[0, 0] @ (begin - mode[0, 0]), "loss": -density(mode)[0]}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        sent = as_tree(work["moved"], theta)
+        return {"moved": Share(sent, rows), "loss": Share(work["loss"], rows)}, own
+
+    return Client(
+        own={},
+        start=lambda message, own: {"moved": torch.zeros(size), "loss": torch.zeros(())},
+        phases=(Phase(fitted, nested=True),),
+        finish=finish,
+        params=lambda message, own: message["theta"],
+        adapt=(),
+    )
+
+
+def _server(program: Program, optimizer: Optimizer, averaging_rounds: int | None) -> Server:
+    def down(state: Tree, clock: Clock) -> Tree:
+        last = math.ceil(4 * clock.rounds / 15) if averaging_rounds is None else averaging_rounds
+        return {"theta": state["theta"], "averaging": torch.tensor(float(clock.round < last))}
+
+    theta = common_params(program, "fedpa")
+    return stepping_server(theta, optimizer, lambda means: means["moved"], down)

@@ -1,0 +1,318 @@
+"""FedPop: each client runs a Langevin chain of its local sites; global sites and params are points.
+
+    client:  z <- its chain's last state (first: a draw of the prior);  for every mini-batch:
+                 z <- z - gamma grad U(z) + sqrt(2 gamma) noise
+                 U(z) = NLL_k(theta, z) - log p(z | theta)
+             after the burn-in, keep z, and add up  g_k = mean grad_theta U
+    server:  theta <- theta - SGD or Adam of  (N / S) sum_k g_k - grad log p(theta),  S of N clients
+
+By Fisher's identity the server's sum is the gradient of the log marginal likelihood, with z
+integrated out.
+
+Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This
+follows the paper, not its code, which leaves the noise out, steps theta at one client after
+another, and returns the best of all rounds on the test rows. The paper's chain is not corrected: on
+a Gaussian of precision P its variance is 1 / (P (1 - gamma P / 2)). `stiffness` in the history is
+the mean of gamma P, P the curvature along each client's steps; where it is 2 or more the chain
+diverges, and the client fails. With `metropolis=True` each step is accepted or rejected (MALA:
+Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2), so that the draws are of the posterior
+given theta.
+
+Its Bayesian part are the local sites, by draws that clients keep (the guide). What is global is a
+point, at the mode of its marginal posterior, or of its marginal likelihood where it has no prior.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, chosen, scaled, tree_map, zeros_like
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.kept_draws import POINTS
+from hierfl.guides.kept_draws import kept_draws as guide_of_draws
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import stepping_server
+from hierfl.optimizers import Adam, Optimizer
+from hierfl.program.handlers import Noise, NoKeyedDraw, draw, unchecked
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Model, Values
+from hierfl.program.terms import log_joint
+
+DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
+
+
+@About(
+    infers=(
+        "each client's draws of its local sites, by Langevin steps, and a point estimate of "
+        "what is common"
+    ),
+    source="Kotelevskii et al. 2022, arXiv:2206.03611",
+    common="params",
+    own="sites",
+    guide="draws of a Langevin chain",
+    kept="state and last draws of its chain",
+    crosses="gradients averaged over draws",
+    new="runs a chain of its own",
+    down="the common params",
+    up=(
+        "`gradient`: its mean gradient in the common params; `loss`; `stiffness`: one "
+        "scalar (two with `metropolis=True`: acceptance, and how often a chain was stuck)"
+    ),
+)
+def fedpop(
+    model: Model,
+    *,
+    step_size: float = 1e-3,
+    steps: int = 10,
+    burn_in: int = 5,
+    batch_size: int | None = None,
+    kept_draws: int = 100,
+    temperature: float = 1.0,
+    server_optimizer: Optimizer = Adam(0.001),  # noqa: B008 (frozen)
+    schedule: Literal["constant", "cosine"] = "constant",
+    metropolis: bool = False,
+) -> Method:
+    """Return FedPop of a hierarchical program; clients keep their chain and their last draws.
+
+    Args:
+        model: with local sites; what is global, sites or params, is estimated by a point.
+        step_size: gamma, of the chain, > 0. It must stay below 2 / P, P the largest curvature of
+            any client's U, and well below 1 / P for draws of the right spread: where a prior's
+            scale is learned and rows say little of it, an excess of a few per cent in the spread of
+            z adds up to much more in that scale. Non-centered programs (effects in units of their
+            prior) suffer less. Default: hierfl's own choice.
+        steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and
+            server_optimizer: the authors' code.
+        burn_in: steps of each round before draws are kept, below `steps`.
+        batch_size: rows of a mini-batch, scaled to the size of all; None: all rows.
+        kept_draws: the last draws that a client keeps for predictions, of all its rounds.
+        temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by
+            gradient descent.
+        server_optimizer: of the server, on the gradient of minus the log marginal posterior.
+        schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta
+            and the draws come to rest. Default "constant" (the authors' code multiplies by 0.7
+            twice).
+        metropolis: accept or reject each step by Metropolis and Hastings, on all rows, so that the
+            spread of the draws is right at any `step_size`. Each round evaluates its first state
+            again, so it makes steps - 1 proposals. The history has `accepted`, the proportion
+            accepted, in place of `stiffness`, and `stuck`, the proportion of clients that accepted
+            none in the round; lower `step_size` until `accepted` is above about 0.6. Default False:
+            the paper's chain.
+
+    Raises:
+        ValueError: `step_size` is not above 0, `burn_in` is negative or not below `steps`,
+            `kept_draws` is below 1, `temperature` is negative, or `schedule` is neither "constant"
+            nor "cosine". `metropolis` is with mini-batches, a single step or temperature 0.
+        ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a
+            key.
+    """
+    expect(
+        step_size=(step_size, "(0, inf)"),
+        temperature=(temperature, "[0, inf)"),
+        kept_draws=(kept_draws, "[1, inf)"),
+        burn_in=(burn_in, f"[0, {steps})"),
+        schedule=(schedule, ("constant", "cosine")),
+    )
+    if metropolis and (batch_size is not None or steps < 2 or not temperature):
+        raise ValueError(
+            f"metropolis is True with batch_size {batch_size}, steps {steps} and temperature "
+            f"{temperature}: take all rows (None), 2 or more steps, and a temperature above 0"
+        )
+    chain = Chain(step_size, steps, burn_in, batch_size, kept_draws, temperature, metropolis)
+
+    def server(program: Program) -> Server:
+        return _server(program, server_optimizer, falls=schedule == "cosine")
+
+    return Method(
+        "fedpop",
+        model,
+        guide_of_draws(size=kept_draws),
+        chain.client,
+        server,
+        traits=frozenset({"by rows"}),
+    )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The options of a client, under the names of `fedpop`."""
+
+    step_size: float
+    steps: int
+    burn_in: int
+    batch_size: int | None
+    kept_draws: int
+    temperature: float
+    metropolis: bool
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        above, _ = program.start()
+        size, each = program.latents.local_block.size, self.steps - self.burn_in
+        # refuses a program without local sites before the first round
+        prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
+
+        def points(message: Tree, own: Tree) -> Tensor:
+            drawn = prior_draws(program, message, torch.arange(self.kept_draws, dtype=torch.int32))
+            return chosen(own["seen"], own["points"], drawn)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            last = {"z": own["z"], "slope": torch.zeros(size)}
+            if self.metropolis:
+                last |= {"theta": zeros_like(message), "loss": torch.zeros(())}
+            return {
+                "at": own["z"],
+                "last": last,
+                "seen": own["seen"],
+                "draws": torch.zeros(each, size),
+                "gradient": zeros_like(message),
+                "taken": torch.zeros(()),
+                "loss": torch.zeros(()),
+                "measured": torch.zeros(1 if self.metropolis else 2),
+            }
+
+        def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept_draws
+            drawn = prior_draws(program, message, which.int())[0]
+            return {**work, "at": chosen(work["seen"], work["at"], drawn)}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            at = {"theta": message, "z": work["at"]}
+            gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
+            here = {"z": work["at"], "slope": gradient["z"]}
+            if self.metropolis:
+                here |= {"theta": gradient["theta"], "loss": value}
+                accepted = self._accepts(work["last"], here, batch)
+                measured = accepted[None]
+                state = chosen(accepted + (work["taken"] == 0.0), here, work["last"])
+            else:
+                measured = torch.stack([(here[n] - work["last"][n]).square().sum() for n in here])
+                state = here
+            late = work["taken"] - self.burn_in
+            now = (torch.arange(each) == late).to(late.dtype)
+            mean = torch.where(late >= 0.0, 1.0 / each, 0.0)
+            return {
+                **work,
+                "at": state["z"] - self.step_size * state["slope"] + self._noise(batch, size),
+                "last": state,
+                "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
+                "gradient": tree_map(
+                    lambda s, g: s + mean * g,
+                    work["gradient"],
+                    state["theta"] if self.metropolis else gradient["theta"],
+                ),
+                "taken": work["taken"] + 1.0,
+                "loss": state["loss"] if self.metropolis else value,
+                "measured": work["measured"] + (work["taken"] > 0.0) * measured,
+            }
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up: Up = {
+                "gradient": Share(work["gradient"]),
+                "loss": Share(work["loss"]),
+                **self._measures(work["measured"]),
+            }
+            # at first all kept draws are of the first round, so that none is of the prior
+            whole = work["draws"].repeat(math.ceil(self.kept_draws / each), 1)[-self.kept_draws :]
+            later = torch.cat([own["points"], work["draws"]])[-self.kept_draws :]
+            kept = chosen(own["seen"], later, whole)
+            z = work["last"]["z"] if self.metropolis else work["at"]
+            return up, {"z": z, "points": kept, "seen": torch.ones(())}
+
+        return Client(
+            own={
+                "z": torch.zeros(size),
+                "points": torch.zeros(self.kept_draws, size),
+                "seen": torch.zeros(()),
+            },
+            start=start,
+            phases=(
+                Phase(begin, batch_size=1, scores_rows=False),
+                Phase(move, self.steps, batch_size=self.batch_size),
+            ),
+            finish=finish,
+            params=lambda message, own: {**message, POINTS: points(message, own)[None, None]},
+            seen=lambda own: own["seen"],
+        )
+
+    def _accepts(self, last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
+        """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
+        forth = here["z"] - last["z"] + self.step_size * last["slope"]
+        back = last["z"] - here["z"] + self.step_size * here["slope"]
+        lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.step_size)
+        key = noise.fold(batch.key[0], noise.word("accept"))
+        level = noise.uniforms(key, ()).log() * self.temperature
+        return (level < last["loss"] - here["loss"] + lead).to(level.dtype)
+
+    def _measures(self, measured: Tensor) -> dict[str, Share]:
+        if self.metropolis:
+            return {
+                "accepted": Share(measured[0] / (self.steps - 1)),
+                "stuck": Share(1.0 * (measured[0] == 0.0)),
+            }
+        moved, bent = measured.unbind()
+        stiff = self.step_size * (bent / moved.clamp(min=1e-300)).sqrt()
+        return {"stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan))}
+
+    def _noise(self, batch: ClientBatch, size: int) -> Tensor | float:
+        if not self.temperature:
+            return 0.0
+        key = noise.fold(batch.key[0], noise.word("langevin"))
+        return math.sqrt(2.0 * self.step_size * self.temperature) * noise.normals(key, (size,))
+
+
+def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:
+    """Return U(z) - log p(theta) / N of one client, (), at unconstrained z (D,) and theta."""
+    values, jacobians = program.latents.local_block.unflatten(z[None, None])
+    own, above = log_joint(program.model, {**_globals(program, theta), **values}, batch, theta)
+    bent = sum((j.sum() for j in jacobians.values()), torch.zeros(()))
+    return -own.sum() - bent - program.share * above
+
+
+def _globals(program: Program, theta: Params) -> Values:
+    return {
+        site.name: site.constrain(theta[f"{site.name}.at"])[0]
+        for site in program.latents.global_block.sites
+    }
+
+
+def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
+    """Return unconstrained draws (S, D) of any client's local prior, one for each number."""
+    block = program.latents.local_block
+    if not block.size:
+        raise ProgramError("fedpop needs local sites: give each client weights of its own")
+    with unchecked():
+        priors = program.priors(theta, _globals(program, theta))
+
+        def one(number: Tensor) -> Tensor:
+            values = {}
+            for name, prior in priors.items():
+                key = noise.fold(noise.root_key(0), noise.word(name), number)[None]
+                values[name] = draw(prior, Noise(key, axis=len(prior.batch_shape) - 2))
+            return block.flatten(values)[0, 0]
+
+        try:
+            return torch.vmap(one)(numbers)
+        except NoKeyedDraw as error:
+            raise ProgramError(
+                f"a chain starts at a draw of the prior, and {error} cannot be drawn by a key: "
+                "take another prior, such as a LogNormal for a Gamma"
+            ) from error
+
+
+def _server(program: Program, optimizer: Optimizer, *, falls: bool) -> Server:
+    def rate(clock: Clock) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
+
+    def gradient(means: dict[str, Tree]) -> Tree:
+        return scaled(means["gradient"], program.num_clients)
+
+    return stepping_server(program.start()[0], optimizer, gradient, rate=rate)

@@ -1,0 +1,307 @@
+"""FedSVI: stochastic variational inference of any hierarchical program.
+
+The pooled negative ELBO splits as
+
+    L = KL(q(z) || p(z)) + sum_k [ E_q -log p(y_k | w_k, z) + E_q KL(q(w_k | z) || p(w_k | z)) ];
+
+client k holds its own summand and 1/N of the first term. The variational params of z are global:
+every client of the cohort returns the gradient of N times its part, and the server takes one
+optimizer step along their mean. Those of w_k stay at the client.
+
+With `merge` it is SFVI-Avg: each client fits a copy of what is global for `global_steps` steps as if
+all N clients were like it, and the server averages the copies:
+
+    client:  q_k <- steps down  KL(q(z) || p(z)) + N [ E_q -log p(y_k | w_k, z) + E_q KL(w_k) ]
+    server:  q <- the Gaussian of the mean natural parameters,     P = mean P_k,  P m = mean P_k m_k
+             or the Wasserstein barycenter of independent ones,    m = mean m_k,  s = mean s_k
+
+With means of natural parameters the fixed point is exact where all is Gaussian, for the prior
+counts once: mean (P_0 + N A_k) = P_0 + sum A_k. The paper's barycenter only comes near it.
+
+Source: SFVI and SFVI-Avg, Hassan, Salomone and Mengersen 2023, arXiv:2302.03314, section 3.
+Differences: any model, any reparameterized guide and any optimizers; without `merge`, and with
+`global_steps` > 1, the mean gradient along the clients' own paths is a pseudo-gradient for the
+server's optimizer (Reddi et al. 2021, arXiv:2003.00295) instead of a barycenter; clients count as
+the same share of all rows; and `merge="natural"` is hierfl's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.arguments import expect
+from hierfl.core.trees import Tree, add, lerp, scaled, zeros_like
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.structured import structured
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, over_draws, slope
+from hierfl.methods.about import About
+from hierfl.methods.parts.prior_params import at_prior_middle
+from hierfl.methods.posteriors.merging import MERGES, Merge, averaged_by
+from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, plain_lr, step
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Family, Guide, Model
+
+NO_STATE: dict[str, Tree] = {"params": {}, "state": {}}  # without local params of the guide
+
+
+@About(
+    infers=(
+        "the posterior of any model, by stochastic variational inference with any "
+        "reparameterized guide; SFVI-Avg with `merge=`"
+    ),
+    source="SFVI: Hassan et al. 2023, arXiv:2302.03314",
+    common="any sites and params",
+    own="any sites",
+    guide="any reparameterized one",
+    kept=(
+        "local variational params, their mean and the optimizer's state; nothing under "
+        "`conditional`, `amortized` and `unrolled`"
+    ),
+    crosses="a gradient; with `merge=` the Gaussian of its copy",
+    new="fits its local params; none if amortized",
+    down="global variational params, two step-size factors",
+    up="`gradient`: its gradient in those params (with `merge=` its copy of them); `elbo`: one scalar",
+)
+def fedsvi(
+    model: Model,
+    guide: Guide | Family = structured,
+    *,
+    optimizer: Optimizer = Adam(0.02),  # noqa: B008 (frozen)
+    local_optimizer: Optimizer = Adam(0.02),  # noqa: B008 (frozen)
+    local_steps: int = 0,
+    global_steps: int = 1,
+    global_optimizer: Optimizer | None = None,
+    batch_size: int | None = None,
+    draws: int = 1,
+    schedule: Literal["constant", "cosine"] = "cosine",
+    average: float = 0.5,
+    merge: Merge = "gradient",
+) -> Method:
+    """Return federated SVI of a hierarchical program.
+
+    Args:
+        model: any Pyro program over a ClientBatch.
+        guide: a family of `hierfl.guides`, or a guide function.
+        optimizer: of the server, on the mean gradient of the cohort. Default: our choice, from the
+            radon benchmark.
+        local_optimizer: of the local params; clients keep its state from round to round.
+        local_steps: steps of a round on local params alone, before the joint ones.
+        global_steps: steps of a round on local and global params together. One step of all clients
+            is one pooled SVI step.
+        global_optimizer: of a client's copy of the global params, between the steps of
+            `global_steps` > 1: plain SGD, as the server's optimizer takes their mean gradient. With
+            `merge` any, restarted in each round. None: SGD(1e-3), or with `merge` Adam(0.02).
+        batch_size: rows of a mini-batch; None: all of a client's rows.
+        draws: draws of the guide that each gradient is averaged over.
+        schedule: step sizes over the rounds: "constant", or "cosine", falling to 0 on a half
+            cosine.
+        average: fraction of the rounds, the last ones, over which params are averaged for the
+            posterior; 0: the params of the last round.
+        merge: what the server does. "gradient": a step of `optimizer`. "natural" and "wasserstein"
+            (SFVI-Avg): it averages the copies that clients have fitted in `global_steps` steps, 20
+            to 100, and `optimizer` is unused; fewer rounds, with more work in each.
+
+    Raises:
+        ValueError: `average` is outside [0, 1), `global_steps` or `draws` is below 1,
+            `merge` is none of these words, or without it `global_optimizer` is not plain SGD.
+        ProgramError: (at fit) the guide reads all rows of a client, and `batch_size` is given; or
+            `merge` is given, and the posterior of the global sites is no Gaussian, or for
+            "wasserstein" one with correlations.
+    """
+    how = Setting(
+        optimizer=optimizer,
+        local_optimizer=local_optimizer,
+        local_steps=local_steps,
+        global_steps=global_steps,
+        global_optimizer=global_optimizer,
+        batch_size=batch_size,
+        draws=draws,
+        schedule=schedule,
+        average=average,
+        merge=merge,
+    )
+    how.check()
+    parts = partial(_client, how), partial(_server, how)
+    if merge != "gradient":
+        return Method("sfvi_avg", model, guide, *parts)
+    return Method("fedsvi", model, guide, *parts, traits=frozenset({"gradients"}))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The arguments of `fedsvi`."""
+
+    optimizer: Optimizer
+    local_optimizer: Optimizer
+    local_steps: int
+    global_steps: int
+    global_optimizer: Optimizer | None  # None: the default of `merge`
+    batch_size: int | None
+    draws: int
+    schedule: Literal["constant", "cosine"]
+    average: float
+    merge: Merge
+
+    def check(self) -> None:
+        """Refuse options that are out of range."""
+        expect(
+            average=(self.average, "[0, 1)"),
+            global_steps=(self.global_steps, "[1, inf)"),
+            draws=(self.draws, "[1, inf)"),
+            merge=(self.merge, MERGES),
+        )
+        if self.merge == "gradient" and self.global_optimizer is not None:
+            why = "the server steps along the mean gradient of the path"
+            plain_lr(self.global_optimizer, "global_optimizer", why)
+
+    @property
+    def copy_optimizer(self) -> Optimizer:
+        """The optimizer of a client's copy of the global params."""
+        return self.global_optimizer or (SGD(1e-3) if self.merge == "gradient" else Adam(0.02))
+
+    def message(self, params: Params, clock: Clock) -> Tree:
+        """Return global params, the factor of step sizes, and 1 if the round is averaged, or 0."""
+        late = clock.round + 1 > (1.0 - self.average) * clock.rounds
+        return {
+            "params": params,
+            "rate": torch.tensor(self._rate(clock)),
+            "late": torch.tensor(float(self.average == 0.0 or late)),
+        }
+
+    def _rate(self, clock: Clock) -> float:
+        if self.schedule == "constant":
+            return 1.0
+        return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds))
+
+    def averaged(self, mean: Tree, params: Tree, late: Tensor, seen: Tensor) -> Tree:
+        """Return the running mean over `seen` rounds; before it begins, the params themselves."""
+        if not self.average:
+            return params
+        weight = torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))
+        return lerp(mean, params, weight)
+
+    def kept(self, mine: Params, state: Tree, message: Tree, own: Tree) -> Tree:
+        """Return the client state after a round that ends with local params `mine`."""
+        if not own["params"]:
+            return own
+        seen = own["seen"] + message["late"]
+        mean = self.averaged(own["mean"], mine, message["late"], seen)
+        return {"params": mine, "state": state, "mean": mean, "seen": seen}
+
+
+def _client(how: Setting, program: Program) -> Client:
+    if program.reads_all_rows and how.batch_size is not None:
+        raise ProgramError(
+            f"batch_size is {how.batch_size}, and this guide reads every row of a client at each "
+            "step: leave batch_size at None"
+        )
+    _, mine = program.start()
+    local_optimizer, count = how.local_optimizer, program.num_clients
+    merge = averaged_by(program, how.merge)
+
+    def loss(at: Tree, batch: ClientBatch) -> Tensor:
+        params = {**at["shared"], **at["mine"]}
+        return over_draws(
+            lambda b: program.terms(params, b).loss(program.share),
+            batch,
+            how.draws,
+            keyed=program.in_vmap,
+        )
+
+    def start(message: Tree, own: Tree) -> Tree:
+        return {
+            "shared": message["params"],
+            "mine": own["params"],
+            "state": own["state"],
+            "memory": how.copy_optimizer.init(message["params"]),
+            "gradient": zeros_like(message["params"]),
+            "loss": torch.zeros(()),
+        }
+
+    def local(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        gradient, _ = slope(
+            lambda mine: loss({"shared": work["shared"], "mine": mine}, batch), work["mine"]
+        )
+        at = Stepped(work["mine"], work["state"])
+        params, state = step(local_optimizer, gradient, at, message["rate"])
+        return {**work, "mine": params, "state": state}
+
+    def joint(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        at = {"shared": work["shared"], "mine": work["mine"]}
+        gradient, value = slope(lambda p: loss(p, batch), at)
+        before = Stepped(work["mine"], work["state"])
+        params, state = step(local_optimizer, gradient["mine"], before, message["rate"])
+        pooled = scaled(gradient["shared"], count)  # this client's estimate of the pooled gradient
+        copy = Stepped(work["shared"], work["memory"])
+        shared, memory = step(how.copy_optimizer, pooled, copy, message["rate"])
+        return {
+            "shared": shared,
+            "memory": memory,
+            "mine": params,
+            "state": state,
+            "gradient": add(work["gradient"], scaled(pooled, 1.0 / how.global_steps)),
+            "loss": work["loss"] + value * count / how.global_steps,
+        }
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        if merge is None:
+            up = {"gradient": Share(work["gradient"])}
+        else:
+            up = {"copy": Share(merge.sent(work["shared"]))}
+        up["elbo"] = Share(-work["loss"])
+        return up, how.kept(work["mine"], work["state"], message, own)
+
+    before = Phase(local, how.local_steps if mine else 0, batch_size=how.batch_size)
+    alone = Phase(local, max(how.local_steps, 1), batch_size=how.batch_size)
+
+    def new(message: Tree) -> Tree:
+        begin = at_prior_middle(program, message["params"])
+        return _first_state(begin, local_optimizer)
+
+    return Client(
+        own=_first_state(mine, local_optimizer),
+        start=start,
+        phases=(before, Phase(joint, how.global_steps, batch_size=how.batch_size)),
+        finish=finish,
+        params=lambda message, own: {**message["params"], **own.get("mean", {})},
+        adapt=(alone,) if mine else (),
+        new=new if mine else None,
+    )
+
+
+def _first_state(mine: Params, optimizer: Optimizer) -> Tree:
+    if not mine:
+        return NO_STATE
+    state = optimizer.init(mine)
+    return {"params": mine, "state": state, "mean": mine, "seen": torch.zeros(())}
+
+
+def _server(how: Setting, program: Program) -> Server:
+    """Return the server: a step along the mean gradient, or a merge, and a running mean of the params."""
+    shared, _ = program.start()
+    merge = averaged_by(program, how.merge)
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        now = how.message(state["params"], clock)
+        at = Stepped(state["params"], state["memory"])
+        if merge is None:
+            params, memory = step(how.optimizer, means["gradient"], at, now["rate"])
+        else:
+            params, memory = merge.merged(means["copy"]), state["memory"]
+        seen = state["seen"] + now["late"]
+        mean = how.averaged(state["mean"], params, now["late"], seen)
+        return {"params": params, "memory": memory, "mean": mean, "seen": seen}
+
+    begin = {"params": shared, "memory": how.optimizer.init(shared), "mean": shared}
+    return Server(
+        state={**begin, "seen": torch.zeros(())},
+        update=update,
+        down=lambda state, clock: how.message(state["params"], clock),
+        final=lambda state, clock: how.message(state["mean"], clock),
+    )

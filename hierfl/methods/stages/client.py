@@ -1,0 +1,197 @@
+"""The client of two_stage: a factor of its rows, and log ratios to it at the server's draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.core.noise import fold
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.from_factor import OWN_PARAM
+from hierfl.method import Each, Share, Up
+from hierfl.methods.stages.checks import IMPOSSIBLE, NOWHERE
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked
+from hierfl.program.program import Params
+from hierfl.program.sites import Values
+from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, proposals_of
+from hierfl.summaries.exact import SUMS, Spread, sums_of
+from hierfl.summaries.factor import Factor, factor_of, rounded
+from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.own_scale import is_one_number
+from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
+from hierfl.summaries.reading import nodes_of
+from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
+from hierfl.summaries.summed_rows import SummedRows
+from hierfl.summaries.units import UnitScore
+from hierfl.summaries.weighing import is_sampled, ratios_of
+
+FACTOR = ("precision", "shift")
+# the second factor is about a belief with so many times the sds, by few steps
+WIDE, FEW = 4.0, 3
+
+
+class Rows:
+    """What clients do with their rows."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        score: UnitScore,
+        spread: Spread | None,
+        row_noise: RowNoise | None,
+    ) -> None:
+        self.hierarchy, self.score, self.spread = hierarchy, score, spread
+        self.row_noise = row_noise
+        self.distinct = row_noise is None and spread is None
+        with double_precision(), torch.no_grad(), unchecked():
+            self.nodes, self.tested = nodes_of(score.line), points_to_test(score.reading)
+        self.by_grid = (
+            spread is not None and hierarchy.spread is None and is_one_number(hierarchy, spread)
+        )
+        kept = SUMS if self.by_grid else ()
+        size, mixing = hierarchy.reading.size, hierarchy.mixing_size
+        self.is_weighted = spread is None and row_noise is None
+        self.has_wide = self.is_weighted and not mixing and hierarchy.normal_size > 0
+        shapes = own_shapes(size, mixing, kept, wide=self.has_wide)
+        shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
+        self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
+        self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
+
+    def step(self, work: Tree, message: Tree, batch: ClientBatch, *, new: bool = False) -> Tree:
+        """Return the working state with factors or, of a message with draws, with log ratios.
+
+        `new` clients have joined after the fit: nobody asks them for log ratios.
+        """
+        # weights are ratios of densities of hundreds of rows: single precision lacks the digits
+        with double_precision(), torch.no_grad():
+            rows = packed(self.score, batch, distinct=self.distinct)
+            doubled = in_double(batch)
+            fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
+            if "draws" not in message:
+                found = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
+                wide = self._wide(rows, message, found) if new and self.has_wide else {}
+                return {**found, **wide, **self.proposals(message, fields, found)}
+            if self.row_noise is not None:
+                raise ValueError("rows have a budget, and the server asks for log ratios of them")
+            return {**work, **self.weighted(rows, batch.key, message, {**work, "fields": fields})}
+
+    def weighted(self, rows: PackedRows, keys: Tensor, message: Tree, work: Tree) -> Tree:
+        """Return clients' log ratios at a message's draws, the variance of their error, and proposals."""
+        where = self.proposals(message, work["fields"], work)
+        wide = self._wide(rows, message, work) if self.has_wide else {}
+        ratios = ratios_of(
+            self.hierarchy,
+            rows,
+            (work["precision"], work["shift"]),
+            message["draws"],
+            fields=work["fields"],
+            keys=keys,
+            proposals=Proposal(**where) if where else None,
+        )
+        # where rows are impossible a weight is nothing, which a server adds up
+        least = (ratios.log.amax(1, keepdim=True) + IMPOSSIBLE).clamp(min=NOWHERE)
+        log = ratios.log.clamp(min=least)
+        # an error that is the same at all draws does no harm
+        inner = torch.where(log > least, ratios.error, 0.0).var(1)
+        return {**where, **wide, "log_ratios": log, "inner": inner}
+
+    def _wide(self, rows: PackedRows, message: Tree, factor: Tree) -> Tree:
+        """Return factors about a belief with sds of WIDE times those of the server's."""
+        belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(rows.clients)
+        before = Factor(factor["precision"], factor["shift"], none)
+        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0, steps=FEW))
+        return {f"wide_{name}": getattr(found, name) for name in FACTOR}
+
+    def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
+        """Return clients' factors, and whether their rows were misread, which would disclose them."""
+        noise, spread, none = self.row_noise, self.spread, torch.zeros(rows.clients)
+        before = Factor(work["precision"], work["shift"], none)
+        if noise is not None and self.hierarchy.noise is not None:
+            return {**self._noisy_sums(rows, batch, message, before), "misread": none}
+        if noise is not None:
+            belief = message["loc"], message["covariance"]
+            own = private_factor(rows, belief, before, self.nodes, noise, batch.key)
+            return {**rounded(own)._asdict(), "misread": none}
+        wrong = misread(rows, batch, self.tested)
+        if bool(wrong.any()) and self.score.recorded:
+            # rows may take other branches than the first one
+            self.score.recorded = False
+            rows = packed(self.score, batch, distinct=self.distinct)
+            wrong = misread(rows, batch, self.tested)
+        if spread is None:
+            belief = message["loc"], message["covariance"]
+            own = factor_of(rows, belief, self.nodes, before, work["seen"] > 0.0)
+            return {**rounded(own)._asdict(), "misread": wrong}
+        found = sums_of(rows, spread)
+        sums = rounded(Factor(found.precision, found.shift, none))
+        sent = {"num_rows": found.num_rows, "square": found.square}
+        sent = {"precision": sums.precision, "shift": sums.shift, **sent}
+        kept = {**sent, "raised": none}
+        if self.hierarchy.spread is None and not self.by_grid:
+            belief = message["loc"], message["covariance"]
+            of_sums = SummedRows(self.score, spread, found)
+            own = factor_of(of_sums, belief, self.nodes, before, work["seen"] > 0.0)
+            kept = rounded(own)._asdict()
+        return {**kept, "sent": sent, "misread": wrong.maximum(found.wrong)}
+
+    def _noisy_sums(
+        self, rows: PackedRows, batch: ClientBatch, message: Tree, before: Factor
+    ) -> Tree:
+        """Return clients' sums with noise."""
+        from hierfl.summaries.noisy_sums import noisy_sums  # here: few fits need it
+
+        keys = fold(batch.key, *words_of(before, *(message[name] for name in sorted(message))))
+        known: Any = self.hierarchy.noise
+        sent = noisy_sums(rows, batch.counts, known, keys)
+        return {**sent, "sent": sent, "raised": torch.zeros(rows.clients)}
+
+    def proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
+        """Return where clients' mixing variables lie, if they have any."""
+        if self.hierarchy.mixing is None:
+            return {}
+        own = factor["precision"], factor["shift"]
+        return proposals_of(self.hierarchy, message["few"], fields, own)._asdict()
+
+    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        """Return what a client sends, and what it keeps."""
+        own = {**{name: work[name] for name in self.nothing}, "seen": torch.ones(())}
+        if "draws" not in message:
+            sent = work["sent"] if "sent" in work else {n: work[n] for n in FACTOR}
+            return {
+                "factor": Each({**sent, "fields": work["fields"]}),
+                "raised": Share(work["raised"]),
+                "misread": Share(work["misread"]),
+            }, own
+        up: Up = {"log_ratios": Each(work["log_ratios"])}
+        more: Up = {"inner_variance": Share(work["inner"])} if is_sampled(self.hierarchy) else {}
+        return {**up, **more}, own
+
+    def params(self, message: Tree, own: Tree) -> Params:
+        """Return the guide's params of a client."""
+        if not self.hierarchy.reading.own_size:
+            return dict(message["params"])
+        dtype = torch.get_default_dtype()
+        names = {name: f"{OWN_PARAM}.{name}" for name in self.nothing}
+        local = {of: own[name][None, None].to(dtype) for name, of in names.items()}
+        if self.hierarchy.noise is not None:
+            believed = belief_shapes(self.hierarchy.reading.size)
+            more = {"num_rows": own["num_rows"], **{name: message[name] for name in believed}}
+            local |= {f"{OWN_PARAM}.{n}": v[None, None].to(dtype) for n, v in more.items()}
+        return {**message["params"], **local}
+
+    def rests_on(self, message: Tree, own: Tree, batch: ClientBatch) -> Tensor:
+        """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
+        with double_precision(), torch.no_grad():
+            rows = packed(self.score, batch)
+            if not len(rows.line.inside) or "covariance" not in message or "draws" in message:
+                return batch.counts.double()
+            precision = torch.linalg.inv_ex(message["covariance"]).inverse + own["precision"]
+            pull = torch.linalg.solve(message["covariance"], message["loc"]) + own["shift"]
+            mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
+            curvature = rows.by_predictor(mean, precision, self.nodes)[1].abs().sum(1)
+            whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
+            return whole.square() / squares.clamp(min=1e-300)

@@ -1,0 +1,1 @@
+"""Wrappers that add a property to any method."""

@@ -1,0 +1,181 @@
+"""Batch norm for any method: layers predict by statistics of the client's own rows.
+
+    learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
+    predicting:  the same,    mean and var over all rows of the client, at its prediction weights
+
+Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the
+method has it. The statistics are no part of the method. A client finds those of its own rows when
+the run ends (and before a score or a checkpoint), keeps them, and sends them to nobody. They are
+exact, not a running mean, and at the weights that the client is served, not at those that its last
+local step ended at.
+
+Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et
+al. 2020, arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN
+(`hierfl.methods.fedbn`) scale and shift stay with the client too.
+
+Nothing in the statistics is Bayesian: under a posterior they are those at its mean, for all draws
+and for importance weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from pyro import poutine
+
+from hierfl.core.trees import Tree, tree_leaves
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Client, Method, Phase, Server
+from hierfl.methods.about import Wrapper
+from hierfl.methods.wrappers.wrapping import beside
+from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
+from hierfl.program.traces import Middle, Site
+
+Found = TypeVar("Found")
+BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
+
+
+@Wrapper(
+    adds='"+BN": networks with batch normalization, by statistics of each client\'s own rows',
+)
+def batch_normed(method: Method) -> Method:
+    """Return the method for a network with batch normalization (nn.BatchNorm1d, 2d, 3d).
+
+    Without such layers it is the method itself. Statistics that the module holds are not read, nor
+    is its training mode. A client that joins later finds its statistics in `fit.personalize`, in 0
+    rounds too.
+
+    Where layers are dense, a mini-batch of one row is normalized to the shift alone: choose larger
+    ones. A client with one row has no variance there, and its predictions are NaN: leave it out,
+    `Settings(min_rows=2)`. A bias before such a layer has no effect and no gradient, whose rounding
+    Adam takes for a direction: leave it out, `bias=False`.
+
+    Args:
+        method: of a model from `hierfl.models` that takes a module. Other wrappers may be inside or
+            around it; `fine_tuned` only inside.
+
+    Raises:
+        ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage,
+            fedlaplace, pvi, fedep, bfi, fedpop); or its guide evaluates the likelihood
+            (conditional, unrolled).
+    """
+
+    def client(program: Program) -> Client:
+        own = _statistics(program)
+        if not own:
+            return method.client(program)
+        _check(method, program)
+        learning = _learning(program)
+        return _keeping(_built(method.client, learning), learning, own)
+
+    def server(program: Program) -> Server:
+        return _built(method.server, _learning(program) if _statistics(program) else program)
+
+    return replace(
+        method,
+        name=f"{method.name}+BN",
+        traits=method.traits | {"own statistics"},
+        model=normalizing(method.model, "client"),
+        guide=_guide(method.guide),
+        client=client,
+        server=server,
+    )
+
+
+def _statistics(program: Program) -> Params:
+    return {name: v for name, v in program.start()[1].items() if STATISTICS in name}
+
+
+def _check(method: Method, program: Program) -> None:
+    if "by rows" in method.traits:  # which it is not among rows of one mini-batch
+        raise ProgramError(
+            f"{method.name} needs a likelihood that is a product over rows, and batch norm makes "
+            "rows of a mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take "
+            "fedsvi"
+        )
+    guide = getattr(method.guide, "__name__", "")
+    if guide in BY_LIKELIHOOD:
+        raise ProgramError(
+            f"guides.{guide} evaluates the likelihood, which batch norm changes from learning to "
+            "predicting: take guides.mean_field, or nn.GroupNorm"
+        )
+
+
+def _learning(program: Program) -> Program:
+    """Return the program without statistics; its layers normalize by the rows at hand."""
+    return replace(
+        program,
+        model=normalizing(program.model, "mini-batch"),
+        guide=normalizing(program.guide, "mini-batch"),
+        params=tuple(p for p in program.params if not (p.is_local and STATISTICS in p.name)),
+    )
+
+
+def _built(build: Callable[[Program], Found], program: Program) -> Found:
+    """Return the method's client or server, which may run the model when it is built."""
+    with normalized("mini-batch"):
+        return build(program)
+
+
+def _guide(guide: Guide | Family) -> Guide | Family:
+    """Return a guide whose layers predict by the client's statistics."""
+    if not isinstance(guide, Family):
+        return normalizing(guide, "client")
+    build = guide.build
+
+    @wraps(build)
+    def built(model: Model, latents: Latents, **options: Any) -> Guide:
+        return normalizing(build(model, latents, **options), "client")
+
+    return family(built, **guide.options)
+
+
+def _keeping(plain: Client, program: Program, start: Params) -> Client:
+    """Return the client that keeps statistics, first `start`, beside the method's state."""
+    none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
+
+    whole = beside(plain, {"statistics": none})
+
+    def params(message: Tree, own: Tree) -> Params:
+        return {**whole.params(message, own), **own["statistics"]}
+
+    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+        if whole.settle is not None:
+            own = whole.settle(message, own, batch)
+        found = _looked(program, whole.params(message, own), batch)
+        return {**own, "statistics": {name: found[name] for name in none}}
+
+    adapt = None if plain.adapt is None else _by_mini_batch(plain.adapt)
+    if plain.adapt is None and not tree_leaves(plain.own):
+        adapt = ()  # there is no state to adapt
+    phases = _by_mini_batch(plain.phases)
+    return replace(whole, phases=phases, params=params, adapt=adapt, settle=settle)
+
+
+def _by_mini_batch(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    return tuple(replace(phase, step=normalizing(phase.step, "mini-batch")) for phase in phases)
+
+
+def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
+    """Return the statistics of a client's rows, at its params and posterior mean."""
+    looked = Looked()
+    with normalized("looking"), looked:
+        values = _middle(program, params, batch)
+        with Answer(params, batch):
+            poutine.condition(program.model, data=values)(batch)
+    return looked.found
+
+
+def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
+    if not program.latents.sites:
+        return {}
+    with Answer(params, batch), Middle():
+        nodes: dict[str, Site] = poutine.trace(program.guide).get_trace(batch).nodes
+    return {site.name: nodes[site.name]["value"] for site in program.latents.sites}

@@ -1,0 +1,195 @@
+"""Differential privacy per client, for methods whose server takes means of updates.
+
+    client:  d_k = theta_k - theta;  sends d_k min(1, C / |d_k|), the norm over all that it sends
+    server:  theta' = theta + (1/m) (sum over the cohort + noise C N(0, I)),  m the planned size of the cohort
+             then the method's own update, with theta' as the mean
+
+Of `pvi`, DP-PVI: d_k is the change of a client's factor, and the client keeps its factor as it sent
+it, shortened; noise stays in q. Where it would bend q less than the prior does in some direction,
+q's precision is the nearest that does not, which costs no privacy.
+
+Source: McMahan et al. 2018, arXiv:1710.06963, Algorithm 1, with cohorts of a fixed size; DP-PVI:
+Heikkila, Ashman, Swaroop, Turner and Honkela 2023, TMLR, openreview 55BcghgicI, perturbed updates
+of the global model. Every
+client counts as one: weights by rows depend on the rows. The server is trusted with the updates;
+what it sends, and what it ends with, has the budget that `history["epsilon"]` states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from hierfl.core.arguments import expect
+from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
+from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
+from hierfl.method import Client, Clock, Method, Server, Share, Up
+from hierfl.methods.about import Wrapper
+from hierfl.methods.posteriors.natural_factors import PARTS, with_noise
+from hierfl.methods.wrappers.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
+from hierfl.methods.wrappers.wrapping import check_takes_means, is_logged, wrapped
+from hierfl.program.program import Program, ProgramError
+
+COPY = "theta"  # the share that is a client's copy of what it was sent
+NOISE, COHORT = 0, 1  # what a key is for
+
+
+@Wrapper(
+    call="(method, clipping_norm=, noise_multiplier=)",
+    adds=(
+        "clients shorten their updates, and the server adds noise to the sum; the history "
+        "states the [budget](differential_privacy.md)"
+    ),
+)
+def differentially_private(
+    method: Method,
+    *,
+    clipping_norm: float,
+    noise_multiplier: float,
+    delta: float | None = None,
+    secret: int | None = None,
+) -> Method:
+    """Return the method with clipped updates and Gaussian noise on their sum.
+
+    The history states the budget that is spent after each round: `epsilon` at `delta`, where one
+    client's rows are replaced by any others. It covers what the server sends, its last params, and
+    what is computed from them; not what a client keeps, nor the names and numbers of rows that
+    nodes agree on. What clients would log, such as their loss, is not sent. An update that is not
+    finite counts as 0.
+
+    Args:
+        method: any method whose server averages its clients' copies of the global params (fedavg,
+            ditto, pfedme, ...); fedvi or fedsvi, whose clients send changes or gradients; or pvi,
+            whose clients send changes of their factors (DP-PVI).
+        clipping_norm: C, the largest norm of an update, in units of the params; above 0. An update
+            that is longer is shortened.
+        noise_multiplier: standard deviation of the noise on the sum, in units of C; above 0.
+            `noise_for_epsilon` gives it for a budget.
+        delta: of the budget, below 1 / N. Default None: N^-1.1, after McMahan et al.
+        secret: noise and cohorts are functions of it, so that a study can be repeated. Anyone who knows it
+            can remove the noise. Default None: they come from the operating system, and no run
+            is like another.
+
+    Raises:
+        ValueError: `clipping_norm` or `noise_multiplier` is not above 0 and finite, or (at fit)
+            `delta` is out of range.
+        ImportError: (at fit) dp-accounting is not installed.
+        ProgramError: (at fit) the server does more than average; or the weights of its mean depend
+            on the clients' rows, as those of fedmap, or on a draw that nodes know, as those of
+            averaging_some.
+    """
+    expect(
+        clipping_norm=(clipping_norm, "(0, inf)"), noise_multiplier=(noise_multiplier, "(0, inf)")
+    )
+
+    def client(program: Program) -> Client:
+        plain = method.client(program)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up, kept = plain.finish(work, message, own, rows)
+            sent = _sent(up, PARTS if "factors" in method.traits else ())
+            moved = {name: _moved(name, value, message) for name, value in sent.items()}
+            short = _shortened(moved, clipping_norm)
+            if "factors" in method.traits:
+                kept = {**kept, "factor": add(own["factor"], short)}
+            return {"clipped": Share(short)}, kept
+
+        return replace(plain, finish=finish)
+
+    def server(program: Program) -> Server:
+        _check_takes_means(method, program)
+        at = check_delta(delta, program.num_clients)
+        plain = method.server(program)
+        if "factors" in method.traits:
+            plain = with_noise(plain, full="diagonal" not in method.traits)
+        return _noisy(plain, program.num_clients, clipping_norm, noise_multiplier, at, secret)
+
+    name = f"{method.name} with noise {noise_multiplier:g}"
+    return wrapped(method, name, client=client, server=server)
+
+
+def _check_takes_means(method: Method, program: Program) -> None:
+    """Refuse a method whose server takes anything but plain means over clients."""
+    if "leaves out" in method.traits:
+        raise ProgramError(
+            "differentially_private counts every client of a round, and averaging_some leaves "
+            "some out by a draw that nodes know: draw clients with fit(..., cohort=...)"
+        )
+    if "rounded" in method.traits:
+        raise ProgramError(
+            "differentially_private clips plain values, and clients of a quantized method send "
+            "rounded ones: leave quantized out"
+        )
+    if "factors" in method.traits:
+        return
+    what, fix = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
+    server = method.server(program)
+    check_takes_means("differentially_private", what, method, program, server, fix)
+
+
+def _sent(up: Up, always: Collection[str] = ()) -> dict[str, Tree]:
+    found: dict[str, Tree] = {}
+    for name, share in up.items():
+        if not isinstance(share, Share):
+            raise ProgramError(
+                "differentially_private needs means whose weights do not depend on rows, and a "
+                f"client sends {name} as a {type(share).__name__}: wrap a method of plain means, "
+                "such as fedavg"
+            )
+        if name in always or not is_logged(share.value):
+            found[name] = share.value
+    return found
+
+
+def _moved(name: str, value: Tree, message: Tree) -> Tree:
+    return sub(value, {key: message[key] for key in value}) if name == COPY else value
+
+
+def _shortened(moved: Tree, clip: float) -> Tree:
+    """Return a tree of norm `clip` at most; 0 where it is not finite."""
+    squares = (leaf.double().square().sum() for leaf in tree_leaves(moved))
+    norm = reduce(torch.add, squares, torch.zeros((), dtype=torch.float64)).sqrt()
+    by = torch.where(norm > clip, clip / norm, 1.0)
+    return tree_map(lambda v: torch.where(norm.isfinite(), by.to(v.dtype) * v, 0.0), moved)
+
+
+def _noisy(
+    plain: Server, clients: int, clip: float, noise: float, delta: float, secret: int | None
+) -> Server:
+    """Return a server that adds noise to its clients' sum, and keeps the books."""
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        planned = clock.clients + len(clock.left_out)
+        mean = scaled(means["clipped"], clock.clients / planned)
+        mean = _with_noise(mean, clip * noise / planned, new_key(secret, NOISE, clock.round))
+        message = plain.down(state["method"], clock)
+        found = {
+            name: add({key: message[key] for key in value}, value) if name == COPY else value
+            for name, value in mean.items()
+        }
+        spent = state["spent"] + cost_of_round(noise, clients, planned)
+        return {"method": plain.update(state["method"], found, clock), "spent": spent}
+
+    def logged(state: Tree) -> dict[str, float]:
+        said = {"epsilon": epsilon_of(state["spent"], delta), "delta": delta}
+        return {**plain.logged(state["method"]), **said}
+
+    return Server(
+        state={"method": plain.state, "spent": torch.zeros_like(orders())},
+        update=update,
+        down=lambda state, clock: plain.down(state["method"], clock),
+        final=lambda state, clock: plain.last(state["method"], clock),
+        finished=lambda state: plain.finished(state["method"]),
+        logged=logged,
+        cohort_seed=lambda clock: secret_seed(new_key(secret, COHORT, clock.round)),
+    )
+
+
+def _with_noise(mean: Tree, sd: float, key: bytes) -> Tree:
+    flat = as_vector(mean)
+    drawn = sd * secret_normals(key, flat.numel())
+    return as_tree(flat + drawn.to(flat), mean)
