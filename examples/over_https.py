@@ -1,4 +1,4 @@
-"""hierfl over plain HTTPS: a node and a server in fifty lines, here two hospitals with TLS on this machine.
+"""hierfl over plain HTTPS: a node and a server in a hundred lines, here two hospitals with TLS on this machine.
 
     python examples/over_https.py [--smoke]
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,39 +30,68 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import Answer, Reached, Station, over, station
 
-MOST = 1 << 28  # bytes of a request or an answer
-SLOWEST = 60.0  # seconds that a request may take to come in
+MOST = 1 << 28  # bytes of an answer
 BYTES = {"content-type": "application/octet-stream"}  # a browser's form has another
 CLOSE = {"connection": "close"}  # whatever else comes is not read
 
 
 # ------------------------------------------------------------ at a node
+def least(stations: Mapping[str, Station], key: str) -> int:
+    """Return the least that the policies of stations allow by a key."""
+    return min((getattr(one.allowed, key) for one in stations.values()), default=0)
+
+
 def served(stations: Mapping[str, Station]) -> Starlette:
-    """Return the application of one node, or of several on one machine: path -> its station."""
+    """Return the application of one node, or of several on one machine: path -> its station.
+
+    What comes in for all of them, and is not answered yet, is of `bytes_a_request` together.
+    """
+    most = least(stations, "bytes_a_request")
+    slowest = least(stations, "seconds_to_send")
+    coming: Counter[str] = Counter()
 
     async def answer(request: Request) -> Response:
-        content = bytearray()
+        content, came = bytearray(), request.url.path
         if request.headers.get("content-type") != BYTES["content-type"]:
             return Response("no bytes", 415, CLOSE)
         try:
-            async with asyncio.timeout(SLOWEST):
+            async with asyncio.timeout(slowest):
                 async for part in request.stream():
                     content += part
-                    if len(content) > MOST:
-                        return Response("too long", 413, CLOSE)
+                    coming[came] += len(part)
+                    if coming.total() > most:
+                        alone = len(content) == coming.total()
+                        return Response("too long", 413 if alone else 503, CLOSE)
+            who = None if request.client is None else request.client.host
+            here = stations[came.strip("/")]
+            found = await run_in_threadpool(here.answer, bytes(content), by=who)
         except TimeoutError:
             return Response("too slow", 408, CLOSE)
-        here = stations[request.url.path.strip("/")]
-        who = None if request.client is None else request.client.host
-        found = await run_in_threadpool(here.answer, bytes(content), by=who)
-        return Response(found, headers=BYTES)
+        finally:
+            coming[came] -= len(content)
+        return Response(found, headers=BYTES | CLOSE)
 
     return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
+
+
+def hurried(stations: Mapping[str, Station]) -> type[H11Protocol]:
+    """Return what reads connections, and hangs up where headers do not come in time, or too many are open."""
+    most, slowest = least(stations, "connections"), least(stations, "seconds_to_send")
+
+    class Hurried(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                return transport.abort()
+            self.loop.call_later(slowest, lambda: self.cycle or transport.abort())
+
+    return Hurried
 
 
 def trusted(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
@@ -134,7 +164,8 @@ def serve_hospitals(folder: Path, port: int) -> None:
     """Serve the stations of all hospitals, until the process is stopped; each has a folder."""
     data = hierfl.datasets.heart_disease()
     stations = {one: station(model(), data.select([one]), folder / one) for one in HOSPITALS}
-    config = uvicorn.Config(served(stations), "localhost", port, log_level="warning", ws="none")
+    how: Any = {"http": hurried(stations), "log_level": "warning", "ws": "none"}
+    config = uvicorn.Config(served(stations), "localhost", port, **how)
     config.load()
     config.ssl = trusted(folder, ssl.Purpose.CLIENT_AUTH)
     uvicorn.Server(config).run()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import os
 import pickle
 import signal
 import socket
+import stat
 import struct
 import sys
 import warnings
@@ -54,7 +56,7 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
         if ready and len(copies) < wanted:
             try:
                 while len(copies) < wanted:
-                    copies.append(copied(task, copies))
+                    copies.append(copied(task))
             except OSError as error:
                 warnings.warn(
                     f"{len(copies) + 1} processes work where {cores} could: the system cannot "
@@ -127,8 +129,7 @@ class Copy:
         """Terminate the process, and wait until it has ended."""
         self.line.close()
         self.kill()
-        with suppress(ChildProcessError):  # its exit status has been collected already
-            os.waitpid(self.process, 0)
+        wait_for(self.process)
 
     def _died(self) -> WorkerDied:
         return WorkerDied(
@@ -138,8 +139,14 @@ class Copy:
         )
 
 
-def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
-    """Fork a process that runs a task on every item it is sent, and ends when this one does."""
+def wait_for(process: int) -> None:
+    """Wait until a process of this one has ended."""
+    with suppress(ChildProcessError):  # its exit status has been collected already
+        os.waitpid(process, 0)
+
+
+def copied(task: Callable[[Any], object], threads: int = 1) -> Copy:
+    """Fork a process that runs a task on every item it is sent, and ends when this thread does."""
     here, there = socket.socketpair()
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -156,13 +163,23 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
         return Copy(process, here)
     try:
         _end_with(parent)
-        for end in (here, *(other.line for other in others)):
-            end.close()  # else other copies would not notice that the first process has ended
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted first process ends its copies
-        torch.set_num_threads(1)
+        _let_go_of_sockets(but=there.fileno())
+        torch.set_num_threads(threads)
+        gc.freeze()  # a collection would copy each page that holds an object of the first process
         _serve(task, there)
     finally:
         os._exit(0)  # without the clean-up at exit, which is the first process's alone
+
+
+def _let_go_of_sockets(but: int) -> None:
+    """Point the sockets of the first process at nothing: who is at their other end must notice that it closes them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # of the listing itself
+            if number != but and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.dup2(nothing, number)  # not closed: an object of Python's has the number
+    os.close(nothing)
 
 
 def _end_with(parent: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hierfl.flower.secure import asked_for, in_parts, masked
-from hierfl.nodes import log
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import Refused
+from hierfl.nodes.policy import policy_at
 from hierfl.nodes.stations import Station, said
+from hierfl.nodes.supervised import Supervised
 
 PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
 
@@ -44,18 +45,30 @@ class Clients:
         def answered(message: Message, context: Context) -> Message:
             record, folder = ConfigRecord(), None
             try:
-                folder = Path(self.folder(context))
-                rows, policy = partial(self.data, context), self.policy(context)
-                station = Station(self.call, rows, folder, policy, ready=self.ready)
-                log.ASKED_BY.set(f"Flower run {context.run_id}")
-                if (masking := asked_for(message)) is not None:
-                    return Message(in_parts(station.reply(kind, masking)), reply_to=message)
-                record[PAYLOAD] = station.reply(kind, payload_of(message))
+                folder, policy = Path(self.folder(context)), self.policy(context)
+                masking = asked_for(message)
+                content = payload_of(message) if masking is None else masking
+                limits = policy_at(policy, folder).limits
+                found = self._work((kind, content, context, folder, policy), limits)
+                if masking is not None:
+                    return Message(in_parts(found), reply_to=message)
+                record[PAYLOAD] = found
             except Exception as error:  # whatever the owner's code or a crafted message raises
                 record[WRONG] = said(error, folder)
             return Message(RecordDict({RECORD: record}), reply_to=message)
 
         return answered
+
+    @cached_property
+    def _work(self) -> Supervised:
+        return Supervised(lambda asked: self._replied(*asked))
+
+    def _replied(
+        self, kind: str, content: bytes, context: Context, folder: Path, policy: str | Path | None
+    ) -> bytes:
+        rows = partial(self.data, context)
+        station = Station(self.call, rows, folder, policy, ready=self.ready)
+        return station.safe_reply(kind, content, f"Flower run {context.run_id}")
 
 
 def payload_of(message: Message) -> bytes:

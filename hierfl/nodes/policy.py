@@ -18,13 +18,15 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.listed import names
 from hierfl.nodes.messages import Refused
+from hierfl.nodes.supervised import Limits
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 DISCLOSES = ("sums", "summaries")
 # keys that are whole numbers above 0
 COUNTS = (
     *("min_rows", "min_count", "questions_a_day", "states_a_run"),
-    *("steps_a_round", "bytes_a_request"),
+    *("steps_a_round", "bytes_a_request", "seconds_a_request", "memory_a_request"),
+    *("connections", "seconds_to_send"),
 )
 LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Approve = Literal["ask", "always"]
@@ -58,6 +60,10 @@ class Policy:
             and those of the rounds, questions are answered.
         steps_a_round: local steps of a method in one round, mini-batches or passes over all rows.
         bytes_a_request: size of a request, which is not read beyond it.
+        seconds_a_request: after which the work on a request is ended.
+        memory_a_request: bytes of memory that this work may take beside what the node has loaded.
+        connections: open at once, of a server of HTTP.
+        seconds_to_send: within which a request must have come in, headers and body, at such a server.
         epsilon: of each row's budget in all runs together, which methods with row noise alone keep;
             None: there is none.
         delta: of the budget.
@@ -82,6 +88,10 @@ class Policy:
     states_a_run: int = 3
     steps_a_round: int = 100_000
     bytes_a_request: int = 1 << 28
+    seconds_a_request: int = 600
+    memory_a_request: int = 1 << 32
+    connections: int = 16
+    seconds_to_send: int = 30
     epsilon: float | None = None
     delta: float | None = None
     formulas: frozenset[str] | None = None
@@ -112,6 +122,11 @@ class Policy:
     def budget(self) -> tuple[float, float] | None:
         """Epsilon and delta of each row; None: there is no budget."""
         return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
+
+    @property
+    def limits(self) -> Limits:
+        """What the work on a request may take."""
+        return Limits(self.seconds_a_request, self.memory_a_request)
 
     def said(self) -> dict[str, Any]:
         """Return the keys that differ from those of the default policy, as JSON."""

@@ -131,7 +131,7 @@ def answer_waiting(
     """
     for path in sorted(folder.glob(f"*{REQUEST}")):
         try:
-            request = _read(path, station.longest)
+            request = _read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
         other = bool(only) and digest(request) != only

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +30,8 @@ from hierfl.nodes.client_state import Node
 from hierfl.nodes.envelope import read_request, write_answer
 from hierfl.nodes.messages import NodeFailed, Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
-from hierfl.nodes.policy import policy_at
+from hierfl.nodes.policy import Policy, policy_at
+from hierfl.nodes.supervised import Supervised, raise_if_memory
 from hierfl.program.sites import Model
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ class Station:
     brought: bool = False  # the model came with the request, and is not the owner's
     ready: dict[Path, Node] = field(default_factory=dict)
 
-    @one_at_a_time  # a server of HTTP may call from several threads
     def answer(self, request: bytes, *, by: str | None = None) -> bytes:
         """Return the answer to a request of `hierfl.nodes.over`, to take back; it raises no error.
 
@@ -58,16 +59,38 @@ class Station:
         """
         log.ASKED_BY.set(by)
         try:
-            if len(request) > self.longest:
-                raise Refused(f"it has more than {self.longest:,} bytes: see bytes_a_request")
-            return write_answer(request, self.reply(*read_request(request)))
+            policy = self.allowed
+            if len(request) > policy.bytes_a_request:
+                raise Refused(
+                    f"it has {len(request):,} bytes, and the node's policy allows "
+                    f"{policy.bytes_a_request:,}: ask for less, or let its owner set a larger "
+                    "bytes_a_request"
+                )
+            asked = (*read_request(request), by)
+            return write_answer(request, self._work(asked, policy.limits))
         except Exception as error:  # whatever the owner's code or a crafted message raises
             return write_answer(request, wrong=said(error, self.folder))
 
     @property
-    def longest(self) -> int:
-        """The bytes of a request that the node's policy lets it read."""
-        return policy_at(self.policy, self.folder).bytes_a_request
+    def allowed(self) -> Policy:
+        """The node's policy, as it is now."""
+        return policy_at(self.policy, self.folder)
+
+    @cached_property
+    def _work(self) -> Supervised:
+        return Supervised(lambda asked: self.safe_reply(*asked))
+
+    @one_at_a_time  # where it is not done in a process of its own
+    def safe_reply(self, kind: str, content: bytes, by: str | None) -> bytes:
+        """Return what `reply` does, or raise Refused of what may leave, once it is logged."""
+        log.ASKED_BY.set(by)
+        try:
+            return self.reply(kind, content)
+        except Exception as error:
+            raise_if_memory(error)
+            told = Refused(said(error, self.folder))
+            told.logged = True
+            raise told from None
 
     def reply(self, kind: str, content: bytes) -> bytes:
         """Return what leaves the node in reply to the content of a request, or raise."""

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,34 @@ def test_other_paths_methods_and_types_reach_no_node(
     assert b"east" in read_answer(INTRODUCE, found.content)
 
 
+def limited(folder: Path, **limits: int) -> dict[str, Any]:
+    """Return a node with limits in its policy."""
+    (folder / "east").mkdir()
+    text = "".join(f"{key} = {value}\n" for key, value in limits.items())
+    (folder / "east" / "policy.toml").write_text(text)
+    return {"node": plain_stations(folder)["east"]}
+
+
+HEAD = b"POST /node HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+
+
+@contextmanager
+def connected(address: str, folder: Path) -> Iterator[ssl.SSLSocket]:
+    """A connection with the right certificate."""
+    port = int(address.rpartition(":")[2])
+    with (
+        socket.create_connection(("localhost", port), 60.0) as below,
+        of_server(folder).wrap_socket(below, server_hostname="localhost") as above,
+    ):
+        yield above
+
+
 def test_a_request_that_is_too_long_is_cut_off(
-    folder: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, client: httpx.Client, tmp_path: Path
 ) -> None:
     """By its bytes, whatever length it claims."""
-    monkeypatch.setitem(GLOBALS, "MOST", 1 << 16)
     parts = (bytes(1 << 12) for _ in range(1000))  # sent without a length
-    with serving(folder, {"node": plain_stations(tmp_path)["east"]}) as address:
+    with serving(folder, limited(tmp_path, bytes_a_request=1 << 16)) as address:
         for content in (parts, bytes(1 << 20)):
             with suppress(httpx.TransportError):  # where the node has hung up before it is read
                 assert client.post(f"{address}/node", content=content).status_code == 413
@@ -112,21 +133,59 @@ def test_a_request_that_is_too_long_is_cut_off(
             read_answer(b"x", client.post(f"{address}/node", content=b"x").content)
 
 
-def test_a_slow_client_keeps_nobody_waiting_and_is_cut_off(
-    folder: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_bodies_that_come_together_are_no_longer_than_one(
+    folder: Path, client: httpx.Client, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(GLOBALS, "SLOWEST", 2.0)
-    head = b"POST /node HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
-    with serving(folder, {"node": plain_stations(tmp_path)["east"]}) as address:
-        port = int(address.rpartition(":")[2])
-        with (
-            socket.create_connection(("localhost", port)) as below,
-            of_server(folder).wrap_socket(below, server_hostname="localhost") as slow,
-        ):
-            slow.sendall(head + b"Content-Length: 99\r\n\r\nhier")
-            assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
-            slow.settimeout(60.0)
-            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+    """Memory would else grow by the number of connections."""
+    with serving(folder, limited(tmp_path, bytes_a_request=1 << 16)) as address:
+        with connected(address, folder) as slow:
+            slow.sendall(HEAD + b"Content-Length: 60001\r\n\r\n" + bytes(60_000))
+            until = time.monotonic() + 30.0
+            while client.post(f"{address}/node", content=bytes(1 << 14)).status_code != 503:
+                assert time.monotonic() < until
+        until = time.monotonic() + 30.0
+        while client.post(f"{address}/node", content=INTRODUCE).status_code != 200:
+            assert time.monotonic() < until
+
+
+def test_a_slow_body_keeps_nobody_waiting_and_is_cut_off(
+    folder: Path, client: httpx.Client, tmp_path: Path
+) -> None:
+    with (
+        serving(folder, limited(tmp_path, seconds_to_send=2)) as address,
+        connected(address, folder) as slow,
+    ):
+        slow.sendall(HEAD + b"Content-Length: 99\r\n\r\nhier")
+        assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_endless_headers_and_too_many_connections_are_cut_off(
+    folder: Path, client: httpx.Client, tmp_path: Path
+) -> None:
+    limits = limited(tmp_path, seconds_to_send=4, connections=5)
+    with serving(folder, limits) as address, ExitStack() as stack:
+        began, ended = time.monotonic(), dict[int, float]()
+        slow = [stack.enter_context(connected(address, folder)) for _ in range(20)]
+        for one in slow:
+            with suppress(OSError):  # it is the sixth, or a later one
+                one.sendall(HEAD)
+            one.settimeout(0.01)
+        while len(ended) < 20 and time.monotonic() - began < 60.0:
+            for number in set(range(20)) - ended.keys():
+                try:
+                    slow[number].sendall(b"X-Header: 1\r\n")
+                    assert slow[number].recv(100) == b""
+                except TimeoutError:
+                    continue
+                except OSError:
+                    pass
+                ended[number] = time.monotonic() - began
+            time.sleep(0.1)
+        times = sorted(ended.values())
+        assert len(times) == 20 and times[14] < 3.5 < times[15] and times[19] < 30.0
+        assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+        assert not [line for line in entries(tmp_path / "east") if line["what"] == "refusal"]
 
 
 # ------------------------------------------------------------ what comes from a node

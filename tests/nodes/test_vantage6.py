@@ -25,7 +25,8 @@ from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.log import entries
-from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.policy import Policy, policy_at
 from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
 from tests.nodes.ways import Organizations, algorithm
 
@@ -92,8 +93,7 @@ def test_the_environment_of_a_node_is_its_policy(
         found = run(network(), rounds=1)
     assert found["clients"] == sorted(n for n, part in frames().items() if len(part) >= 150)
     said = (tmp_path / "organization-0" / "environment.toml").read_text()
-    formulas = f'formulas = ["{TEXT}"]\n'
-    assert said == f'methods = ["two_stage", "fedsvi"]\nmin_rows = 150\n{formulas}'
+    assert said == f'formulas = ["{TEXT}"]\nmethods = ["two_stage", "fedsvi"]\nmin_rows = 150\n'
     line = next(one for one in entries(tmp_path / "organization-0") if one["what"] == "update")
     assert line["policy"] == {
         "methods": ["fedsvi", "two_stage"],
@@ -302,6 +302,39 @@ def test_the_store_describes_what_there_is() -> None:
 def test_a_misspelled_variable_of_a_node_stops_it(
     functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HIERFL_MIN_ROW", "150")
-    with pytest.raises(ValueError, match="HIERFL_MIN_ROW, which is no key"):
-        functions._policy(tmp_path)
+    monkeypatch.setenv("HIERFL_FORMULAS", TEXT)
+    request = write_request("schema", Question("rows").json().encode())
+    for variable, value, why in (
+        ("HIERFL_MIN_ROW", "150", "no key 'min_row': did you mean 'min_rows'"),
+        ("HIERFL_", "150", "cannot be read"),
+        ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': it must be an integer"),
+        ("HIERFL_APPROVE", '"', "approve is '\"': it must be 'ask' or 'always'"),
+        ("HIERFL_METHODS", "fedsvy", "did you mean 'fedsvi'"),
+    ):
+        with monkeypatch.context() as here:
+            here.setenv(variable, value)
+            sent = base64.b64encode(request).decode()
+            found = base64.b64decode(partial(functions, request=sent))
+        with pytest.raises(Refused, match="the node cannot answer"):
+            read_answer(request, found)
+        line = entries(tmp_path / "organization-1")[-1]
+        assert line["what"] == "refusal" and why in line["detail"]
+
+
+def test_every_key_of_a_policy_has_a_variable(
+    functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = Policy(
+        methods=frozenset(["fedsvi", "two_stage"]),
+        formulas=frozenset(["y ~ x, z"]),
+        epsilon=2.0,
+        delta=1e-6,
+        min_rows=20,
+        seconds_a_request=9,
+        approve="ask",
+    )
+    for key, value in own.said().items():
+        sign = "\n" if key == "formulas" else ", "
+        text = sign.join(value) if isinstance(value, list) else str(value)
+        monkeypatch.setenv(f"HIERFL_{key.upper()}", text)
+    assert policy_at(functions._policy(tmp_path), tmp_path) == own

@@ -146,14 +146,14 @@ def lying(stations: Mapping[str, Station]) -> dict[str, Any]:
             return answer
         return write_answer(request, next(changes)(read_answer(request, answer)))
 
-    return {**stations, "north": SimpleNamespace(answer=lie, longest=stations["north"].longest)}
+    return {**stations, "north": SimpleNamespace(answer=lie, allowed=stations["north"].allowed)}
 
 
 def introducing(stations: Mapping[str, Station], **wrong: bytes) -> dict[str, Any]:
     """Return the same nodes, some of which answer everything by the same bytes."""
     lies = {
         name: SimpleNamespace(
-            answer=lambda request, *, by=None, lie=lie: lie, longest=stations[name].longest
+            answer=lambda request, *, by=None, lie=lie: lie, allowed=stations[name].allowed
         )
         for name, lie in wrong.items()
     }

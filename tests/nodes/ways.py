@@ -95,6 +95,7 @@ def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator
     A thread would not do: a fit and a node take turns in one process.
     """
     how: Any = {"log_level": "critical", "ws": "none", "loop": "asyncio"}
+    how |= {"http": EXAMPLE["hurried"](nodes)} if nodes else {}
     config = uvicorn.Config(app or EXAMPLE["served"](nodes), **how)
     config.load()
     config.ssl = EXAMPLE["trusted"](folder, ssl.Purpose.CLIENT_AUTH)

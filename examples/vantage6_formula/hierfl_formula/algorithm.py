@@ -25,6 +25,7 @@ from vantage6.algorithm.tools.util import info
 
 import hierfl
 from hierfl.nodes import Answer, Reached, over, station
+from hierfl.nodes.policy import LISTS
 
 torch.set_default_dtype(torch.float64)  # at the server and at every node
 PRIORS = (
@@ -37,27 +38,9 @@ PRIORS = (
     "Gamma",
     "Beta",
 )
-# environment variable of a node (`algorithm_env` in its configuration) -> key of its policy
-POLICY = {
-    "HIERFL_METHODS": "methods",
-    "HIERFL_DISCLOSES": "discloses",
-    "HIERFL_MAY_LEAVE": "may_leave",
-    "HIERFL_MIN_ROWS": "min_rows",
-    "HIERFL_MIN_COUNT": "min_count",
-    "HIERFL_ROUNDS_A_DAY": "rounds_a_day",
-    "HIERFL_QUESTIONS_A_DAY": "questions_a_day",
-    "HIERFL_STATES_A_RUN": "states_a_run",
-    "HIERFL_STEPS_A_ROUND": "steps_a_round",
-    "HIERFL_BYTES_A_REQUEST": "bytes_a_request",
-    "HIERFL_FORMULAS": "formulas",
-    "HIERFL_COLUMNS": "columns",
-    "HIERFL_TRANSFORMS": "transforms",
-    "HIERFL_APPROVE": "approve",
-}
-# what vantage6 sets of a database `hierfl`, and what hierfl's own tests do
+# HIERFL_* in a node's environment (`algorithm_env` in its configuration) are keys of its policy, but for what
+# vantage6 sets of a database `hierfl`, and what hierfl's own tests do
 OTHERS = {"HIERFL_DATABASE_URI", "HIERFL_DATABASE_TYPE", "HIERFL_DATA", "HIERFL_SLOW"}
-# keys that are lists, "two_stage, fedsvi"; formulas stand on lines of their own
-NAMES = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 LONGEST = 100_000_000  # characters of a request or an answer
 
 
@@ -211,26 +194,28 @@ def _folder() -> Path:
 
 
 def _policy(folder: Path) -> Path | None:
-    """Write the policy that the node's environment holds; None: it holds none, and policy.toml counts."""
-    lines = []
-    others = {name for name in os.environ if name.startswith("HIERFL_")} - POLICY.keys() - OTHERS
-    if others:
-        raise ValueError(
-            f"the node's environment has {sorted(others)[0]}, which is no key of a policy: it may have "
-            f"{', '.join(POLICY)}"
-        )
-    for variable, key in POLICY.items():
-        if (value := os.environ.get(variable)) is None:
-            continue
-        sign = "\n" if key == "formulas" else ","
-        names = ", ".join(json.dumps(one.strip()) for one in value.split(sign) if one.strip())
-        number = value if value.strip().isdigit() else f'"{value}"'
-        lines.append(f"{key} = [{names}]" if key in NAMES else f"{key} = {number}")
-    if not lines:
+    """Write the policy that the node's environment holds; None: it holds none, and policy.toml counts.
+
+    A variable that is no key of a policy is written too, so that the node refuses to answer.
+    """
+    own = {name for name in os.environ if name.startswith("HIERFL_")} - OTHERS
+    if not own:
         return None
     path = folder / "environment.toml"
-    path.write_text("\n".join(lines) + "\n")
+    keys = {name.removeprefix("HIERFL_").lower(): os.environ[name] for name in sorted(own)}
+    path.write_text("".join(f"{key} = {_value(key, said)}\n" for key, said in keys.items()))
     return path
+
+
+def _value(key: str, said: str) -> str:
+    """Return a value as TOML: a number, a text, or a list, "a, b"; formulas are on lines of their own."""
+    if key in LISTS:
+        parts = said.split("\n" if key == "formulas" else ",")
+        return json.dumps([part.strip() for part in parts if part.strip()])
+    try:
+        return f"{float(said)}" if "." in said or "e" in said else f"{int(said)}"
+    except ValueError:
+        return json.dumps(said)
 
 
 def _summary(posterior: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,140 @@
+"""Work on requests in a process of its own, which the system ends where one takes too much time or memory."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Any, NamedTuple
+from weakref import finalize
+
+import torch
+
+from hierfl.engine.processes import CAN_COPY, Copy, WorkerDied, copied, wait_for
+from hierfl.nodes.messages import Refused
+
+STATUS = Path("/proc/self/status")
+ALLOCATES = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "bad allocation")
+
+
+class Limits(NamedTuple):
+    """What one request may take: seconds, and bytes of memory beside what the node has loaded."""
+
+    seconds: int
+    memory: int
+
+
+class TooMuch(Refused):
+    """A request takes more than the node's policy allows."""
+
+
+class Supervised:
+    """Does a task on one item after the other in a copy of this process, which keeps what it has set up.
+
+    A copy that takes too much is ended, with what it had locked; the next item begins another one.
+    Where processes cannot be copied (on other systems than Linux), the task is done here.
+    """
+
+    def __init__(self, task: Callable[[Any], Any]) -> None:
+        self._task, self._turn = task, Lock()
+        self._copy: Copy | None = None
+        self._watch: Thread | None = None
+        self._loaded = 0  # bytes, in the copy
+
+    def __call__(self, item: Any, limits: Limits) -> Any:
+        """Return what the task returns, or raise what it raises, or TooMuch."""
+        if not CAN_COPY:
+            return self._task(item)
+        with self._turn:
+            copy, began = self._started(), monotonic()
+            try:
+                copy.send((item, limits))
+                return copy.receive()
+            except (MemoryError, WorkerDied) as error:
+                self._end(copy)
+                raise _too_much(limits, monotonic() - began) from error
+            except Exception:
+                raise
+            except BaseException:  # an interrupt: the copy's answer would be taken for the next one
+                self._end(copy)
+                raise
+
+    def _started(self) -> Copy:
+        """Return the copy, or begin one in a thread that waits for its end.
+
+        A thread of its own: in a copy of one that has computed, torch waits for threads that were not copied.
+        """
+        if self._copy is not None and self._watch is not None and not self._watch.is_alive():
+            self._end(self._copy)  # the system has, for lack of memory
+        if self._copy is None:
+            begun, passed = Event(), list[Any]([self._bounded])
+            arguments = (passed, torch.get_num_threads(), begun)
+            self._watch = Thread(target=_watch, args=arguments, daemon=True)
+            self._watch.start()
+            begun.wait()
+            if isinstance(copy := passed.pop(), OSError):
+                raise copy
+            self._copy = copy
+            finalize(self, copy.line.close)  # which ends the copy
+        return self._copy
+
+    def _end(self, copy: Copy) -> None:
+        self._copy = None
+        copy.end()
+
+    def _bounded(self, sent: tuple[Any, Limits]) -> Any:
+        """Do the task in the copy, within limits that the system holds."""
+        import resource  # not on Windows
+
+        item, limits = sent
+        self._loaded = self._loaded or _memory()
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = self._loaded + limits.memory
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process
+        signal.setitimer(signal.ITIMER_REAL, limits.seconds)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        try:
+            return self._task(item)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _watch(passed: list[Any], threads: int, begun: Event) -> None:
+    """Begin a copy for the task that is passed, pass it back, and wait for its end: it ends with this thread."""
+    try:
+        passed.append(copied(passed.pop(), threads))
+    except OSError as error:
+        passed.append(error)
+        return begun.set()
+    process = passed[0].process  # and no name for the rest: a copy that nobody holds ends
+    begun.set()
+    wait_for(process)
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this process's own, as RLIMIT_DATA counts them."""
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(lines["VmData"].split()[0]) << 10
+
+
+def _too_much(limits: Limits, seconds: float) -> TooMuch:
+    if seconds >= limits.seconds:
+        said = f"time than the {limits.seconds:,} s that the node's policy allows", "seconds"
+    else:
+        said = f"memory than the {limits.memory:,} bytes that the node's policy allows", "memory"
+    return TooMuch(
+        f"it takes more {said[0]}: ask for less, or let its owner set a larger {said[1]}_a_request"
+    )
+
+
+def raise_if_memory(error: BaseException) -> None:
+    """Raise MemoryError where an error, or what caused it, is that there is no more memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or any(text in str(cause) for text in ALLOCATES):
+            raise MemoryError from None
+        cause = cause.__cause__ or cause.__context__
