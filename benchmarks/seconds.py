@@ -5,6 +5,7 @@ NUTS as a user would run it, two chains of 500 + 1,000 steps. Seconds are CPU se
 first calls included; bytecode is there, and what the benchmark itself imports does not count.
 `HIERFL_NUMPYRO` names a Python with NumPyro, `HIERFL_DATA` the folder of the data that do not ship.
 `counties` is simulated: 386 clients, 12,573 rows, an intercept and a slope each, without NUTS.
+`--hard` makes another table, of the problems of `benchmarks.hard_problems`, without NUTS.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 
 import hierfl
 from benchmarks.formula_problems import PROBLEMS as FORMULAS
+from benchmarks.hard_problems import HARD
 from benchmarks.pooled_nuts import ROOT, USER, has_numpyro, in_own_process, python
 from benchmarks.rounds import best_of
 from benchmarks.rounds_models import ALL
@@ -77,6 +79,48 @@ def fitted(name: str) -> dict[str, float]:
     }
 
 
+def hard(name: str) -> dict[str, Any]:
+    """Fit a hard problem in this process; `memory` is what its peak adds, in GB."""
+    torch.set_num_threads(1)
+    model, rows = HARD[name].problem()
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    fit = hierfl.fit(model, rows, seed=0, progress=False)
+    fitted = time.process_time()
+    summary = fit.summary()
+    summarized = time.process_time()
+    fit.posterior(1000)
+    history, peak = fit.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "rounds": len(history),
+        "k_hat": float(history["k_hat"].iloc[-1]) if "k_hat" in history else float("nan"),
+        "fit": fitted - began,
+        "summary": summarized - fitted,
+        "draws": time.process_time() - summarized,
+        "memory": (peak - before) / 2**20,
+        "verdict": summary.verdict.partition(".")[0],
+    }
+
+
+def print_hard(names: Sequence[str]) -> None:
+    """Print the table of hard problems; imports are not counted."""
+    print(
+        "| problem | rounds | k-hat | fit, CPU s | asked | summary() | asked | posterior(1000) | asked "
+        "| GB | verdict |"
+    )
+    print("|---|" + "---:|" * 9 + "---|")
+    for name in names or HARD:
+        v, asked = (
+            json.loads(run_alone("-m", "benchmarks.seconds", "--hard", "--one", name)),
+            HARD[name],
+        )
+        print(
+            f"| {name} | {v['rounds']} | {v['k_hat']:.2f} | {v['fit']:.1f} | {asked.fit:.1f} "
+            f"| {v['summary']:.1f} | {asked.summary:.1f} | {v['draws']:.1f} | {asked.draws:.1f} "
+            f"| {v['memory']:.2f} | {v['verdict']} |",
+            flush=True,
+        )
+
+
 def run_alone(*command: str) -> str:
     """Run Python in a process of one thread, and return the last line that it prints."""
     one = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -119,8 +163,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.seconds", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ASKED)}")
+    parser.add_argument("--hard", action="store_true", help=f"of {', '.join(HARD)} instead")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.hard:
+        if args.one:
+            print(json.dumps(hard(args.one)))
+        else:
+            print_hard(args.names)
+        return
     if args.one:
         print(json.dumps(fitted(args.one)))
         return

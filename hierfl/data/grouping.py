@@ -16,6 +16,8 @@ from hierfl.core.arguments import expect, expect_integer
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import ids_of
 
+PLACES_AT_ONCE = 1 << 20  # places in clients' orders that are drawn together
+
 
 class SortedRows(NamedTuple):
     """Rows sorted by client: fields (n, ...), offsets (N + 1,) int64 and the N names."""
@@ -250,7 +252,12 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     first = (counts * fraction).round().long().clamp(min=1)
     first = torch.minimum(first, (counts - 1).clamp(min=1))
     keep = torch.zeros(int(offsets[-1]), dtype=torch.bool)
-    for k, own in enumerate(offsets[:-1].tolist()):
-        order = noise.permutations(keys[k : k + 1], counts[k : k + 1], int(counts[k]))[0]
-        keep[own + order[: int(first[k])]] = True
+    kind = counts.double().log2().ceil()
+    for size in kind.unique():  # clients of similar size together: orders are padded to the largest
+        same = (kind == size).nonzero()[:, 0]
+        width = int(counts[same].max())
+        for ids in same.split(max(1, PLACES_AT_ONCE // width)):
+            order = noise.permutations(keys[ids], counts[ids], width)
+            chosen = torch.arange(width) < first[ids][:, None]
+            keep[(offsets[ids][:, None] + order)[chosen]] = True
     return keep
