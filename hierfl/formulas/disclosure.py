@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import numbers
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Sums, sums
 
