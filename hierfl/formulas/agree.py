@@ -11,6 +11,7 @@ from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_simila
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
+from hierfl.formulas.functions import SMOOTHS
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
@@ -25,14 +26,7 @@ from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import monotone_columns, options_of
-from hierfl.formulas.transforms import (
-    SMOOTHS,
-    Constants,
-    moments,
-    polynomials_of,
-    smooth_of,
-    spline_of,
-)
+from hierfl.formulas.transforms import Constants, moments, polynomials_of, smooth_of, spline_of
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
@@ -242,13 +236,10 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
     if not needs:
         return Constants(mean, sd)
     options = options_of(call)
-    degree = options.get("degree", 1)
-    if needs == "powers" and (not isinstance(degree, int) or not 1 <= degree <= 6):
-        raise ValueError(f"the degree of '{text}' is {degree!r}: it must be an integer from 1 to 6")
     second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
     if call.callee in SMOOTHS:
         counts = [[int(n) for n in more] for more in second]
         return smooth_of(call.callee, text, (mean, sd), counts, options)
     if needs == "counts":
         return spline_of(text, mean, sd, [[int(n) for n in more] for more in second], options)
-    return polynomials_of(text, mean, sd, second, degree)
+    return polynomials_of(text, mean, sd, second, options["degree"])

@@ -164,7 +164,7 @@ def of_call(
         return OfCall(told(values, schema.min_count))
     if STATEFUL[call.callee].needs == "counts":
         return OfCall(told(values, schema.min_count), counted(values, *at, schema.min_count))
-    degree = int(options_of(call).get("degree", 1))
+    degree = int(options_of(call)["degree"])
     values = coarse(values, schema.min_count, 2 * degree)
     return OfCall(sums(values), powers(values, *at, degree))
 

@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any, Literal
 
 from hierfl.formulas.columns import Kind
+from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.parameters import covariate_family, family_of_parameter
 from hierfl.formulas.parse import Formulas, Group, Parts
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import Terms, bare_columns, calls, column_of, columns_of
-from hierfl.formulas.transforms import CODINGS
 from hierfl.models.families import Response, ResponseFamily
 
 Missing = Literal["refuse", "drop"]

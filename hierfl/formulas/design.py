@@ -19,9 +19,10 @@ from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.expressions import Call, value_of
+from hierfl.formulas.functions import CODINGS, SMOOTHS
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import Factor, Product, Terms, columns_of, options_of
-from hierfl.formulas.transforms import CODINGS, SMOOTHS, BeyondKnots, Constants
+from hierfl.formulas.transforms import BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
 

@@ -116,8 +116,8 @@ def coarse_frame(
         return frame
     made = {}
     every = () if declared is None else chain(*map(calls, declared.described))
-    degrees = (options_of(call).get("degree", 1) for call in every if call.callee == "poly")
-    powers = 2 * max([1, *(d for d in degrees if isinstance(d, int))])
+    degrees = (options_of(call)["degree"] for call in every if call.callee == "poly")
+    powers = 2 * max([1, *degrees])
     for name, kind in kinds.items():
         is_number = name in frame and kind != "category" and frame[name].dtype.kind in "iuf"
         if not is_number:

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.transforms import FUNCTIONS, Constants
+from hierfl.formulas.functions import FUNCTIONS
+from hierfl.formulas.transforms import Constants
 
 PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
 WORDS = {"True": True, "False": False, "None": None}
@@ -94,6 +95,11 @@ class Operation:
     def is_sum(self) -> bool:
         """It adds, or takes away."""
         return self.sign in ("+", "-")
+
+    @property
+    def is_minus(self) -> bool:
+        """It is a minus before one operand."""
+        return self.sign == "-" and len(self.args) == 1
 
     def __str__(self) -> str:
         """Return the operation as text, with the parentheses that its value needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hierfl.formulas.expressions import (
@@ -17,7 +17,7 @@ from hierfl.formulas.expressions import (
     within,
 )
 from hierfl.formulas.grammar import Reader, Sides
-from hierfl.formulas.terms import TermReader, Terms
+from hierfl.formulas.terms import TermReader, Terms, constant_of
 from hierfl.formulas.tokens import refused
 
 # Addition to the response -> what its column holds.
@@ -67,7 +67,6 @@ class Group:
     correlated: bool
     kind: str = ""
     cov: str = ""
-    at: int = field(default=0, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -123,11 +122,9 @@ def parse(text: str) -> Formulas:
     '(1 + age || site:ward)'
     """
     first, *others = Reader(text).formulas()
-    reader = _FormulaReader(text)
+    reader = FormulaReader(text)
     main = reader.main(first)
-    imputed = {
-        str(call.args[0]) for call in calls_within(first.right) if call.callee == "mi" and call.args
-    }
+    imputed = {call.args[0] for call in calls_within(first.right) if call.callee == "mi"}
     parts: dict[str, Parts] = {}
     covariates = []
     for sides in others:
@@ -135,71 +132,54 @@ def parse(text: str) -> Formulas:
         if name in parts:
             raise refused(text, sides.at, f"'{name}' has two formulas: write one")
         common, groups = reader.right(sides.right)
-        if is_covariate:
-            covariates.append(name)
-            parts[name] = Parts(name, (name,), common, groups)
-        else:
-            parts[name] = Parts(main.response, main.labels, common, groups)
+        of_main = Parts(main.response, main.labels, common, groups)
+        parts[name] = Parts(name, (name,), common, groups) if is_covariate else of_main
+        covariates += [name] if is_covariate else []
     texts = (first.text, *(sides.text for sides in others))
     return Formulas(text, main, parts, tuple(covariates), texts)
 
 
-class _FormulaReader(TermReader):
+class FormulaReader(TermReader):
     """Reads the two sides of the formulas of one text."""
 
     def main(self, sides: Sides) -> Parts:
         """Return the formula of the response."""
-        left = sides.left
+        left, additions, bounds = sides.left, dict[str, str](), None
         if left is None:
-            raise refused(
-                self.text, sides.at, "the formula has nothing on one side of '~': name the response"
-            )
-        additions: dict[str, str] = {}
-        bounds = None
+            raise refused(self.text, sides.at, "nothing on one side of '~': name the response")
         if isinstance(left, Operation) and left.sign == "|":
             left, right = left.args
             for sign, addition in summands(right):
                 if sign == "-":
-                    raise self._error(
-                        addition, f"the response has '- {addition}': additions are joined by '+'"
-                    )
+                    raise self.error(addition, "additions are joined by '+', not '-'")
                 if isinstance(addition, Call) and addition.callee == "trunc" and bounds is None:
                     bounds = self._bounds(addition)
                     continue
                 for name, column in self._addition(addition):
-                    if name in additions:
-                        raise self._error(
-                            addition, f"the response has the addition '{name}' twice: remove one"
+                    if additions.setdefault(name, column) is not column:
+                        raise self.error(
+                            addition, f"the addition '{name}' stands twice: remove one"
                         )
-                    additions[name] = column
         if {"cens", "event"} <= additions.keys():
-            raise self._error(left, "the response has both cens() and event(): keep one")
-        response, labels = self._response(left)
-        common, groups = self.right(sides.right)
-        return Parts(response, labels, common, groups, additions, bounds)
+            raise self.error(left, "the response has both cens() and event(): keep one")
+        return Parts(*self._response(left), *self.right(sides.right), additions, bounds)
 
-    def name_of(self, sides: Sides, imputed: set[str]) -> tuple[str, bool]:
-        """Return the parameter or the covariate of "sigma ~ x" or "x | mi() ~ z", and whether it is the latter."""
-        left, column = sides.left, None
+    def name_of(self, sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
+        """Return what "sigma ~ x" or "x | mi() ~ z" is of, and whether it is a covariate."""
+        left = column = sides.left
         if isinstance(left, Operation) and left.sign == "|":
             column, addition = left.args
             if isinstance(column, Name) and addition == Call("mi", ()):
                 return column.name, True
-        elif isinstance(left, Name):
-            column = left
-        if isinstance(column, Name) and str(column) in imputed:
-            more = "; a known error of measurement needs a Pyro program (docs/recipes.md)"
-            raise refused(
-                self.text,
-                sides.at,
-                f"'{sides.text}' imputes '{column.name}': write '{column} | mi() ~ {sides.right}'"
-                + ("" if left is column else more),
-            )
+        if column in imputed:
+            fix = f"write '{column} | mi() ~ {sides.right}'"
+            if left is not column:
+                fix += "; a known error of measurement needs a Pyro program (docs/recipes.md)"
+            raise refused(self.text, sides.at, f"'{sides.text}' imputes '{column}': {fix}")
         if not isinstance(left, Name):
+            fix = "write 'sigma ~ x', or leave it out"
             raise refused(
-                self.text,
-                sides.at,
-                f"'{sides.text}' is no formula of a parameter: write 'sigma ~ x', or leave it out",
+                self.text, sides.at, f"'{sides.text}' is no formula of a parameter: {fix}"
             )
         return left.name, False
 
@@ -208,53 +188,44 @@ class _FormulaReader(TermReader):
         """Return the name and the columns of a column or of cbind(a, b, c)."""
         if isinstance(left, Name):
             return left.name, (left.name,)
+        called = left.callee if isinstance(left, Call) else ""
+        called = "p" if isinstance(left, Operation) and left.sign == "/" else called
         names = tuple(arg.name for arg in getattr(left, "args", ()) if isinstance(arg, Name))
-        callee = "p" if isinstance(left, Operation) and left.sign == "/" else None
-        if isinstance(left, Call):
-            callee = left.callee
-        if callee != "cbind" or not isinstance(left, Call) or len(names) < len(left.args):
-            advice = (
-                f"write {ELSEWHERE[callee]}" if callee in ELSEWHERE else "make a column of it first"
+        if not isinstance(left, Call) or called != "cbind" or len(names) < len(left.args):
+            fix = (
+                f"write {ELSEWHERE[called]}" if called in ELSEWHERE else "make a column of it first"
             )
-            raise self._error(left, f"the response '{left}' is no column: {advice}")
+            raise self.error(left, f"the response is no column: {fix}")
         if len({*names}) < max(len(names), 2):
-            raise self._error(
-                left, f"the response '{left}' must name two different columns or more"
-            )
+            raise self.error(left, "cbind() must name two different columns or more")
         return str(left), names
 
     def _addition(self, addition: Expression) -> Iterator[tuple[str, str]]:
         """Yield an addition and its column; brms's cens(status, upper) is two."""
         called = addition.callee if isinstance(addition, Call) else str(addition)
         if called not in ADDITIONS:
-            advice = ELSEWHERE.get(called)
-            advice = f"write {advice}" if advice else f"the additions are {', '.join(ADDITIONS)}"
-            raise self._error(
-                addition, f"the addition '{addition}' of the response is not known: {advice}"
-            )
+            fix = f"the additions are {', '.join(ADDITIONS)}"
+            fix = f"write {ELSEWHERE[called]}" if called in ELSEWHERE else fix
+            raise self.error(addition, f"there is no addition '{called}': {fix}")
         args = addition.args if isinstance(addition, Call) and not addition.options else ()
         columns = [arg.name for arg in args if isinstance(arg, Name)]
         if not columns or len(columns) < len(args) or len(columns) > 1 + (called == "cens"):
-            raise self._error(
-                addition,
-                f"the addition '{addition}' needs one column, {ADDITIONS[called]}: write "
-                f"{called}(column)",
-            )
+            fix = f"{ADDITIONS[called]}: write {called}(column)"
+            raise self.error(addition, f"the addition needs one column, {fix}")
         yield from zip((called, "upper"), columns, strict=False)
 
     def _bounds(self, addition: Call) -> tuple[float, float]:
         """Return the numbers of trunc(lb=0, ub=10)."""
-        named = [*zip(IN_TRUNC, addition.args, strict=False), *addition.options]
-        bounds = {name: _number(value) for name, value in named}
+        values = [*zip(IN_TRUNC, addition.args, strict=False), *addition.options]
+        try:
+            bounds = {name: float(constant_of(value)) for name, value in values}
+        except (TypeError, ValueError):
+            bounds = {}
         is_whole = len(bounds) == len(addition.args) + len(addition.options)
-        if not bounds or not is_whole or {*bounds} - {*IN_TRUNC} or None in bounds.values():
-            raise self._error(
-                addition,
-                f"the addition '{addition}' needs one or two numbers: write trunc(lb=0), "
-                "trunc(ub=10) or trunc(lb=0, ub=10)",
-            )
-        low, high = bounds.get("lb"), bounds.get("ub")
-        return -math.inf if low is None else low, math.inf if high is None else high
+        if not bounds or not is_whole or not bounds.keys() <= {*IN_TRUNC}:
+            fix = "write trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10)"
+            raise self.error(addition, f"trunc() needs one or two numbers: {fix}")
+        return bounds.get("lb", -math.inf), bounds.get("ub", math.inf)
 
     # -------------------------------------------------------- terms
     def right(self, right: Expression) -> tuple[Terms, tuple[Group, ...]]:
@@ -263,113 +234,87 @@ class _FormulaReader(TermReader):
         groups: dict[tuple[str, Terms], Group] = {}
         curves: list[tuple[Call, str]] = []
         if isinstance(right, Operation) and right.is_bar and not right.wrapped:
-            raise self._error(
-                right,
-                f"'{right}' has a bar without parentheses: write ({right}), with all terms that vary "
-                "by group inside of them",
-            )
+            fix = f"write ({right}), with all terms that vary by group inside of them"
+            raise self.error(right, f"a bar without parentheses: {fix}")
         for sign, term in summands(right):
             if curve := _factor_smooth(term):
                 curves.append(curve)
-            elif (isinstance(term, Operation) and term.is_bar) or _calls(term, "car"):
-                if sign == "-":
-                    raise self._error(
-                        term, f"the formula takes '{term}' away: leave it out instead"
-                    )
+            elif not _is_group(term):
+                common.append((sign, term))
+            elif sign == "-":
+                raise self.error(term, "the formula takes groups away: leave them out instead")
+            else:
                 for group in self._groups(term):
                     if groups.setdefault((group.name, group.terms), group) is not group:
-                        raise self._error(
-                            term, f"the term '{group.text}' stands in the formula twice: remove one"
-                        )
-            else:
-                common.append((sign, term))
+                        raise self.error(term, f"the term '{group.text}' stands twice: remove one")
         for (
             call,
             column,
         ) in curves:  # their intercept is that of another term of these groups, if any
-            same = [g for g in groups.values() if g.by == (column,) and not g.kind]
-            has_other = any(g.terms.has_intercept for g in same)
+            same = [group for group in groups.values() if group.by == (column,) and not group.kind]
+            has_other = any(group.terms.has_intercept for group in same)
             terms = self.terms([("+", Literal("0" if has_other else "1")), ("+", call)])
-            group = Group(terms, (column,), correlated=False, at=call.at)
+            group = Group(terms, (column,), correlated=False)
             groups.setdefault((group.name, terms), group)
         return self.terms(common), tuple(groups.values())
 
     def _groups(self, term: Expression) -> Iterator[Group]:
         """Yield the groups of one term with a bar, or of car(); `a/b` stands for `a` and `a:b`."""
         if isinstance(term, Call):
-            yield self._matrix_group(term, term)
+            yield self._matrix_group(term)
             return
         assert isinstance(term, Operation)
         left, right = term.args
-        if any(isinstance(inner, Operation) and inner.is_bar for inner in within(left)):
-            raise self._error(
-                term, f"the term '({term})' has several bars: write one term for each"
-            )
-        if _calls(right, "gr"):
+        if any(isinstance(part, Operation) and part.is_bar for part in within(left)):
+            raise self.error(term, "a term has several bars: write one term for each")
+        if isinstance(right, Call) and right.callee == "gr":
             if str(left) != "1":
-                raise self._error(left, f"the term '({term})' must be (1 | {right}): {HOW}")
-            yield self._matrix_group(right, term)
+                raise self.error(left, f"the term must be (1 | {right}): {HOW}")
+            yield self._matrix_group(right)
             return
-        terms = self.terms([*summands(left)])
-        for by in self._columns(right, term):
-            yield Group(terms, by, term.sign == "|", at=term.at)
+        terms = self.terms(summands(left))
+        for by in self._columns(right):
+            yield Group(terms, by, term.sign == "|")
 
-    def _columns(self, by: Expression, term: Expression) -> list[tuple[str, ...]]:
+    def _columns(self, by: Expression) -> list[tuple[str, ...]]:
         """Return the columns of each kind of group that stands behind a bar."""
         if isinstance(by, Name):
             return [(by.name,)]
         if isinstance(by, Operation) and by.sign in (":", "/"):
-            first, second = (self._columns(arg, term) for arg in by.args)
+            first, second = map(self._columns, by.args)
             if len(second) == 1 and (by.sign == "/" or len(first) == 1):
                 return [*(first if by.sign == "/" else []), first[-1] + second[0]]
-        raise self._error(
-            by,
-            f"the groups '{by}' of '({term})' are no columns: name one column, a:b for combinations, "
-            "or a/b for b within a",
-        )
+        fix = "name one column, a:b for combinations, or a/b for b within a"
+        raise self.error(by, f"the groups '{by}' are no columns: {fix}")
 
-    def _matrix_group(self, call: Expression, term: Expression) -> Group:
+    def _matrix_group(self, call: Call) -> Group:
         """Return the group of `car(M, gr=county, type="escar")` or of `gr(hospital, cov=A)`."""
-        assert isinstance(call, Call)
-        is_car = call.callee == "car"
-        options = dict(zip(("M" if is_car else "gr",), call.args, strict=False)) | dict(
-            call.options
-        )
-        matrix, groups = options.pop("M" if is_car else "cov", None), options.pop("gr", None)
-        kind = options.pop("type", Literal("'escar'")) if is_car else Literal("'gr'")
+        first, matrix_name, types = {"car": ("M", "M", TYPES), "gr": ("gr", "cov", ("gr",))}[
+            call.callee
+        ]
+        options = dict(zip((first,), call.args, strict=False)) | dict(call.options)
+        matrix, groups = options.pop(matrix_name, None), options.pop("gr", None)
+        kind = options.pop("type", Literal(f"'{types[0]}'"))
         is_read = isinstance(matrix, Name) and matrix.name.isidentifier() and groups is not None
-        if options or not is_read or len(call.args) > 1 or not isinstance(kind, Literal):
-            raise self._error(call, f"'{call}' cannot be read: {HOW}")
-        if is_car and kind.value not in TYPES:
-            raise self._error(
-                kind,
-                f"'{call}' has the type '{kind.value}': it must be 'escar' or 'esicar', the exact "
-                "ones; for brms's 'bym2' write car(M, gr=county, type='esicar') + (1 | county)",
-            )
-        assert groups is not None
-        by = self._columns(groups, term)[-1]
-        return Group(self.terms([]), by, False, str(kind.value), str(matrix), term.at)
+        if options or not is_read or groups is None or len(call.args) > 1:
+            raise self.error(call, f"'{call}' cannot be read: {HOW}")
+        if not isinstance(kind, Literal) or kind.value not in types:
+            fix = "write car(M, gr=county, type='esicar') + (1 | county) for brms's 'bym2'"
+            raise self.error(kind, f"the type must be 'escar' or 'esicar', the exact ones; {fix}")
+        return Group(self.terms([]), self._columns(groups)[-1], False, str(kind.value), str(matrix))
 
 
-def _calls(expression: Expression, callee: str) -> bool:
-    return isinstance(expression, Call) and expression.callee == callee
-
-
-def _number(expression: Expression) -> float | None:
-    """Return a number with or without a minus; None of anything else."""
-    if isinstance(expression, Operation) and expression.sign == "-" and len(expression.args) == 1:
-        number = _number(expression.args[0])
-        return None if number is None else -number
-    value = expression.value if isinstance(expression, Literal) else None
-    return float(value) if isinstance(value, int | float) else None
+def _is_group(term: Expression) -> bool:
+    if isinstance(term, Call):
+        return term.callee == "car"
+    return isinstance(term, Operation) and term.is_bar
 
 
 def _factor_smooth(term: Expression) -> tuple[Call, str] | None:
     """Return `s(x, k=5)` and "g" of mgcv's `s(x, g, bs="fs", k=5)`; None of another term."""
     if not isinstance(term, Call) or term.callee != "s" or len(term.args) != 2:
         return None
-    column, group = term.args
-    basis = term.option("bs")
+    (column, group), basis = term.args, term.option("bs")
     if not isinstance(basis, Literal) or basis.value != "fs" or not isinstance(group, Name):
         return None
     options = tuple((name, value) for name, value in term.options if name != "bs")

@@ -12,8 +12,8 @@ import pyro.distributions as dist
 
 from hierfl.formulas.design_terms import Smooth, Term
 from hierfl.formulas.expressions import Call, Name
+from hierfl.formulas.functions import LONG, SHORT
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.transforms import LONG, SHORT
 from hierfl.models.families import half_student
 from hierfl.models.priors import Prior
 

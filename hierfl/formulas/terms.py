@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
@@ -19,15 +19,17 @@ from hierfl.formulas.expressions import (
     summands,
     within,
 )
-from hierfl.formulas.tokens import refused
-from hierfl.formulas.transforms import (
+from hierfl.formulas.functions import (
     CODINGS,
     FUNCTIONS,
     NEAREST,
     OPTIONS,
     OTHERS,
     SMOOTHS,
+    Option,
+    enough_sines,
 )
+from hierfl.formulas.tokens import refused
 
 ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
 FUNCTIONS_HERE = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}
@@ -78,10 +80,7 @@ class Terms:
 
     def __str__(self) -> str:
         """Return the sum as text."""
-        slopes = map(str, self.slopes)
-        if self.has_intercept:
-            return " + ".join(["1", *slopes])
-        return " + ".join(["0", *slopes])
+        return " + ".join([str(int(self.has_intercept)), *map(str, self.slopes)])
 
 
 def calls(terms: Terms) -> Iterator[Call]:
@@ -121,16 +120,17 @@ def column_of(call: Call) -> str:
 
 
 def options_of(call: Call) -> dict[str, Any]:
-    """Return the options of a call by name, but its `by`; they are numbers and texts."""
-    named = dict(zip(OPTIONS.get(call.callee, ()), call.args[1:], strict=False)) | dict(
-        call.options
-    )
-    return {name: _constant(value) for name, value in named.items() if name != "by"}
+    """Return the options of a call by name, with their defaults, but its `by`."""
+    options = OPTIONS.get(call.callee, {})
+    written = (*zip(options, call.args[1:], strict=False), *call.options)
+    values = {name: constant_of(value) for name, value in written if name != "by"}
+    return {name: option.default for name, option in options.items()} | values
 
 
-def _constant(expression: Expression) -> Any:
-    if isinstance(expression, Operation) and expression.sign == "-" and len(expression.args) == 1:
-        return -_constant(expression.args[0])
+def constant_of(expression: Expression) -> Any:
+    """Return the value of a literal, with a minus or without."""
+    if isinstance(expression, Operation) and expression.is_minus:
+        return -constant_of(expression.args[0])
     if not isinstance(expression, Literal):
         raise TypeError(f"'{expression}' is no number")
     return expression.value
@@ -142,6 +142,7 @@ def _callee(expression: Expression) -> str:
 
 # ------------------------------------------------------------ from a text
 Sum = dict[frozenset[Factor], Product]
+OUTSIDE = "put 0 at the start of the terms, outside of parentheses, to leave the intercept out"
 
 
 class TermReader:
@@ -151,82 +152,56 @@ class TermReader:
         """Read expressions whose places are in this text."""
         self.text = text
 
-    def terms(self, sum_: list[tuple[str, Expression]]) -> Terms:
+    def error(self, at: Expression | Product, message: str) -> ValueError:
+        """Return an error that points at an expression."""
+        return refused(self.text, (at.factors[0] if isinstance(at, Product) else at).at, message)
+
+    def terms(self, expressions: Iterable[tuple[str, Expression]]) -> Terms:
         """Return the terms of a sum, which has an intercept unless it is taken away."""
         total: Sum = {frozenset(): Product()}
-        for sign, expression in sum_:
+        for sign, expression in expressions:
             self._add(total, sign, expression, top=True)
         names: dict[str, Product] = {}
         for product in total.values():
             if "Intercept" in product.columns:
-                raise self._error(
-                    product, "'Intercept' has the name of the intercept: rename the column"
-                )
+                raise self.error(product, "'Intercept' names the intercept: rename the column")
             if names.setdefault(product.name, product) is not product:
-                raise self._error(
-                    product,
-                    f"two terms are called '{product.name}': rename the column of that name",
-                )
+                raise self.error(product, f"two terms are called '{product.name}': rename a column")
         return Terms(tuple(total.values()))
-
-    def _error(self, at: Expression | Product, message: str) -> ValueError:
-        place = (at.factors[0] if isinstance(at, Product) else at).at
-        return refused(self.text, place, message)
 
     # -------------------------------------------------------- sums
     def _add(self, total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
         """Add a term to a sum, or take it away."""
-        if (
-            isinstance(expression, Operation)
-            and expression.sign == "-"
-            and len(expression.args) == 1
-        ):
+        if isinstance(expression, Operation) and expression.is_minus:
             if not _is_intercept(expression.args[0]):
-                raise self._error(
-                    expression, f"'{sign} {expression}' has two signs in a row: keep one"
-                )
+                raise self.error(expression, "two signs in a row: keep one")
             sign, expression = {"+": "-", "-": "+"}[sign], expression.args[0]
         if _is_intercept(expression):
-            if (str(expression) == "1") == (sign == "+"):
+            is_there = (str(expression) == "1") == (sign == "+")
+            if not is_there and not top:
+                raise self.error(expression, OUTSIDE)
+            if is_there:
                 total.setdefault(frozenset(), Product())
-            elif top:
-                total.pop(frozenset(), None)
             else:
-                raise self._error(
-                    expression,
-                    f"'{sign} {expression}' takes the intercept away in parentheses: put 0 at the "
-                    "start of the terms, outside of parentheses",
-                )
+                total.pop(frozenset(), None)
             return
         for key, product in self._products(expression).items():
-            if sign == "-" and key not in total:
-                raise self._error(
-                    expression,
-                    f"the formula takes '{product.name}' away, which is not there: leave it out, or "
-                    f"write I(a - {expression}) for a difference",
+            if sign == "-" and total.pop(key, None) is None:
+                lost = (
+                    f"the formula takes '{product.name}' away, which is not there: leave it out, "
                 )
-            if sign == "-":
-                del total[key]
-            elif product.is_offset and key in total:
-                raise self._error(
-                    expression,
-                    f"'{product}' stands in the formula twice, and counts once: remove one",
-                )
-            else:
-                total.setdefault(key, product)
+                raise self.error(expression, f"{lost}or write I(a - b) for a difference")
+            if sign == "+" and total.setdefault(key, product) is not product and product.is_offset:
+                raise self.error(expression, "an offset stands twice, and counts once: remove one")
 
     def _products(self, expression: Expression, *, inside: bool = False) -> Sum:
         """Return the terms of one summand, or of a factor `inside` of a product."""
-        if isinstance(expression, Name):
-            return _once([(expression,)])
         if isinstance(expression, Call):
             self._check_call(expression)
+        if isinstance(expression, Name | Call):
             return _once([(expression,)])
         if isinstance(expression, Operation) and expression.is_bar:
-            raise self._error(
-                expression,
-                f"'{expression}' has a bar inside of other parentheses: write its groups as a term",
-            )
+            raise self.error(expression, "a bar stands inside of other parentheses: take it out")
         if isinstance(expression, Operation) and expression.is_sum and expression.wrapped:
             total: Sum = {}
             for sign, summand in summands(Operation(expression.sign, expression.args)):
@@ -236,173 +211,140 @@ class TermReader:
             return total
         if not isinstance(expression, Operation) or expression.sign not in (":", "*", "/", "**"):
             raise self._arithmetic(expression)
-        return self._product(expression)
+        return self._power(expression) if expression.sign == "**" else self._product(expression)
 
     def _product(self, expression: Operation) -> Sum:
-        """Return the terms of a * b, a:b, a / b or (a + b) ** 2."""
-        first, second = expression.args
-        if expression.sign == "**":
-            return self._power(expression)
-        if isinstance(first, Literal) or isinstance(second, Literal):
-            raise self._arithmetic(expression)
+        """Return the terms of a * b, a:b or a / b."""
         factors = [*_factors(expression)]
-        if twice := [factor for factor in factors if factors.count(factor) > 1]:
-            square = " * ".join(map(str, factors))
-            raise self._error(
-                expression,
-                f"'{expression}' multiplies '{twice[0]}' by itself, which a formula reads as "
-                f"'{twice[0]}': write I({square}) for the product",
-            )
-        left, right = (self._products(arg, inside=True) for arg in (first, second))
-        before = [tuple(chain.from_iterable(p.factors for p in left.values()))]  # of a / b
-        if expression.sign != "/":
-            before = [product.factors for product in left.values()]
+        if any(isinstance(arg, Literal) for arg in expression.args):
+            raise self._arithmetic(expression)
+        if len({*factors}) < len(factors):
+            square = f"write I({' * '.join(map(str, factors))}) for the product"
+            raise self.error(expression, f"a term times itself is the same term: {square}")
+        left, right = (self._products(arg, inside=True) for arg in expression.args)
+        before = [product.factors for product in left.values()]
+        if expression.sign == "/":
+            before = [tuple(chain.from_iterable(before))]
         crossed = _once([(*a, *product.factors) for a in before for product in right.values()])
-        for product in crossed.values():
-            self._check_product(product)
         main = {"*": left | right, "/": left, ":": {}}[expression.sign]
-        return main | {key: product for key, product in crossed.items() if key not in main}
+        return self._with_products(main, crossed)
 
     def _power(self, expression: Operation) -> Sum:
-        """Return the terms of a sum and all their products of up to so many."""
+        """Return the terms of a sum, and all their products of up to so many."""
         base, power = expression.args
         size = power.value if isinstance(power, Literal) else 0
-        is_sum = isinstance(base, Operation) and base.is_sum and len(base.args) == 2
+        is_sum = isinstance(base, Operation) and base.is_sum and not base.is_minus
         if not is_sum or not isinstance(size, int) or size < 1:
             raise self._arithmetic(expression)
         total = self._products(base, inside=True)
-        several = [
-            tuple(chain.from_iterable(product.factors for product in chosen))
-            for count in range(2, size + 1)
-            for chosen in combinations(total.values(), count)
-        ]
-        for product in (crossed := _once(several)).values():
-            self._check_product(product)
-        return total | {key: product for key, product in crossed.items() if key not in total}
+        chosen = chain(*(combinations(total.values(), n) for n in range(2, size + 1)))
+        several = [tuple(chain.from_iterable(p.factors for p in some)) for some in chosen]
+        return self._with_products(total, _once(several))
+
+    def _with_products(self, main: Sum, crossed: Sum) -> Sum:
+        """Return terms with products behind them; refuse offsets, curves and two mo() in a product."""
+        for product in crossed.values():
+            callees = [_callee(factor) for factor in product.factors]
+            if len(callees) > 1 and "offset" in callees:
+                raise self.error(
+                    product, "an offset has no coefficient: add it as a term of its own"
+                )
+            if len(callees) > 1 and {*callees} & {*ALONE}:
+                raise self._alone(next(f for f in product.factors if _callee(f) in ALONE))
+            if callees.count("mo") > 1:
+                fix = "take C(x) or x as a number for one of them"
+                raise self.error(product, f"a product of two monotonic effects: {fix}")
+        return main | {key: product for key, product in crossed.items() if key not in main}
 
     def _arithmetic(self, expression: Expression) -> ValueError:
         if isinstance(expression, Literal) and isinstance(expression.value, str):
-            message = (
-                f"'{expression}' is a text, not a term: write columns and functions of columns"
-            )
-        else:
-            message = (
-                f"'{expression}' is arithmetic, which a formula reads as terms: write I({expression}) "
-                "for its value"
-            )
-        return self._error(expression, message)
+            return self.error(expression, "a text is no term: write a column without quotes")
+        fix = f"write I({expression}) for its value"
+        return self.error(expression, f"a formula reads arithmetic as terms: {fix}")
 
-    # -------------------------------------------------------- checks
-    def _check_product(self, product: Product) -> None:
-        """Refuse a product that has an offset, a curve, or two monotonic effects."""
-        if len(product.factors) < 2:
-            return
-        for factor in product.factors:
-            callee = _callee(factor)
-            if callee == "offset":
-                raise self._error(
-                    factor,
-                    f"'{factor}' stands in a product, and an offset has no coefficient: add it as a "
-                    "term of its own",
-                )
-            if callee in ALONE:
-                raise self._alone(factor)
-        if sum(_callee(factor) == "mo" for factor in product.factors) > 1:
-            raise self._error(
-                product,
-                f"'{product.name}' is a product of two monotonic effects: take C(x) or x as a number "
-                "for one of them",
-            )
-
-    def _alone(self, expression: Expression) -> ValueError:
-        callee, advice = _callee(expression), ""
-        if callee in SMOOTHS:
-            advice = f"; {callee}(x, by=z) varies with z"
-        elif callee == "bs":
-            advice = ": let a spline stand alone, or use a product with poly(x, 2)"
-        return self._error(
-            expression,
-            f"'{expression}' stands in a product or a function: let it be a term of its own{advice}",
-        )
+    # -------------------------------------------------------- calls
+    def _alone(self, call: Expression) -> ValueError:
+        fix = f"; {_callee(call)}(x, by=z) varies with z" if _callee(call) in SMOOTHS else ""
+        fix = "; poly(x, 2) may stand in products" if _callee(call) == "bs" else fix
+        message = f"'{call}' stands in a product or a function: let it be a term of its own"
+        return self.error(call, message + fix)
 
     def _check_call(self, call: Call) -> None:
         """Refuse a call, or one in its arguments, that the formula cannot have."""
+        for part in within(call):
+            if isinstance(part, Operation) and (part.is_bar or part.sign == ":"):
+                raise self.error(
+                    part, f"no calculation has '{part.sign}': write a product as x * z"
+                )
         for inner in calls_within(call):
             if inner is not call and inner.callee == "offset":
-                raise self._error(inner, f"'{inner}' stands in '{call}': add it as a term")
+                raise self.error(inner, f"'{inner}' stands in '{call}': add it as a term")
             self._check_function(inner)
             if inner is not call and inner.callee in (*ALONE, "mo"):
                 raise self._alone(inner)
-        for part in within(call):
-            if isinstance(part, Operation) and (part.is_bar or part.sign == ":"):
-                raise self._error(
-                    part, f"'{call}' calculates with '{part.sign}': write a product as x * z"
-                )
 
     def _check_function(self, call: Call) -> None:
         """Refuse a function that is not known, and arguments that it would not use."""
-        name, options = call.callee, OPTIONS.get(call.callee, ())
+        name, options = call.callee, OPTIONS.get(call.callee, {})
         if name not in FUNCTIONS_HERE and name.removeprefix("np.") not in FUNCTIONS:
-            if name in NEAREST:
-                raise self._error(call, f"'{call}' is not supported: write {NEAREST[name]}")
             names = ", ".join(sorted(FUNCTIONS_HERE - {"offset", "I"}))
-            raise self._error(
-                call,
-                f"the function '{name}' of '{call}' is not known: make a column of it first, write a "
-                f"column's name in backticks, or use one of {names}",
-            )
+            fix = f"make a column of it, write a column's name in backticks, or use one of {names}"
+            fix = f"write {NEAREST[name]}" if name in NEAREST else fix
+            raise self.error(call, f"there is no function '{name}': {fix}")
         if not call.args:
-            raise self._error(call, f"'{call}' has no argument: write {name}(column)")
-        if not isinstance(call.args[0], Name) and name in ("cs", "mi", *CODINGS):
-            raise self._error(
-                call, f"'{call}' reads no single column: make a column of '{call.args[0]}' first"
-            )
-        if name in SMOOTHS:
-            self._check_smooth(call)
+            raise self.error(call, f"{name}() has no argument: write {name}(column)")
+        first, *others = call.args
+        by, basis = call.option("by"), call.option("bs")
+        if not isinstance(first, Name) and name in ("cs", "mi", *CODINGS):
+            raise self.error(first, f"{name}() reads no single column: make a column of it first")
+        if name in SMOOTHS and isinstance(basis, Literal) and basis.value == "re":
+            raise self.error(call, f"groups: write ({first} | hospital), or (1 | hospital)")
+        if name in SMOOTHS and others:
+            fix = f"{name}(x, k=10), or s(x, hospital, bs='fs') for a curve of each hospital"
+            raise self.error(others[0], f"a smooth of several columns: write one of each, {fix}")
+        if by is not None and name in SMOOTHS and not isinstance(by, Name):
+            raise self.error(by, "by= is no column: make a column of it first")
         for option, value in call.options:
             if option not in options:
-                advice = f"give {', '.join(options)}" if options else "it takes a column alone"
-                raise self._error(
-                    value, f"'{call}' has the option '{option}', which is not known: {advice}"
-                )
-        if len(call.args) > 1 + len(options[:1]) or (
-            len(call.args) > 1 and call.option(options[0]) is not None
-        ):
-            shown = ", ".join(["column", *(f"{option}=..." for option in options)])
-            raise self._error(
-                call.args[-1], f"'{call}' has an argument too many: write {name}({shown})"
-            )
+                fix = f"give {', '.join(options)}" if options else "it takes a column alone"
+                raise self.error(value, f"{name}() has no option '{option}': {fix}")
+        first_option = [*options][:1]
+        if len(others) > len(first_option) or {*first_option[: len(others)]} & {
+            *dict(call.options)
+        }:
+            written = ", ".join(["column", *(f"{option}=..." for option in options)])
+            raise self.error(call.args[-1], f"an argument too many: write {name}({written})")
+        for option, value in (*zip(options, others, strict=False), *call.options):
+            if option != "by":
+                self._check_option(f"{option} of {name}()", options[option], value)
+        self._check_sizes(call)
+
+    def _check_option(self, name: str, option: Option, value: Expression) -> None:
+        """Refuse an option whose value is not written out, or not what it must be."""
         try:
-            options_of(call)
+            is_allowed = option.allows(constant_of(value))
         except TypeError as error:
-            raise self._error(
-                call, f"the options of '{call}' must be numbers: write them out"
-            ) from error
+            raise self.error(value, "options must be numbers: write them out") from error
+        if not is_allowed:
+            raise self.error(value, f"{name} is {value}: it must be {option.must_be}")
 
-    def _check_smooth(self, call: Call) -> None:
-        """Refuse a smooth of several columns, one of groups, and a `by` that is no column."""
-        by, basis = call.option("by"), call.option("bs")
-        if isinstance(basis, Literal) and basis.value == "re":
-            raise self._error(
-                call, f"'{call}' are groups: write ({call.args[0]} | hospital), or (1 | hospital)"
+    def _check_sizes(self, call: Call) -> None:
+        """Refuse a spline of fewer columns than its degree, and too few sines of gp()."""
+        options = options_of(call)
+        if call.callee == "bs" and options["df"] < max(options["degree"], 1):
+            fix = f"give the number of its columns, at least its degree {options['degree']}"
+            raise self.error(call, f"bs() has df {options['df']}: {fix}")
+        if call.callee == "gp" and (k := enough_sines(options["k"], options["c"])) > options["k"]:
+            raise self.error(
+                call, f"too few sines for a range of length scales: take k={k} or more"
             )
-        if len(call.args) > 1:
-            raise self._error(
-                call.args[1],
-                f"'{call}' is a smooth of several columns, which is not supported: write a smooth of "
-                f"each, options by name, {call.callee}(x, k=10), or s(x, hospital, bs='fs') for a "
-                "curve of each hospital",
-            )
-        if by is not None and not isinstance(by, Name):
-            raise self._error(by, f"by of '{call}' is no column: make a column of it first")
 
 
-def _once(several: list[tuple[Factor, ...]]) -> Sum:
+def _once(several: Iterable[tuple[Factor, ...]]) -> Sum:
     """Return products of factors, each factor and each product once."""
-    products = (Product(tuple(dict.fromkeys(factors))) for factors in several)
     total: Sum = {}
-    for product in products:
-        total.setdefault(frozenset(product.factors), product)
+    for factors in several:
+        total.setdefault(frozenset(factors), Product(tuple(dict.fromkeys(factors))))
     return total
 
 

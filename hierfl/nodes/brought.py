@@ -12,8 +12,8 @@ from typing import Any
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.expressions import Operation, within
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.terms import calls
-from hierfl.formulas.transforms import CODINGS
 from hierfl.nodes import log
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.policy import Forbidden, policy_at

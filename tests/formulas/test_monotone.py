@@ -85,7 +85,7 @@ def test_a_fit_finds_the_steps() -> None:
 
 
 WRONG = {
-    "y ~ mo(grade) * mo(year)": "is a product of two monotonic effects",
+    "y ~ mo(grade) * mo(year)": "a product of two monotonic effects",
     "y ~ mo(grade):s(age)": "stands in a product",
     "y ~ scale(mo(grade))": "reads no single column|stands in a product or a function",
     "y ~ mo(log(age))": "reads no single column",
