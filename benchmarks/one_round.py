@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 
 import hierfl
 from benchmarks.formula_nuts import Numbers
-from hierfl.formulas.parse import response_of
+from hierfl.formulas.declaration import response_of
 
 FLOAT = 8  # bytes of a number
 ENOUGH = {"maxiter": 5000, "xatol": 1e-6, "fatol": 1e-8}

@@ -25,7 +25,7 @@ METHODS = {
 
 
 class _Method:
-    """A method whose module is imported at its first use: effects import formulae, 0.5 s."""
+    """A method whose module is imported at its first use: effects import pandas and SciPy."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

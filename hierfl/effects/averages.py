@@ -26,7 +26,6 @@ from hierfl.effects.predictor_rows import (
 )
 from hierfl.formulas.columns import check_column, complete, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
-from hierfl.formulas.terms import described
 
 NewData: TypeAlias = Frames | Literal["mean", "rows"]
 
@@ -146,7 +145,7 @@ def _set_by(formula: Formula, setting: Setting) -> tuple[Rows, Places] | None:
     """Return a row with a column at a value, and the places of what reads it; None: rows stay as they are."""
     if setting.variable is None:
         return None
-    if ";" in formula.text:
+    if formula.parameters:
         raise ValueError(
             "the fit keeps no single columns where parameters or covariates have formulas: pass the "
             "clients' frames, newdata=frames"
@@ -171,18 +170,17 @@ def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
     """Return the places of the common columns, or of a group's, that read a variable."""
     layout = formula.layout
     if site is None:
-        text, design = formula.declared.parts.common, layout.common
+        terms, design = formula.declared.parts.common, layout.common
         columns = design.columns
     else:
         term = next(term for term in layout.groups if term.site == site)
-        text, design, columns = term.group.terms, term.design, term.columns
+        terms, design, columns = term.group.terms, term.design, term.columns
     known = {term.name: term.columns for term in design.terms}
     places = []
-    for one in described(text).common_terms:
-        read = set(getattr(one, "var_names", ())) - {""}
-        if variable not in read:
+    for one in terms.products:
+        if variable not in one.columns:
             continue
-        if read != {variable} or one.name not in known:
+        if one.columns != {variable} or one.name not in known:
             raise ValueError(
                 f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: "
                 "pass the clients' frames, newdata=frames"

@@ -15,11 +15,11 @@ from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import is_corrected
+from hierfl.formulas.declaration import response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
-from hierfl.formulas.parse import response_of
 from hierfl.formulas.smooth_sources import drawn_spread
 from hierfl.formulas.structures import drawn_values
 from hierfl.models.families import Response, ResponseFamily
@@ -83,7 +83,7 @@ class Drawn:
     @cached_property
     def with_terms(self) -> dict[str, Drawn]:
         """The coefficients of each parameter that has terms."""
-        found = self.formula.parameters if ";" in self.formula.text else {}
+        found = self.formula.parameters
         return {
             name: replace(self, parameter=parameter)
             for name, parameter in found.items()

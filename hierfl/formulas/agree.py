@@ -9,7 +9,9 @@ from typing import Any
 from hierfl.formulas.answers import OfDesign
 from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_similar
 from hierfl.formulas.constants import STATEFUL
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
+from hierfl.formulas.functions import SMOOTHS
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
@@ -19,20 +21,12 @@ from hierfl.formulas.levels import (
     two_levels,
     with_rare,
 )
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
-from hierfl.formulas.syntax import grouping_name
 from hierfl.formulas.terms import monotone_columns, options_of
-from hierfl.formulas.transforms import (
-    SMOOTHS,
-    Constants,
-    moments,
-    polynomials_of,
-    smooth_of,
-    spline_of,
-)
+from hierfl.formulas.transforms import Constants, moments, polynomials_of, smooth_of, spline_of
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
@@ -56,7 +50,7 @@ def agreed(
     known = _known_levels(levels, units, kinds, declared) if levels or units else {}
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
-    if declared is not None and "mo(" in declared.text:
+    if declared is not None:
         ordinal |= set[str]().union(*map(monotone_columns, declared.described))
     if start is None or not has_columns(start, kinds):
         answers = ask(Question("columns", min_count, known=tuple(known)))
@@ -122,7 +116,7 @@ def agree_on_formula(
 ) -> Schema:
     """Return a schema of columns with what a formula needs too: groups, constants, design."""
     groups = {grouping_name(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
-    if "gr(" in declared.text or "car(" in declared.text:
+    if declared.structured:
         from hierfl.formulas.structures import structures
 
         groups |= structures(
@@ -133,27 +127,35 @@ def agree_on_formula(
         )
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
-    for text in map(str, stateful_calls(declared, {})):
+    for text in map(str, stateful_calls(declared)):
         if text not in schema.transforms:
             constants = _constants(declared, schema, ask, text)
             schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]
+    designs = every_design_of(declared, schema)
+    reads_imputed = {
+        column
+        for design in designs
+        for term in design.terms
+        if any(getattr(factor, "callee", "") == "mi" for factor in term.parts)
+        for column in term.columns
+    }
     margins = {}
     for name in answers[0].columns:
         own = [answer.columns[name] for answer in answers]
-        if not any(part.count for part in own) and "mi(" not in name:
+        imputed = name in reads_imputed
+        if not any(part.count for part in own) and not imputed:
             margins[name] = Margin(
                 0.0, 1.0
             )  # no client may tell, and curves are of about that size
             continue
         mean, sd = moments(own)
         above = all(name in answer.constant for answer in answers)
-        if "mi(" in name:
+        if imputed:
             from hierfl.formulas.imputed import check_known
 
             check_known(name, mean, sd, above=above and len(answers) > 1)
         if sd == 0.0 and name != OFFSET:
-            designs = every_design_of(declared, schema)
             if _keeps_prior(name, mean, designs, answers):
                 above = False
             elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):
@@ -222,7 +224,7 @@ def _grouping(
 
 def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Constants:
     """Return the constants of one transform: mean and sd first, then from counts or powers."""
-    call = call_of(declared, schema, text)
+    call = call_of(declared, text)
     about = Question("call", schema.min_count, text=text, schema=schema)
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
@@ -230,17 +232,14 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
             f"the argument of '{text}' has one value, {mean:.6g}, everywhere, or values too near "
             "to it: take it out of the formula, or subtract a round number first"
         )
-    needs = STATEFUL[str(call.callee)].needs
+    needs = STATEFUL[call.callee].needs
     if not needs:
         return Constants(mean, sd)
     options = options_of(call)
-    degree = options.get("degree", 1)
-    if needs == "powers" and (not isinstance(degree, int) or not 1 <= degree <= 6):
-        raise ValueError(f"the degree of '{text}' is {degree!r}: it must be an integer from 1 to 6")
     second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
     if call.callee in SMOOTHS:
         counts = [[int(n) for n in more] for more in second]
-        return smooth_of(str(call.callee), text, (mean, sd), counts, options)
+        return smooth_of(call.callee, text, (mean, sd), counts, options)
     if needs == "counts":
         return spline_of(text, mean, sd, [[int(n) for n in more] for more in second], options)
-    return polynomials_of(text, mean, sd, second, degree)
+    return polynomials_of(text, mean, sd, second, options["degree"])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulae.terms.call_resolver import LazyCall
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count
@@ -25,12 +24,13 @@ from hierfl.formulas.columns import (
     prepared,
 )
 from hierfl.formulas.constants import STATEFUL
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import coarse, told, told_together
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.table_answers import rounded_count
-from hierfl.formulas.terms import ENVIRONMENT, options_of
+from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import Sums, counted, powers, sums
 
 
@@ -136,12 +136,12 @@ class OfCall:
     more: tuple[float, ...] = ()
 
 
-def argument_of(call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
+def argument_of(call: Call, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
     """Return the values of a transform's argument, (n,), all finite."""
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
-        read = call.args[0].eval(ready, ENVIRONMENT)
-    if getattr(read, "ndim", 0) != 1 or read.dtype.kind not in "biuf":
+        read = value_of(call.args[0], ready, schema.transforms)
+    if hasattr(read, "cat") or getattr(read, "ndim", 0) != 1:
         raise ValueError(
             f"'{call}' needs one column of numbers, and '{call.args[0]}' is none: make a column of "
             "it first"
@@ -156,15 +156,15 @@ def argument_of(call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str
 
 
 def of_call(
-    call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str, at: tuple[float, float] | None
+    call: Call, schema: Schema, frame: pd.DataFrame, client: str, at: tuple[float, float] | None
 ) -> OfCall:
     """Return a client's sums of a transform's argument, and more once mean and sd are agreed."""
     values = argument_of(call, schema, frame, client)
     if at is None:
         return OfCall(told(values, schema.min_count))
-    if STATEFUL[str(call.callee)].needs == "counts":
+    if STATEFUL[call.callee].needs == "counts":
         return OfCall(told(values, schema.min_count), counted(values, *at, schema.min_count))
-    degree = int(options_of(call).get("degree", 1))
+    degree = int(options_of(call)["degree"])
     values = coarse(values, schema.min_count, 2 * degree)
     return OfCall(sums(values), powers(values, *at, degree))
 
@@ -187,7 +187,7 @@ def of_design(
 ) -> OfDesign:
     """Return a client's sums of the columns of all terms, the common ones first, and of the response."""
     rows, known = prepared(frame, schema.columns, client), dict[str, Any]()
-    if "mi(" in declared.text:
+    if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
         rows, gone = filled(declared.imputed, rows)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
 from hierfl.core.arguments import shown
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.expressions import Name
 from hierfl.formulas.prior_texts import as_given
 from hierfl.formulas.source import additions_of
-from hierfl.formulas.terms import calls, columns_of, described
+from hierfl.formulas.terms import calls, columns_of
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
@@ -50,7 +52,7 @@ def check_declared(declared: Declaration) -> None:
             f"'{min(twice)}' has the name of the response, and is read in another place too: take it "
             "out there"
         )
-    if "cs(" in declared.text and family.name not in ("sratio", "acat"):
+    if declared.calls_of("cs") and family.name not in ("sratio", "acat"):
         raise ValueError(
             f"cs() has a coefficient for each threshold, and is for the families 'sratio' and "
             f"'acat': those of '{family.name}' could cross or are none; take one of these two"
@@ -60,14 +62,13 @@ def check_declared(declared: Declaration) -> None:
             f"family '{family.name}' counts successes of trials: write '{response} | trials(n) ~ ...', "
             + ("n the sum of a row" if len(labels) > 1 else "or family='bernoulli' for 0 and 1")
         )
-    if "by" in declared.text:
-        for call in chain(*map(calls, declared.described)):
-            if getattr(call.kwargs.get("by"), "name", "") == declared.clients:
-                raise ValueError(
-                    f"'{call}' is a curve of each client that learns nothing from the others: write "
-                    f"s({call.args[0]}, {declared.clients}, bs='fs')"
-                )
-    if "mi(" in declared.text:
+    for call in chain(*map(calls, declared.described)):
+        if call.option("by") == Name(declared.clients):
+            raise ValueError(
+                f"'{call}' is a curve of each client that learns nothing from the others: write "
+                f"s({call.args[0]}, {declared.clients}, bs='fs')"
+            )
+    if declared.imputed or declared.calls_of("mi"):
         from hierfl.formulas.imputed import check_imputed
 
         check_imputed(declared)
@@ -77,16 +78,15 @@ def check_declared(declared: Declaration) -> None:
 def _check_groups(declared: Declaration) -> None:
     """Refuse two terms with a bar that give the same groups the same effect, as brms does."""
     groups = declared.parts.groups
-    names = [{term.name for term in described(group.terms).common_terms} for group in groups]
+    names = [{product.name for product in group.terms.products} for group in groups]
     for (first, of_first), (second, of_second) in combinations(zip(groups, names, strict=True), 2):
         shared = sorted(of_first & of_second)
         if shared and {*first.by} == {*second.by} and first.kind == second.kind:
             advice = f"take '{shared[0]}' out of one of them"
             if shared == ["Intercept"]:
                 larger = second if len(of_second) > 1 else first
-                advice = (
-                    f"write (0 + {larger.terms.removeprefix('1 + ')} | {larger.name}) for slopes "
-                )
+                slopes = replace(larger.terms, products=larger.terms.slopes)
+                advice = f"write ({slopes} | {larger.name}) for slopes "
                 advice += "that are independent of the intercepts, or leave the other out"
             raise ValueError(
                 f"'{first.text}' and '{second.text}' both have '{shared[0]}' of '{first.name}': {advice}"

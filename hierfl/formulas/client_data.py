@@ -27,9 +27,9 @@ from hierfl.formulas.columns import (
     number_column,
     prepared,
 )
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
-from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import columns_of
 
@@ -67,7 +67,7 @@ def client_data(
     for client, frame in parts.items():
         own = complete(frame, kinds, client, declared.missing)
         kept.append(own.index.to_numpy())
-        if "mi(" in declared.text:
+        if declared.imputed:
             from hierfl.formulas.imputed import fields_of, filled, with_known
 
             own = with_known(
@@ -75,7 +75,7 @@ def client_data(
             )
         ready, rows_here = prepared(own, read, client), {}
         warn_of_far_values(ready, schema, predictors, client)
-        if "mi(" in declared.text:
+        if declared.imputed:
             ready, gone = filled(declared.imputed, ready)
             rows_here = fields_of(found, declared.imputed, ready, gone, client)
         of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)

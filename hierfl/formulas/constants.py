@@ -15,13 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.transforms import (
-    EDGES,
-    GP_BOUNDARY,
-    Constants,
-    Sums,
-    check_options,
-)
+from hierfl.formulas.transforms import EDGES, Constants, Sums
 
 CLIENTS = 400  # of how many clients a node believes that it may be one, by rows
 NEAR = 1e-6
@@ -61,7 +55,7 @@ def _everywhere(constants: Constants) -> Ends:
 
 def _is_polynomial(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
     """Return whether polynomials are those of some moments: L L' of their inverse is a Hankel matrix."""
-    degree, rows = options.get("degree", 1), constants.polynomials
+    degree, rows = options["degree"], constants.polynomials
     plain = Constants(constants.mean, constants.sd, (), degree, rows)
     if constants != plain or [*map(len, rows)] != [degree + 1] * degree:
         return False
@@ -85,16 +79,14 @@ def _within(constants: Constants) -> bool:
 
 
 def _is_b_spline(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
-    degree, df, knots = options.get("degree", 3), options.get("df"), constants.knots
-    if not isinstance(df, int) or constants != replace(_plain(constants), degree=degree):
+    degree, df, knots = options["degree"], options["df"], constants.knots
+    if constants != replace(_plain(constants), degree=degree):
         return False
     low, *inner, high = knots[degree : len(knots) - degree]
-    bounds = options.get("lower_bound", low), options.get("upper_bound", high)
     right = knots == (*(low,) * (degree + 1), *inner, *(high,) * (degree + 1))
-    right &= len(inner) == df - degree and bounds == (low, high)
-    own = [
-        end for end, name in ((low, "lower_bound"), (high, "upper_bound")) if name not in options
-    ]
+    ends = ((low, options["lower_bound"]), (high, options["upper_bound"]))
+    right &= len(inner) == df - degree and all(bound in (None, end) for end, bound in ends)
+    own = [end for end, bound in ends if bound is None]
     among = Constants(constants.mean, constants.sd, tuple(sorted([*own, *inner])))
     return right and [*inner] == sorted({*inner}) and low < high and _within(among)
 
@@ -108,7 +100,7 @@ def _of_b_spline(constants: Constants) -> Ends:
 def _is_smooth(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
     """Return whether a smooth has as many knots as its call, and no place more than one."""
     right = constants == _plain(constants) and _within(constants)
-    right &= len(constants.knots) == check_options("s", text, options)
+    right &= len(constants.knots) == options["k"]
     return right and bool((np.diff(constants.knots) >= 0.8 * PLACE * constants.sd).all())
 
 
@@ -122,8 +114,8 @@ def _is_process(text: str, constants: Constants, options: Mapping[str, Any]) -> 
     if len(constants.knots) != 2 or not _within(constants):
         return False
     low, high = constants.knots
-    boundary = float(options.get("c", GP_BOUNDARY)) * (high - low) / 2.0
-    made = replace(_plain(constants), degree=check_options("gp", text, options), boundary=boundary)
+    boundary = options["c"] * (high - low) / 2.0
+    made = replace(_plain(constants), degree=options["k"], boundary=boundary)
     return low < high and constants == made
 
 

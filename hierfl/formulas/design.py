@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import combinations
+from itertools import product as combined
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from formulae.contrasts import pick_contrasts
-from formulae.matrices import CommonEffectsMatrix
-from formulae.terms.terms import create_extra_term
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import Column
+from hierfl.formulas.columns import Column, level_name
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design_terms import Term
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.expressions import Call, value_of
+from hierfl.formulas.functions import CODINGS, SMOOTHS
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import ENVIRONMENT, columns_of, with_codings, with_constants
-from hierfl.formulas.transforms import BeyondKnots
+from hierfl.formulas.terms import Factor, Product, Terms, columns_of, options_of
+from hierfl.formulas.transforms import BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
 
 
+class Coded(NamedTuple):
+    """A factor of a term, the labels of its columns, and the codes of a category's levels, (levels, columns)."""
+
+    factor: Factor
+    labels: tuple[str, ...]
+    codes: Matrix | None = None
+
+
+class Block(NamedTuple):
+    """The columns of one term: products of those of its factors, (n, p), which may have another `order`."""
+
+    name: str
+    factors: tuple[Coded, ...]
+    order: tuple[int, ...] | None
+
+
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The terms of a text; `places` and `offsets` say where columns and offsets are in `matrix`."""
+    """The terms of a sum, and how their columns and the offsets are evaluated."""
 
     has_intercept: bool
-    matrix: Any = None
+    blocks: tuple[Block, ...] = ()
+    offsets: tuple[Product, ...] = ()
     terms: tuple[Term, ...] = ()
     columns: tuple[str, ...] = ()
-    places: tuple[int, ...] = ()
-    offsets: tuple[int, ...] = ()
-    is_smooth: bool = False  # some terms are curves
+    constants: Mapping[str, Constants] = field(default_factory=dict)
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether some terms are curves."""
+        return any(term.smooth for term in self.terms)
 
     @property
     def coded(self) -> frozenset[str]:
@@ -45,115 +66,202 @@ class Design:
 
     def evaluate(self, frame: pd.DataFrame, client: str) -> tuple[Matrix, Matrix]:
         """Return the columns of `prepared` rows, (n, P), and the sum of the offsets, (n,), all finite."""
-        if self.matrix is None:
-            return np.zeros((len(frame), 0)), np.zeros(len(frame))
+        matrices, offset = [np.zeros((len(frame), 0))], np.zeros(len(frame))
+        values = _Values(frame, self.constants)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is not finite is refused by name below
             warnings.simplefilter("always", BeyondKnots)
-            found = self.matrix.evaluate_new_data(frame)
-        for name, place in found.slices.items():
-            bad = ~np.isfinite(found.design_matrix[:, place]).all(axis=1)
-            if bad.any():
-                raise ValueError(
-                    f"the term '{name}' is not finite in row {int(bad.argmax())} of client "
-                    f"'{client}': correct the row, or take another function"
-                )
-        values = found.design_matrix.astype(np.float64)
-        return values[:, list(self.places)], values[:, list(self.offsets)].sum(1)
+            for block in self.blocks:
+                matrix = _finite(values.columns_of(block.factors), block.name, client)
+                matrices.append(matrix if block.order is None else matrix[:, block.order])
+            for term in self.offsets:
+                own = values.matrix_of(term.factors[0])
+                offset = offset + _finite(own, term.name, client)[:, 0]
+        return np.concatenate(matrices, axis=1), offset
+
+
+class _Values:
+    """The values of factors on some rows, each evaluated once."""
+
+    def __init__(self, frame: pd.DataFrame, constants: Mapping[str, Constants]) -> None:
+        self.frame, self.constants = frame, constants
+        self.values: dict[Factor, Any] = {}
+
+    def value_of(self, factor: Factor) -> Any:
+        """Return a factor's value."""
+        if factor not in self.values:
+            self.values[factor] = value_of(factor, self.frame, self.constants)
+        return self.values[factor]
+
+    def matrix_of(self, factor: Factor) -> Matrix:
+        """Return the columns of a factor of numbers, (n, p)."""
+        value = np.asarray(self.value_of(factor), dtype=np.float64)
+        return np.broadcast_to(value, len(self.frame))[:, None] if value.ndim < 2 else value
+
+    def columns_of(self, factors: Sequence[Coded]) -> Matrix:
+        """Return the products of the columns of some factors, (n, p)."""
+        matrices = [
+            self.matrix_of(coded.factor)
+            if coded.codes is None
+            else coded.codes[self.value_of(coded.factor).cat.codes.to_numpy()]
+            for coded in factors
+        ]
+        return reduce(_crossed, matrices)
+
+
+def _crossed(left: Matrix, right: Matrix) -> Matrix:
+    """Return the products of the columns of two matrices, (n, p q)."""
+    return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+
+
+def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
+    bad = ~np.isfinite(matrix).all(axis=1)
+    if bad.any():
+        raise ValueError(
+            f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}': "
+            "correct the row, or take another function"
+        )
+    return matrix
 
 
 def designs_of(declared: Declaration, schema: Schema) -> list[Design]:
     """Return the design of the common terms, and that of each group, with the agreed constants."""
-    own = declared.described[: 1 + len(declared.parts.groups)]
-    return [_design(with_constants(found, schema.transforms), schema.columns) for found in own]
+    return [_design(terms, schema) for terms in declared.parts.terms]
 
 
 def every_design_of(declared: Declaration, schema: Schema) -> list[Design]:
     """Return the designs of the response's terms, and then those of parameters'."""
-    found = designs_of(declared, schema)
-    for own in declared.of_parameters.values() if ";" in declared.text else ():
-        found += designs_of(own, schema)
-    return found
+    return [_design(terms, schema) for terms in declared.described]
 
 
-def _design(found: Any, columns: Mapping[str, Column]) -> Design:
-    """Return the design of a `formulae` model, evaluated on a frame made of the schema alone."""
-    frame = _typical({name: columns[name] for name in columns_of(found) if name in columns})
-    has_intercept = any(type(term).__name__ == "Intercept" for term in found.common_terms)
-    if not any(hasattr(term, "components") for term in found.common_terms):
-        return Design(has_intercept)
-    found = with_codings(found, columns)
+def _design(terms: Terms, schema: Schema) -> Design:
+    """Return the design of some terms, evaluated on a frame made of the schema alone."""
+    columns = schema.columns
+    if not terms.slopes:
+        return Design(terms.has_intercept)
+    typical = _typical({n: columns[n] for n in columns_of(terms) if n in columns})
+    values = _Values(typical, schema.transforms)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            matrix = _evaluated(found, frame)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            coded = [*_coded(terms, values)]
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated "
-                f"({error}): check the kinds of their columns"
+                f"the terms {terms} cannot be evaluated ({error}): check the kinds of their columns"
             ) from error
-    terms: list[Term] = []
-    columns_in_order: list[str] = []
-    is_smooth = False
-    places: dict[bool, list[int]] = {False: [], True: []}  # of columns, and of offsets
-    for name, term in matrix.terms.items():
-        if name == "Intercept":
-            continue
-        at = range(matrix.slices[name].start, matrix.slices[name].stop)
-        places[term.kind == "offset"] += at
-        if term.kind != "offset":
-            made: tuple[Term, ...] = ()
-            if name.startswith(("s(", "gp(")):
-                from hierfl.formulas.smooths import named_smooth
-
-                made = named_smooth(name, term, len(at), columns)
-                is_smooth |= bool(made)
-            if not made:
-                own, order = _named(name, term, len(at))
-                made, places[False][-len(at) :] = (own,), [at[i] for i in order]
-            for each in made:
-                terms.append(each)
-                columns_in_order += each.columns
-    if is_smooth:
+    blocks, made = [], list[Term]()
+    for term, factors in coded:
+        own, order = _named(term.name, factors, schema)
+        blocks.append(Block(term.name, factors, order))
+        made += own
+    if any(term.smooth for term in made):
         from hierfl.formulas.smooths import check_constants
 
-        check_constants(terms)
+        check_constants(made)
     return Design(
-        has_intercept,
-        matrix,
-        tuple(terms),
-        tuple(columns_in_order),
-        tuple(places[False]),
-        tuple(places[True]),
-        is_smooth,
+        terms.has_intercept,
+        tuple(blocks),
+        tuple(product for product in terms.slopes if product.is_offset),
+        tuple(made),
+        tuple(name for term in made for name in term.columns),
+        schema.transforms,
     )
 
 
-def _evaluated(found: Any, frame: pd.DataFrame) -> CommonEffectsMatrix:
-    """Return the columns of a model's terms, coded as in R: formulae 0.9 loses columns of a:b:c."""
-    found.set_types(frame, ENVIRONMENT)
-    groups: dict[frozenset[str], dict[str, list[str]]] = {}  # numeric parts -> term -> categories
-    for term in sorted(found.common_terms, key=lambda t: len(getattr(t, "components", ()))):
-        names: dict[str, list[str]] = {"numeric": [], "categoric": []}
-        for part in getattr(term, "components", ()):
-            # the steps of mo() are coded as a number is: a curve of each level, from a common start
-            kind = "numeric" if _callee(part) == "mo" else part.kind
-            names.setdefault(kind, []).append(part.name)
-        if term.kind != "offset":
-            groups.setdefault(frozenset(names["numeric"]), {})[term.name] = names["categoric"]
-    codings, terms = {}, []
-    for group in groups.values():
-        codings.update(pick_contrasts(group))
-    for term in found.common_terms:
-        *others, own = codings.get(term.name) or [{}]
-        for coding in others:  # of fewer categories, which no other term spans
-            terms.append(create_extra_term(term, coding, frame, ENVIRONMENT))
-            terms[-1].set_data(coding)
-        terms.append(term)
-        term.set_data(own)
-    matrix = CommonEffectsMatrix(terms)
-    matrix.evaluate(frame, ENVIRONMENT)
-    return matrix
+def _coded(terms: Terms, values: _Values) -> Iterator[tuple[Product, tuple[Coded, ...]]]:
+    """Yield the terms with the codes of their categories, so that no column is in the span of others.
+
+    As in R: a category is coded in full where no other term has what its first level lacks. A term with
+    several codings, which no other terms span, is several: "x + h:j:x" is "x + j:x + h:j:x".
+    """
+    plain = [product for product in terms.products if not product.is_offset]
+    categories = {
+        product: tuple(f for f in product.factors if _is_category(f, values)) for product in plain
+    }
+    used: dict[frozenset[Factor], set[frozenset[tuple[Factor, bool]]]] = {}
+    codings = {}
+    for product in sorted(plain, key=lambda p: len(p.factors)):
+        numeric = frozenset(product.factors) - {*categories[product]}
+        codings[product] = _codings(categories[product], used.setdefault(numeric, set()))
+    for product in (product for product in terms.slopes if product in codings):
+        *others, last = codings[product] or [{}]
+        numbers = [factor for factor in product.factors if factor not in categories[product]]
+        for coding in others:
+            own = Product((*(f for f in categories[product] if f in coding), *numbers))
+            yield own, tuple(_code(f, coding.get(f, False), values) for f in own.factors)
+        yield product, tuple(_code(f, last.get(f, False), values) for f in product.factors)
+
+
+def _codings(
+    categories: tuple[Factor, ...], used: set[frozenset[tuple[Factor, bool]]]
+) -> list[dict[Factor, bool]]:
+    """Return codings of a product of categories, whether each is in full, that span what is not `used` yet.
+
+    Subsets of the categories, coded without their first levels, span spaces that add up to that of the
+    product. Two that differ by one category are one that has this category in full, as in patsy.
+    """
+    sizes = range(len(categories) + 1)
+    subsets = (subset for size in sizes for subset in combinations(categories, size))
+    spaces = [frozenset((category, False) for category in subset) for subset in subsets]
+    spaces = [space for space in spaces if space not in used]
+    used.update(spaces)
+    while pair := next(
+        (
+            (small, large)
+            for small, large in combinations(spaces, 2)
+            if len(large) == len(small) + 1 and small < large
+        ),
+        None,
+    ):
+        small, large = pair
+        ((category, _),) = large - small
+        spaces[spaces.index(large)] = small | {(category, True)}
+        spaces.remove(small)
+    return [dict(space) for space in spaces]
+
+
+def _is_category(factor: Factor, values: _Values) -> bool:
+    """Whether a factor is coded by its levels; the steps of mo() are coded as a number is.
+
+    A curve of each level then starts where all of them do.
+    """
+    is_monotone = isinstance(factor, Call) and factor.callee == "mo"
+    return not is_monotone and hasattr(values.value_of(factor), "cat")
+
+
+def _code(factor: Factor, full: bool, values: _Values) -> Coded:
+    """Return a factor with the codes of its category, whose first or chosen level has none, or its columns."""
+    value, callee = values.value_of(factor), factor.callee if isinstance(factor, Call) else ""
+    if not hasattr(value, "cat"):
+        if callee in CODINGS:
+            raise ValueError(
+                f"'{factor}' codes a column that the formula reads as a number elsewhere: make a "
+                "second column of its numbers, or of its names"
+            )
+        width = values.matrix_of(factor).shape[1]
+        many = tuple(f"{factor.label}[{i}]" for i in range(width))
+        return Coded(factor, many if width > 1 else (factor.label,))
+    levels = list(value.cat.categories)
+    options = options_of(factor).values() if isinstance(factor, Call) else ()
+    chosen = next((level_name(option) for option in options if option is not None), None)
+    if chosen is not None and chosen not in levels:
+        raise ValueError(
+            f"'{factor}' names the level '{chosen}', which is none of {', '.join(levels)}"
+        )
+    base = levels.index(chosen) if chosen is not None else -(callee == "S") % len(levels)
+    names, codes = levels[:base] + levels[base + 1 :], np.eye(len(levels))
+    if callee == "mo":
+        names, codes = levels[1:], np.tri(len(levels), k=-1)[:, :-1]
+    elif callee == "S":
+        codes = np.delete(codes, base, axis=1)
+        codes[base] = -1.0
+        if full:
+            names, codes = ["mean", *names], np.insert(codes, 0, 1.0, axis=1)
+    elif full:
+        names = levels
+    else:
+        codes = np.delete(codes, base, axis=1)
+    return Coded(factor, tuple(f"{factor.label}[{name}]" for name in names), codes)
 
 
 def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
@@ -174,31 +282,45 @@ def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
     return pd.DataFrame(values, index=range(size))
 
 
-def _named(name: str, term: Any, width: int) -> tuple[Term, Sequence[int]]:
-    """Return a term with the names of its columns, and the order of its columns in the matrix."""
-    labels = tuple(term.labels)
-    is_coded = any(component.kind == "categoric" for component in term.components)
-    parts = frozenset((type(component), component.name) for component in term.components)
-    callees = [_callee(component) for component in term.components]
-    if width == 1 and not is_coded:
-        return Term(name, (name,), (), parts, by_step="cs" in callees), range(1)
+# ------------------------------------------------------------ names
+def _named(
+    name: str, factors: Sequence[Coded], schema: Schema
+) -> tuple[tuple[Term, ...], tuple[int, ...] | None]:
+    """Return a term with the names of its columns, two of s(x), and the order of its columns."""
+    parts = frozenset(coded.factor for coded in factors)
+    callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
+    if {*callees} & {*SMOOTHS}:
+        from hierfl.formulas.smooths import named_smooth
+
+        (call,) = parts
+        assert isinstance(call, Call)
+        return named_smooth(call, schema), None
+    labels = tuple(":".join(some) for some in combined(*(coded.labels for coded in factors)))
+    by_step = "cs" in callees
+    if len(labels) == 1 and all(coded.codes is None for coded in factors):
+        return (Term(name, (name,), (), parts, by_step=by_step),), None
     if "mo" in callees:
-        return _monotone(name, term, parts, callees.index("mo"))
-    return Term(name, labels, _coords(name, labels), parts, by_step="cs" in callees), range(width)
+        term, order = _monotone(name, factors, parts)
+        return (term,), order
+    return (Term(name, labels, _coords(name, labels), parts, by_step=by_step),), None
 
 
 def _monotone(
-    name: str, term: Any, parts: frozenset[tuple[type, str]], place: int
-) -> tuple[Term, Sequence[int]]:
+    name: str, factors: Sequence[Coded], parts: frozenset[Factor]
+) -> tuple[Term, tuple[int, ...]]:
     """Return mo(x), or a product with it, whose steps of a curve follow each other."""
-    factors = [component.labels for component in term.components]
-    own = factors.pop(place)
-    sizes = [len(component.labels) for component in term.components]
+    place = next(
+        k for k, coded in enumerate(factors) if getattr(coded.factor, "callee", "") == "mo"
+    )
+    labels = [coded.labels for coded in factors]
+    sizes = list(map(len, labels))
     order = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), place, -1).ravel().tolist()
-    columns = tuple(term.labels[i] for i in order)
-    curves = tuple(":".join(curve) for curve in product(*factors)) if factors else ()
-    steps = _coords(term.components[place].name, own)
-    return Term(name, columns, _coords(name, columns), parts, steps, curves), order
+    every = [":".join(some) for some in combined(*labels)]
+    own = labels.pop(place)
+    columns = tuple(every[i] for i in order)
+    curves = tuple(":".join(curve) for curve in combined(*labels)) if labels else ()
+    steps = _coords(factors[place].factor.label, own)
+    return Term(name, columns, _coords(name, columns), parts, steps, curves), tuple(order)
 
 
 def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:
@@ -206,8 +328,3 @@ def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
     )
-
-
-def _callee(component: Any) -> str:
-    """Return the function of a part of a term, "" of a column."""
-    return str(getattr(getattr(component, "call", component), "callee", ""))

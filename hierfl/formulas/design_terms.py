@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hierfl.formulas.terms import Factor
 from hierfl.formulas.transforms import Constants
 
 FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
@@ -21,6 +22,7 @@ class Smooth:
     size: int
     levels: tuple[str, ...]
     constants: Constants
+    has_by: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ class Term:
     name: str
     columns: tuple[str, ...]
     coords: tuple[str, ...]
-    parts: frozenset[tuple[type, str]]
+    parts: frozenset[Factor]
     steps: tuple[str, ...] = ()  # of mo(x): the levels up to which each of its columns is a step
     curves: tuple[str, ...] = ()  # what mo(x) is multiplied by: each has steps of its own, in a row
     smooth: Smooth | None = None  # of curves, whose coefficients share a scale

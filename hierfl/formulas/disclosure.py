@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import numbers
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Sums, sums
 
@@ -116,8 +116,8 @@ def coarse_frame(
         return frame
     made = {}
     every = () if declared is None else chain(*map(calls, declared.described))
-    degrees = (options_of(call).get("degree", 1) for call in every if call.callee == "poly")
-    powers = 2 * max([1, *(d for d in degrees if isinstance(d, int))])
+    degrees = (options_of(call)["degree"] for call in every if call.callee == "poly")
+    powers = 2 * max([1, *degrees])
     for name, kind in kinds.items():
         is_number = name in frame and kind != "category" and frame[name].dtype.kind in "iuf"
         if not is_number:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -16,14 +17,14 @@ from hierfl.formulas.agree import agreed, has_columns
 from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
+from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.layout import Dims, Layout, dims, layout
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
-from hierfl.formulas.parse import Declaration, Missing
-from hierfl.formulas.priors import all_priors
+from hierfl.formulas.parse import parse
 from hierfl.formulas.questions import Kinds, Question, answering
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.shown import prior_table, text_of, updated_whole
+from hierfl.formulas.shown import prior_table, text_of, updated
 from hierfl.formulas.source import source
 from hierfl.models.families import ResponseFamily
 from hierfl.models.priors import Prior
@@ -69,12 +70,13 @@ class Formula:
     @cached_property
     def declared(self) -> Declaration:
         """The formula, its family and its clients."""
-        found = Declaration(self.text, self.family, self.clients, self.missing, self.data2)
-        if "trunc" not in self.text:
-            return found
+        formulas = parse(self.text)
+        declared = Declaration(formulas, self.family, self.clients, self.missing, self.data2)
+        if formulas.main.bounds is None:
+            return declared
         from hierfl.formulas.left_side import with_bounds
 
-        return with_bounds(found)
+        return with_bounds(declared)
 
     @property
     def agreed(self) -> Schema:
@@ -109,17 +111,14 @@ class Formula:
     @property
     def layouts(self) -> list[Layout]:
         """The layout of the response's terms, and then those of parameters."""
-        others = self.parameters.values() if ";" in self.text else ()
-        return [self.layout, *(own.layout for own in others)]
+        return [self.layout, *(parameter.layout for parameter in self.parameters.values())]
 
     @cached_property
     def all_priors(self) -> dict[str, Prior]:
         """The prior of every site, or of each column of it, the user's and the defaults."""
-        if ";" in self.text:
-            return priors_with_parameters(
-                self.declared, self.agreed, self.layout, self.parameters, self.priors
-            )
-        return all_priors(self.declared, self.agreed, self.layout, self.priors)
+        return priors_with_parameters(
+            self.declared, self.agreed, self.layout, self.parameters, self.priors
+        )
 
     def on(
         self,
@@ -171,7 +170,7 @@ class Formula:
         """
         check_names("update", options, OPTIONS)
         own = {name: getattr(self, name) for name in OPTIONS} | options
-        made = replace(self, text=updated_whole(self.text, text), **given(**own))
+        made = replace(self, text=updated(self.text, text), **given(**own))
         check_declared(made.declared)
         return made
 
@@ -189,7 +188,7 @@ class Formula:
         Raises:
             ValueError: clients have not agreed on a schema.
         """
-        with_terms = [*self.parameters.values()] if ";" in self.text else ()
+        with_terms = [*self.parameters.values()]
         return source(self.declared, self.agreed, self.layout, self.all_priors, "model", with_terms)
 
     @cached_property
@@ -206,9 +205,8 @@ class Formula:
     def dims(self) -> dict[str, Dims]:
         """Site -> name and labels of each of its dimensions, for ArviZ and tables."""
         found = dims(self.declared, self.agreed, self.layout)
-        if ";" in self.text:
-            for own in self.parameters.values():
-                found |= dims(own.declared, self.agreed, own.layout)
+        for own in self.parameters.values():
+            found |= dims(own.declared, self.agreed, own.layout)
         return found
 
     def __call__(self, batch: ClientBatch) -> None:
@@ -235,7 +233,7 @@ class Formula:
             frames,
             self._inside,
             labeled=labeled,
-            others=[p.layout for p in self.parameters.values()] if ";" in self.text else (),
+            others=self.layouts[1:],
         )
 
 
@@ -285,7 +283,7 @@ def schema(
     kinds: Kinds = {str(n): None for n in next(iter(parts.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
-    if declared is not None and "mi(" in declared.text:
+    if declared is not None and declared.imputed:
         from hierfl.formulas.imputed import with_known
 
         rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
@@ -329,11 +327,8 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     """Return frames of a formula, and only those, as a program's rows; when `asked` some may lack the response."""
     if not isinstance(model, Formula) or rows is None or isinstance(rows, ClientData):
         return rows
-    others = [p.layout for p in model.parameters.values()] if ";" in model.text else []
-    inner = list(model.layout.at("within"))
-    for found in others:
-        inner += found.at("within")
-    for term in inner:
+    layouts = model.layouts
+    for term in chain.from_iterable(found.at("within") for found in layouts):
         names = [name for name in by_client(rows, model.clients) if name in fitted]
         if lost := [name for name in names if (name, term.group.name) not in model._inside]:
             raise ValueError(
@@ -347,4 +342,4 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     agreed_on, inside = (model.declared, model.agreed, model.layout), model._inside
     if asked:  # what other clients' groups are called in one question does not bind the next
         inside = {place: names for place, names in inside.items() if place[0] in fitted}
-    return client_data(*agreed_on, rows, inside, labeled=labeled, asked=asked, others=others)
+    return client_data(*agreed_on, rows, inside, labeled=labeled, asked=asked, others=layouts[1:])

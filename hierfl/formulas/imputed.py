@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulae.terms.call import Call
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import check_column, missing_in, numbers
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
+from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import INTERCEPT, NO_NAME, Layout, Writer, rows_of_above
 from hierfl.formulas.parameters import LINKS, covariate_family
-from hierfl.formulas.parse import Declaration
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import calls, columns_of
+from hierfl.formulas.terms import calls, column_of, columns_of
 
 NOT_AVERAGED = (
     "student",
@@ -103,19 +103,20 @@ def check_known(name: str, mean: float, sd: float, *, above: bool) -> None:
 def _imputed_in(found: Any) -> set[str]:
     """Return the columns of mi(x) among the terms; refuse mi() in a function, or twice in a product."""
     names = set()
-    for term in found.common_terms:
-        parts = [part for part in getattr(term, "components", ()) if isinstance(part, Call)]
-        own = [part.call.args[0].name for part in parts if part.call.callee == "mi"]
+    for term in found.products:
+        own = [column_of(f) for f in term.factors if isinstance(f, Call) and f.callee == "mi"]
         if len(own) > 1:
             raise ValueError(
                 f"the term '{term.name}' is a product of two covariates that may both be missing: "
                 "multiply mi() by columns that are not"
             )
         names |= {*own}
-    inner = [
-        call for call in calls(found) if call.callee == "mi" and call.args[0].name not in names
+    inner = [call for call in calls(found) if call.callee == "mi" and column_of(call) not in names]
+    wrapped = [
+        call
+        for call in calls(found)
+        if call.callee != "mi" and any(inner.callee == "mi" for inner in calls_within(call))
     ]
-    wrapped = [c for c in calls(found) if c.callee != "mi" and "mi(" in str(c)]
     if inner or wrapped:
         raise ValueError(
             f"'{(wrapped or inner)[0]}' is a function of mi(): make a column of it first, and impute "
@@ -127,10 +128,10 @@ def _imputed_in(found: Any) -> set[str]:
 def _plain(found: Any) -> set[str]:
     """Return the columns that terms read outside of mi()."""
     names: set[str] = set()
-    for term in found.common_terms:
-        for part in getattr(term, "components", ()):
-            if not (isinstance(part, Call) and part.call.callee == "mi"):
-                names |= {*part.var_names}
+    for term in found.products:
+        for factor in term.factors:
+            if not (isinstance(factor, Call) and factor.callee == "mi"):
+                names |= {*names_in(factor)}
     return names
 
 
@@ -188,12 +189,8 @@ def known_values(
 
 def _columns(design: Design, name: str) -> list[str]:
     """Return the columns of a design that read mi(name)."""
-    terms = [t for t in design.terms if any(_is_of(part, name) for _, part in t.parts)]
+    terms = [term for term in design.terms if Call("mi", (Name(name),)) in term.parts]
     return [column for term in terms for column in term.columns]
-
-
-def _is_of(part: str, name: str) -> bool:
-    return part.replace("`", "") == f"mi({name})"
 
 
 def stepped(found: Layout, name: str) -> Layout:

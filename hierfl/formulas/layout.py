@@ -13,10 +13,11 @@ import pandas as pd
 import pyro.distributions as dist
 import torch
 
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
-from hierfl.formulas.parse import Declaration, response_of
+from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.syntax import Group
+from hierfl.formulas.terms import Factor
 from hierfl.models.families import Response, as_source
 from hierfl.models.priors import Prior
 
@@ -124,7 +125,7 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
     )
     read = tuple(name for name in common.columns if name not in own and name not in above)
     found = Layout(common, takes_intercept, {}, groups, own, above, read)
-    if "cs(" in declared.text:
+    if any(term.by_step for term in common.terms):
         found = with_steps(found)
     if common.has_intercept:
         found = replace(found, means=_means(found, schema))
@@ -206,7 +207,7 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
         if name in reserved:
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
         reserved[name] = "the response" if name == names[0] else "another term"
-    made_of: dict[str, frozenset[tuple[type, str]]] = {}
+    made_of: dict[str, frozenset[Factor]] = {}
     for design in (found.common, *(term.design for term in found.groups)):
         for name, parts in ((name, term.parts) for term in design.terms for name in term.columns):
             if design.columns.count(name) > 1 or made_of.setdefault(name, parts) != parts:

@@ -13,7 +13,7 @@ from typing import Literal
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import Column, ordered, refuse_similar
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.questions import Ask, Question
 from hierfl.formulas.transforms import Sums, moments
 

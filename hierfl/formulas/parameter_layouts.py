@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.layout import CENTERED, INTERCEPT, NO_NAME, Layout, layout
 from hierfl.formulas.parameters import LINKS, SOME
-from hierfl.formulas.parse import Declaration
-from hierfl.formulas.priors import all_priors
+from hierfl.formulas.priors import all_priors, is_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.models.priors import Prior
 
@@ -29,7 +29,7 @@ class Parameter:
     @property
     def inverse(self) -> str:
         """What takes the linear predictor to the parameter, as code."""
-        return LINKS[self.name][1]
+        return LINKS[self.name].inverse
 
     def own(self, priors: Mapping[str, Prior]) -> dict[str, Prior]:
         """Return the priors of this parameter's sites, by the names that its layout has."""
@@ -45,7 +45,7 @@ class Parameter:
         return {
             columns.get(key, key): prior
             for key, prior in priors.items()
-            if key in columns or key.partition("[")[0] in sites
+            if key in columns or any(is_of(key, site) for site in sites)
         }
 
     def named(self, priors: Mapping[str, Prior]) -> dict[str, Prior]:

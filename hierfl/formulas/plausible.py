@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import pandas as pd
-from formulae.terms.call_resolver import LazyCall
 
 from hierfl.formulas.answers import argument_of
 from hierfl.formulas.columns import number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, few_differ, told
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import calls, calls_within, options_of, with_constants
+from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Constants
 
 
-def stateful_calls(declared: Declaration, constants: Mapping[str, Constants]) -> list[LazyCall]:
-    """Return a formula's transforms, inner ones first, with the constants of those inside them."""
-    every = [c for found in declared.described for c in calls(with_constants(found, constants))]
+def stateful_calls(declared: Declaration) -> list[Call]:
+    """Return a formula's transforms, inner ones first."""
+    every = chain.from_iterable(map(calls, declared.described))
     return [call for call in every if call.callee in STATEFUL]
 
 
@@ -48,7 +48,7 @@ def check_schema(
             values: Any = number_column(told_of[name], name, client)
             own = told(values[pd.notna(values)], least)
             check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
-    every = {str(call): call for call in stateful_calls(declared, schema.transforms)}
+    every = {str(call): call for call in stateful_calls(declared)}
     if text and text not in every:
         raise Implausible(f"the formula has no transform '{text[:200]}'")
     within = calls_within(every[text]) if text else every.values()
@@ -61,7 +61,7 @@ def check_schema(
         own = told(values, least)
         check_moments(key, constants.mean, constants.sd, own, schema.rows)
         if key != text:
-            kind = str(every[key].callee)
+            kind = every[key].callee
             check_constants(kind, key, constants, options_of(every[key]), values, least)
 
 
@@ -75,7 +75,7 @@ def check_design(
     ready = prepared(frame, schema.columns, client)
     known: dict[str, Any] = {}
     designs = every_design_of(declared, schema)
-    if "mi(" in declared.text:
+    if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
         ready, gone = filled(declared.imputed, ready)

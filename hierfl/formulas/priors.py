@@ -12,9 +12,9 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
 
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
-from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
@@ -148,6 +148,11 @@ def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> di
     return found | ({term.cor: 1.0} if term.cor else {})
 
 
+def is_of(name: str, site: str) -> bool:
+    """Return whether a name is that of a site, or of one of its entries."""
+    return name == site or name.startswith(f"{site}[")
+
+
 def keys_of(name: str, found: Layout) -> list[str]:
     """Return what a user may call a site or column, its own name first."""
     keys = [name]
@@ -160,9 +165,9 @@ def keys_of(name: str, found: Layout) -> list[str]:
             keys += [site, *more] if name in one.of_curves(site) else []
         for kind in one.smooth.kinds if one.smooth else ():
             site = f"{kind}_{one.name}"
-            keys += [site, kind] if name.partition("[")[0] == site or name == site else []
+            keys += [site, kind] if is_of(name, site) else []
     for term in found.groups:
-        if name == term.sd or name.startswith(f"{term.sd}["):
+        if is_of(name, term.sd):
             keys += [term.sd, "sd"]
         if name == term.cor:
             keys.append("cor")

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from formulae.terms.call_resolver import LazyCall
 from msgspec import Meta
 
 from hierfl.core.typed_json import Count, made_of, written
@@ -35,9 +34,10 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.expressions import Call
 from hierfl.formulas.plausible import check_schema, stateful_calls
 from hierfl.formulas.schema import Schema
 
@@ -99,15 +99,15 @@ def answering(
         return coarse_frame(frame, kinds, declared, schema.min_count)
 
     if question.kind == "call":
-        call = call_of(declared, schema, question.text)
+        call = call_of(declared, question.text)
         return lambda frame, client: of_call(call, schema, coarsely(frame), client, question.at)
     designs = every_design_of(declared, schema)
     return lambda frame, client: of_design(designs, declared, schema, coarsely(frame), client)
 
 
-def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
-    """Return a transform of the formula, with the constants of the transforms inside it."""
-    for call in stateful_calls(declared, schema.transforms):
+def call_of(declared: Declaration, text: str) -> Call:
+    """Return a transform of the formula."""
+    for call in stateful_calls(declared):
         if str(call) == text:
             return call
     raise ValueError(f"the formula has no transform '{text}'")
@@ -117,7 +117,7 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
 def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
     """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
-    if "mi(" in declared.text:
+    if declared.imputed:
         from hierfl.formulas.imputed import with_known
 
         whole = with_known(whole, declared, client, least)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
-from hierfl.formulas.parameters import parts_of
-from hierfl.formulas.parse import summands_of, tokens_of
+from hierfl.formulas.expressions import Call, Dot, Expression, Operation, summands, within
+from hierfl.formulas.grammar import Reader
 from hierfl.formulas.priors import keys_of
-from hierfl.formulas.syntax import text_of_tokens
+from hierfl.formulas.tokens import refused
 from hierfl.models.families import as_source
-
-DOT = re.compile(r"(?<![\w.])\.(?![\w.])")
 
 
 def text_of(formula: Any) -> str:
     """Return a formula in brms's form, a line for each part."""
     lines = {
-        "Formula": "\n         ".join(parts_of(formula.text)),
+        "Formula": "\n         ".join(formula.declared.formulas.texts),
         "Family": f"{formula.family.name}, link {formula.family.link}",
         "Clients": formula.clients,
     }
@@ -50,11 +48,10 @@ def prior_table(formula: Any) -> pd.DataFrame:
     layouts = formula.layouts
     correlations = {term.cor for found in layouts for term in found.groups if term.cor}
     keys = {site: set(keys_of(site, formula.layout)) for site in formula.all_priors}
-    if ";" in formula.text:
-        for own in formula.parameters.values():
-            for site in own.own(formula.all_priors):
-                known = own.named(dict.fromkeys(keys_of(site, own.layout), 0.0))
-                keys[next(iter(own.named({site: 0.0})))] = set(known) - {"b", "sd", "cor"}
+    for parameter in formula.parameters.values():
+        for site in parameter.own(formula.all_priors):
+            own_keys = parameter.named(dict.fromkeys(keys_of(site, parameter.layout), 0.0))
+            keys[next(iter(parameter.named({site: 0.0})))] = {*own_keys} - {"b", "sd", "cor"}
     rows = []
     for site, prior in formula.all_priors.items():
         text = f"LKJ({prior:g})" if site in correlations else _prior(prior)
@@ -64,56 +61,55 @@ def prior_table(formula: Any) -> pd.DataFrame:
 
 
 # ------------------------------------------------------------ other terms
-def updated_whole(old: str, new: str) -> str:
-    """Return the text of a formula whose response has other terms; terms of parameters stay."""
+def updated(old: str, new: str) -> str:
+    """Return the text of formulas whose response has other terms: a dot is what stands on its side.
+
+    The formulas of parameters stay.
+
+    >>> updated("y ~ age + (1 | h); sigma ~ x", "~ . + sex - (1 | h)")
+    'y ~ age + sex; sigma ~ x'
+    """
     if not isinstance(new, str):
         raise TypeError(f"the update is {shown(new)}: write a text, '~ . + age'")
-    if len(parts_of(new)) > 1:
+    reader = Reader(new, dots=True)
+    change, *several = reader.formulas()
+    if several:
         raise ValueError(f"the update '{new}' has several formulas: declare them by hierfl.formula")
-    first, *others = parts_of(old)
-    return "; ".join([updated_text(first, new), *others])
-
-
-def updated_text(old: str, new: str) -> str:
-    """Return a formula's text with other terms: a dot is what stands on its side of the old one.
-
-    >>> updated_text("y ~ age + (1 | h)", "~ . + sex - (1 | h)")
-    'y ~ age + sex'
-    """
-    stand_in = "all_of_it"
-    while stand_in in old + new:
-        stand_in += "_"
-    (response, terms), (left, right) = _sides(old), _sides(_marked(new, stand_in))
-    before = (text_of_tokens(left) or stand_in).replace(stand_in, text_of_tokens(response))
-    parts: list[str] = []
-    for sign, tokens in summands_of(right):
-        term = text_of_tokens(tokens)
-        if term == stand_in and sign == "+":
-            parts += [f"{s} {text_of_tokens(t)}" for s, t in summands_of(terms)]
-        elif stand_in in term:
-            raise ValueError(
-                f"the update '{new.strip()}' has a dot inside of a term: write it as a term of its own"
+    first, *others = Reader(old).formulas()
+    assert first.left is not None
+    response = first.left if change.left is None else _filled(change.left, first.left)
+    terms = list[tuple[str, Expression]]()
+    for sign, term in summands(change.right):
+        if isinstance(term, Dot) and sign == "+":
+            terms += summands(first.right)
+        elif any(isinstance(inner, Dot) for inner in within(term)):
+            raise refused(
+                new, term.at, "the update has a dot inside of a term: write it as a term of its own"
             )
-        elif sign == "-" and f"+ {term}" in parts:
-            parts.remove(f"+ {term}")
-        elif sign == "-" and "|" in term:
-            raise ValueError(f"the formula '{old}' has no term '{term}' to take away: leave it out")
-        elif f"{sign} {term}" not in parts:
-            parts.append(f"{sign} {term}")
-    return f"{before} ~ {' '.join(parts).removeprefix('+ ') or '1'}"
+        elif sign == "-" and ("+", term) in terms:
+            terms.remove(("+", term))
+        elif sign == "-" and isinstance(term, Operation) and term.is_bar:
+            raise refused(
+                new,
+                term.at,
+                f"the formula '{old}' has no term '({term})' to take away: leave it out",
+            )
+        elif (sign, term) not in terms:
+            terms.append((sign, term))
+    written = " ".join(f"{sign} {_in_sum(term)}" for sign, term in terms).removeprefix("+ ") or "1"
+    return "; ".join([f"{response} ~ {written}", *(sides.text for sides in others)])
 
 
-def _sides(text: str) -> tuple[list[Any], list[Any]]:
-    """Return the signs before and after the "~" of a formula."""
-    tokens = tokens_of(text)
-    at = [place for place, token in enumerate(tokens) if token.kind == "TILDE"]
-    if len(at) != 1 or at[0] == len(tokens) - 1:
-        raise ValueError(f"'{text}' has no terms after one sign '~': write '~ . + age'")
-    return tokens[: at[0]], tokens[at[0] + 1 :]
+def _in_sum(term: Expression) -> str:
+    """Return a term as it stands in a sum."""
+    apart = isinstance(term, Operation) and (term.is_bar or term.is_sum)
+    return f"({term})" if apart else str(term)
 
 
-def _marked(text: str, stand_in: str) -> str:
-    """Return a text with another word for each dot outside of back-quotes."""
-    parts = text.split("`")
-    parts[::2] = [DOT.sub(stand_in, part) for part in parts[::2]]
-    return "`".join(parts)
+def _filled(expression: Expression, dot: Expression) -> Expression:
+    """Return an expression with another in place of its dots."""
+    if isinstance(expression, Dot):
+        return dot
+    if isinstance(expression, Operation | Call):
+        return replace(expression, args=tuple(_filled(arg, dot) for arg in expression.args))
+    return expression

@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyro.distributions as dist
 
 from hierfl.formulas.design_terms import Smooth, Term
-from hierfl.formulas.transforms import LONG, SHORT, SMOOTHS, Constants
+from hierfl.formulas.expressions import Call, Name
+from hierfl.formulas.functions import LONG, SHORT
+from hierfl.formulas.schema import Schema
 from hierfl.models.families import half_student
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
-    from hierfl.formulas.columns import Column
-    from hierfl.formulas.syntax import Group
+    from hierfl.formulas.parse import Group
 
 TAIL = 0.01  # prior probability beyond each end of the length scales that sines can have
 
 
-def named_smooth(
-    name: str, term: Any, width: int, columns: Mapping[str, Column]
-) -> tuple[Term, ...]:
-    """Return the terms of a smooth of `width` columns, lines first; () of a column called like one."""
-    call: Any = getattr(term.components[0], "call", None)
-    if getattr(call, "callee", "") not in SMOOTHS:
-        return ()
-    constants: Constants = call.stateful_transform.func
+def named_smooth(call: Call, schema: Schema) -> tuple[Term, ...]:
+    """Return the terms of a smooth, lines first."""
+    name, constants = str(call), schema.transforms[str(call)]
     is_spline = call.callee == "s"
     size = len(constants.knots) - 2 if is_spline else constants.degree
-    by = getattr(call.kwargs.get("by"), "name", "")
-    levels = columns[by].levels if by else ()
-    parts = frozenset((type(component), component.name) for component in term.components)
+    by = call.option("by")
+    levels = schema.columns[by.name].levels if isinstance(by, Name) else ()
+    parts = frozenset([call])
     numbers = tuple(map(str, range(1, size + 1)))
     coords = tuple(f"{level}:{n}" for level in levels for n in numbers) or numbers
-    smooth = Smooth(call.callee, size, levels, constants)
+    smooth = Smooth(call.callee, size, levels, constants, by is not None)
     curves = Term(name, labels(name, coords), coords, parts, smooth=smooth)
     if not is_spline:
         return (curves,)
     line = f"linear_{name}"
-    coords = levels or ((by, f"{by}:{call.args[0]}") if by else ())
+    coords = levels or ((by.name, f"{by.name}:{call.args[0]}") if isinstance(by, Name) else ())
     return Term(line, labels(line, coords) or (line,), coords, parts), curves
 
 
@@ -117,7 +113,7 @@ def entries_of(
             f"the term '{group.text}' has '{next(iter(owner.values()))}', which has no correlations: "
             f"write ({group.terms} || {group.name})"
         )
-    if lost := [t.name for t in terms if t.smooth and "by=" in t.name]:
+    if lost := [t.name for t in terms if t.smooth and t.smooth.has_by]:
         raise ValueError(
             f"the term '{group.text}' has '{lost[0]}': leave by= out, or let it stand alone"
         )

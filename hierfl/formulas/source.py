@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.layout import (
     INTERCEPT,
@@ -18,7 +19,6 @@ from hierfl.formulas.layout import (
 )
 from hierfl.formulas.origin import means_of, write_moved
 from hierfl.formulas.parameter_layouts import Parameter
-from hierfl.formulas.parse import Declaration, response_of
 from hierfl.formulas.schema import Schema
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
@@ -77,7 +77,7 @@ def source(
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
     likelihood = declared.family.expression(additions_of(declared))
-    if "mi(" in declared.text:
+    if declared.imputed:
         from hierfl.formulas.imputed import stepped, write_imputed
 
         for covariate in declared.imputed:

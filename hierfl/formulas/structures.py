@@ -22,17 +22,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.formulas.call_syntax import HOW
 from hierfl.formulas.columns import level_name, refuse_similar
+from hierfl.formulas.parse import HOW, Group
 from hierfl.formulas.questions import Ask, Question
 from hierfl.formulas.schema import Grouping, Schema
-from hierfl.formulas.syntax import Group
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
+    from hierfl.formulas.declaration import Declaration
     from hierfl.formulas.layout import GroupTerm, Writer
-    from hierfl.formulas.parse import Declaration
 
 Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
 NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1

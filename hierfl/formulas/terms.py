@@ -1,282 +1,359 @@
-"""A formula's terms as `formulae` reads them, checked and named."""
+"""The terms of a sum, "1 + age * sex": products of columns and calls, each once, and what may be none."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import Any
 
-import numpy as np
-from formulae.categorical import (
-    ENCODINGS,
-    CategoricalBox,
-    ContrastMatrix,
-    Encoding,
-    Sum,
-    Treatment,
-)
-from formulae.environment import Environment
-from formulae.terms.call import Call
-from formulae.terms.call_resolver import LazyCall, LazyOperator, LazyVariable
-from formulae.terms.variable import Variable
-from formulae.transforms import TRANSFORMS
-
-from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.syntax import read_terms
-from hierfl.formulas.transforms import (
+from hierfl.formulas.expressions import (
+    Call,
+    Expression,
+    Literal,
+    Name,
+    Operation,
+    calls_within,
+    names_in,
+    summands,
+    within,
+)
+from hierfl.formulas.functions import (
     CODINGS,
     FUNCTIONS,
     NEAREST,
     OPTIONS,
     OTHERS,
     SMOOTHS,
-    Constants,
+    Option,
+    enough_sines,
 )
+from hierfl.formulas.tokens import refused
 
-ALONE = ("cs", *SMOOTHS)  # which no product may hold
-
-# Functions in reach of a formula: formulae's own, then numbers' functions.
-ENVIRONMENT = Environment(
-    [
-        {**TRANSFORMS, **ENCODINGS, "mo": TRANSFORMS["C"], "cs": lambda x: x, "mi": lambda x: x},
-        dict.fromkeys(("s", "gp"), TRANSFORMS["bs"]),  # replaced by what clients agree on
-    ]
-).with_outer_namespace(FUNCTIONS)
+ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
+FUNCTIONS_HERE = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}
+Factor = Name | Call
 
 
-def _is_equal(one: LazyCall, other: object) -> bool:
-    return isinstance(other, LazyCall) and (one.callee, one.args, one.kwargs) == (
-        other.callee,
-        other.args,
-        other.kwargs,
-    )
+@dataclass(frozen=True)
+class Product:
+    """A term: its factors, in the order in which they are written; the intercept has none."""
 
-
-# formulae 0.9 cannot compare a call with another kind: scale(age) + scale(log(dose)). Now it can.
-LazyCall.__eq__ = _is_equal
-# What binds closer has the higher number.
-_BINDING = {"+": 2, "-": 2, "*": 3, "/": 3, "**": 4}
-
-
-def _operation(self: LazyOperator) -> str:
-    """Return an operation as text, with the parentheses that its value needs."""
-    own = _BINDING.get(self.symbol, 1)
-    texts = []
-    for place, part in enumerate(self.args):
-        inner = isinstance(part, LazyOperator)
-        signed = inner and len(part.args) == 1
-        other = _BINDING.get(part.symbol, 1) if inner and not signed else 3
-        apart = (
-            other < own if signed else other < own or (other == own and (place or own in (1, 4)))
-        )
-        texts.append(f"({part})" if inner and (apart or len(self.args) == 1) else str(part))
-    return f"{self.symbol}{texts[0]}" if len(texts) == 1 else f" {self.symbol} ".join(texts)
-
-
-# formulae 0.9 leaves parentheses out, so that two terms could have one name, and one was lost.
-LazyOperator.__str__ = _operation
-# Likewise a column of an odd name, I(`x + z`), without back-quotes.
-LazyVariable.__str__ = lambda self: (
-    self.name if re.fullmatch(r"[^\W\d][\w.]*", self.name) else f"`{self.name}`"
-)
-
-
-def described(text: str) -> Any:
-    """Return terms as a `formulae` model; of an unsupported function name the nearest supported one."""
-    found = read_terms(text)
-    if "Intercept" in columns_of(found):
-        raise ValueError("'Intercept' has the name of the intercept: rename the column")
-    for call in calls(found):
-        _check_call(call)
-        if call.callee in (*ALONE, "mo"):
-            _check_alone(found, call)
-    return found
-
-
-def _check_alone(found: Any, call: LazyCall) -> None:
-    """Refuse cs() or a smooth inside of a product or of another function, and products of two mo()."""
-    for term in found.common_terms:
-        parts: Any = getattr(term, "components", ())
-        of_parts = [getattr(part, "call", None) for part in parts]
-        if any(of is call for of in of_parts):
-            monotone = [of for of in of_parts if getattr(of, "callee", "") == "mo"]
-            if len(monotone) > 1:
-                raise ValueError(
-                    f"'{term.name}' is a product of two monotonic effects: take C(x) or x as a number "
-                    "for one of them"
-                )
-            if len(parts) == 1 or call.callee == "mo":
-                return
-    curve = call.callee in SMOOTHS
-    advice = f"; {call.callee}(x, by=z) varies with z" if curve else ""
-    raise ValueError(
-        f"'{call}' stands in a product or a function: let it be a term of its own{advice}"
-    )
-
-
-def monotone_columns(found: Any) -> set[str]:
-    """Return the columns of the monotonic effects of a `formulae` model."""
-    return {call.args[0].name for call in calls(found) if call.callee == "mo"}
-
-
-def calls(found: Any) -> Iterator[LazyCall]:
-    """Yield every call in the terms of a `formulae` model, inner ones first."""
-    for term in found.common_terms:
-        for component in getattr(term, "components", ()):
-            if isinstance(component, Call):
-                yield from calls_within(component.call)
-
-
-def calls_within(part: Any) -> Iterator[LazyCall]:
-    """Yield every call in a part of a term, inner ones first."""
-    if isinstance(part, LazyOperator):
-        for argument in part.args:
-            yield from calls_within(argument)
-    if isinstance(part, LazyCall):
-        for argument in (*part.args, *part.kwargs.values()):
-            yield from calls_within(argument)
-        yield part
-
-
-def _check_call(call: LazyCall) -> None:
-    """Refuse functions that are not known, and arguments that they would not use."""
-    name = str(call.callee)
-    known = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}
-    if name not in known and name.removeprefix("np.") not in FUNCTIONS:
-        if name in NEAREST:
-            raise ValueError(f"'{call}' is not supported: write {NEAREST[name]}")
-        raise ValueError(
-            f"the function '{name}' of '{call}' is not known: make a column of it first, write a "
-            f"column's name in backticks, or use one of {', '.join(sorted(known - {'offset', 'I'}))}"
-        )
-    if not call.args:
-        raise ValueError(f"'{call}' has no argument: write {name}(column)")
-    if name in ("cs", "mi") and not isinstance(call.args[0], LazyVariable):
-        raise ValueError(
-            f"'{call}' has no single column: write {name}() of each, {name}(a) + {name}(b), or make a "
-            "column"
-        )
-    if name in CODINGS and not isinstance(call.args[0], LazyVariable):
-        raise ValueError(f"'{call}' codes no column: make a column of '{call.args[0]}' first")
-    if name in SMOOTHS:
-        _check_smooth(call)
-    options = OPTIONS.get(name, ())
-    for option in call.kwargs:
-        if option not in options:
-            advice = f"give {', '.join(options)}" if options else "it takes a column alone"
-            raise ValueError(f"'{call}' has the option '{option}', which is not known: {advice}")
-    if len(call.args) > 1 + len(options[:1]) or (len(call.args) > 1 and options[0] in call.kwargs):
-        shown = ", ".join(["column", *(f"{option}=..." for option in options)])
-        raise ValueError(f"'{call}' has an argument too many: write {name}({shown})")
-
-
-def _check_smooth(call: LazyCall) -> None:
-    """Refuse a smooth of several columns, one of groups, and a `by` that is no column."""
-    if "'re'" in str(call).replace('"', "'"):
-        raise ValueError(
-            f"'{call}' are groups: write ({call.args[0]} | hospital), or (1 | hospital)"
-        )
-    if len(call.args) > 1:
-        raise ValueError(
-            f"'{call}' is a smooth of several columns, which is not supported: write a smooth of "
-            f"each, options by name, {call.callee}(x, k=10), or s(x, hospital, bs='fs') for a curve "
-            "of each hospital"
-        )
-    if not isinstance(call.kwargs.get("by", LazyVariable("x")), LazyVariable):
-        raise ValueError(f"by of '{call}' is no column: make a column of it first")
-
-
-def columns_of(found: Any) -> tuple[str, ...]:
-    """Return the columns that the terms of a `formulae` model read."""
-    names = set[str]().union(*(term.var_names for term in found.common_terms))
-    return tuple(sorted(names - {""}))
-
-
-def bare_columns(found: Any) -> frozenset[str]:
-    """Return the columns that are read outside of C(), S() and T(), as the frame has them."""
-    terms = [part for term in found.common_terms for part in getattr(term, "components", ())]
-    return frozenset(name for part in terms for name in _bare(getattr(part, "call", part)))
-
-
-def _bare(part: Any) -> Iterator[str]:
-    if isinstance(part, Variable | LazyVariable):
-        yield str(part.name)
-    elif isinstance(part, LazyOperator | LazyCall) and getattr(part, "callee", "") not in CODINGS:
-        for argument in part.args:
-            yield from _bare(argument)
-        if getattr(part, "callee", "") in SMOOTHS and "by" in part.kwargs:
-            yield from _bare(part.kwargs["by"])
-
-
-def options_of(call: LazyCall) -> dict[str, Any]:
-    """Return the options of a call by name; refuse those that are no numbers and no texts."""
-    given = dict(zip(OPTIONS.get(str(call.callee), ()), call.args[1:], strict=False)) | dict(
-        call.kwargs
-    )
-    given.pop("by", None)  # a column
-    try:
-        return {name: value.eval({}, ENVIRONMENT) for name, value in given.items()}
-    except (KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"the options of '{call}' must be numbers: write them out") from error
-
-
-def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
-    """Set the agreed constants of a `formulae` model's transforms, in `LazyCall.stateful_transform`."""
-    for call in calls(found):  # products hold copies of their parts
-        if str(call) in constants:
-            found_of = constants[str(call)]
-            call.stateful_transform = partial(found_of, str(call.callee), str(call))
-    return found
-
-
-class Steps(Encoding):  # type: ignore[misc]
-    """A column for each level but the first, which is 1 from that level on."""
-
-    def code_with_intercept(self, levels: list[str]) -> ContrastMatrix:
-        """Return the columns; the first level is zero also where there is no intercept."""
-        return self.code_without_intercept(levels)
-
-    def code_without_intercept(self, levels: list[str]) -> ContrastMatrix:
-        """Return the columns, (levels, levels - 1)."""
-        return ContrastMatrix(np.tri(len(levels), k=-1)[:, : len(levels) - 1], list(levels[1:]))
-
-
-class _Coded(CategoricalBox):  # type: ignore[misc]
-    """A coded column with all agreed levels, some of which the rows at hand may lack."""
+    factors: tuple[Factor, ...] = ()
 
     @property
-    def levels(self) -> Any:
-        """All levels; `formulae` refuses those that the rows lack."""
-        return self._levels
+    def name(self) -> str:
+        """The term's name, "age:sex"."""
+        return ":".join(factor.label for factor in self.factors) or "Intercept"
 
-    @levels.setter
-    def levels(self, value: Any) -> None:
-        self._levels = value
+    @property
+    def is_offset(self) -> bool:
+        """It has no coefficient."""
+        return [_callee(factor) for factor in self.factors] == ["offset"]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that it reads."""
+        return frozenset(chain.from_iterable(map(names_in, self.factors)))
+
+    def __str__(self) -> str:
+        """Return the term as text."""
+        return ":".join(map(str, self.factors)) or "1"
 
 
-def with_codings(found: Any, columns: Mapping[str, Column]) -> Any:
-    """Give C(), S() and T() of a `formulae` model the agreed levels of their columns."""
-    for call in calls(found):
-        if call.callee in CODINGS:
-            levels = list(columns[call.args[0].name].levels)
-            if not levels:
-                raise ValueError(
-                    f"'{call}' codes a column that the formula reads as a number elsewhere: make "
-                    "a second column of its numbers, or of its names"
+@dataclass(frozen=True)
+class Terms:
+    """The terms of one sum, in order."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether one of them is the intercept."""
+        return Product() in self.products
+
+    @property
+    def slopes(self) -> tuple[Product, ...]:
+        """The terms but the intercept."""
+        return tuple(product for product in self.products if product.factors)
+
+    def __str__(self) -> str:
+        """Return the sum as text."""
+        return " + ".join([str(int(self.has_intercept)), *map(str, self.slopes)])
+
+
+def calls(terms: Terms) -> Iterator[Call]:
+    """Yield every call in some terms, inner ones first."""
+    for product in terms.products:
+        yield from chain.from_iterable(map(calls_within, product.factors))
+
+
+def columns_of(terms: Terms) -> tuple[str, ...]:
+    """Return the columns that some terms read."""
+    return tuple(sorted({name for product in terms.products for name in product.columns}))
+
+
+def bare_columns(terms: Terms) -> frozenset[str]:
+    """Return the columns that are read outside of C(), S() and T(), as the frame has them."""
+    factors = chain.from_iterable(product.factors for product in terms.products)
+    return frozenset(chain.from_iterable(map(_bare, factors)))
+
+
+def _bare(expression: Expression) -> Iterator[str]:
+    if isinstance(expression, Name):
+        yield expression.name
+    elif isinstance(expression, Operation | Call) and _callee(expression) not in CODINGS:
+        options = [value for _, value in getattr(expression, "options", ())]
+        yield from chain.from_iterable(map(_bare, (*expression.args, *options)))
+
+
+def monotone_columns(terms: Terms) -> set[str]:
+    """Return the columns of the monotonic effects among some terms."""
+    return {name for call in calls(terms) if call.callee == "mo" for name in names_in(call)}
+
+
+def column_of(call: Call) -> str:
+    """Return the column of a call that reads one, such as C(sex)."""
+    (name,) = names_in(call.args[0])
+    return name
+
+
+def options_of(call: Call) -> dict[str, Any]:
+    """Return the options of a call by name, with their defaults, but its `by`."""
+    options = OPTIONS.get(call.callee, {})
+    written = (*zip(options, call.args[1:], strict=False), *call.options)
+    values = {name: constant_of(value) for name, value in written if name != "by"}
+    return {name: option.default for name, option in options.items()} | values
+
+
+def constant_of(expression: Expression) -> Any:
+    """Return the value of a literal, with a minus or without."""
+    if isinstance(expression, Operation) and expression.is_minus:
+        return -constant_of(expression.args[0])
+    if not isinstance(expression, Literal):
+        raise TypeError(f"'{expression}' is no number")
+    return expression.value
+
+
+def _callee(expression: Expression) -> str:
+    return expression.callee if isinstance(expression, Call) else ""
+
+
+# ------------------------------------------------------------ from a text
+Sum = dict[frozenset[Factor], Product]
+OUTSIDE = "put 0 at the start of the terms, outside of parentheses, to leave the intercept out"
+
+
+class TermReader:
+    """Reads the terms of the expressions of one text."""
+
+    def __init__(self, text: str) -> None:
+        """Read expressions whose places are in this text."""
+        self.text = text
+
+    def error(self, at: Expression | Product, message: str) -> ValueError:
+        """Return an error that points at an expression."""
+        return refused(self.text, (at.factors[0] if isinstance(at, Product) else at).at, message)
+
+    def terms(self, expressions: Iterable[tuple[str, Expression]]) -> Terms:
+        """Return the terms of a sum, which has an intercept unless it is taken away."""
+        total: Sum = {frozenset(): Product()}
+        for sign, expression in expressions:
+            self._add(total, sign, expression, top=True)
+        names: dict[str, Product] = {}
+        for product in total.values():
+            if "Intercept" in product.columns:
+                raise self.error(product, "'Intercept' names the intercept: rename the column")
+            if names.setdefault(product.name, product) is not product:
+                raise self.error(product, f"two terms are called '{product.name}': rename a column")
+        return Terms(tuple(total.values()))
+
+    # -------------------------------------------------------- sums
+    def _add(self, total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
+        """Add a term to a sum, or take it away."""
+        if isinstance(expression, Operation) and expression.is_minus:
+            if not _is_intercept(expression.args[0]):
+                raise self.error(expression, "two signs in a row: keep one")
+            sign, expression = {"+": "-", "-": "+"}[sign], expression.args[0]
+        if _is_intercept(expression):
+            is_there = (str(expression) == "1") == (sign == "+")
+            if not is_there and not top:
+                raise self.error(expression, OUTSIDE)
+            if is_there:
+                total.setdefault(frozenset(), Product())
+            else:
+                total.pop(frozenset(), None)
+            return
+        for key, product in self._products(expression).items():
+            if sign == "-" and total.pop(key, None) is None:
+                lost = (
+                    f"the formula takes '{product.name}' away, which is not there: leave it out, "
                 )
-            chosen = next((level_name(v) for v in options_of(call).values() if v is not None), None)
-            if chosen is not None and chosen not in levels:
-                raise ValueError(
-                    f"'{call}' names the level '{chosen}', which is none of {', '.join(levels)}"
+                raise self.error(expression, f"{lost}or write I(a - b) for a difference")
+            if sign == "+" and total.setdefault(key, product) is not product and product.is_offset:
+                raise self.error(expression, "an offset stands twice, and counts once: remove one")
+
+    def _products(self, expression: Expression, *, inside: bool = False) -> Sum:
+        """Return the terms of one summand, or of a factor `inside` of a product."""
+        if isinstance(expression, Call):
+            self._check_call(expression)
+        if isinstance(expression, Name | Call):
+            return _once([(expression,)])
+        if isinstance(expression, Operation) and expression.is_bar:
+            raise self.error(expression, "a bar stands inside of other parentheses: take it out")
+        if isinstance(expression, Operation) and expression.is_sum and expression.wrapped:
+            total: Sum = {}
+            for sign, summand in summands(Operation(expression.sign, expression.args)):
+                if inside and _is_intercept(summand):
+                    raise self._arithmetic(summand)
+                self._add(total, sign, summand, top=False)
+            return total
+        if not isinstance(expression, Operation) or expression.sign not in (":", "*", "/", "**"):
+            raise self._arithmetic(expression)
+        return self._power(expression) if expression.sign == "**" else self._product(expression)
+
+    def _product(self, expression: Operation) -> Sum:
+        """Return the terms of a * b, a:b or a / b."""
+        factors = [*_factors(expression)]
+        if any(isinstance(arg, Literal) for arg in expression.args):
+            raise self._arithmetic(expression)
+        if len({*factors}) < len(factors):
+            square = f"write I({' * '.join(map(str, factors))}) for the product"
+            raise self.error(expression, f"a term times itself is the same term: {square}")
+        left, right = (self._products(arg, inside=True) for arg in expression.args)
+        before = [product.factors for product in left.values()]
+        if expression.sign == "/":
+            before = [tuple(chain.from_iterable(before))]
+        crossed = _once([(*a, *product.factors) for a in before for product in right.values()])
+        main = {"*": left | right, "/": left, ":": {}}[expression.sign]
+        return self._with_products(main, crossed)
+
+    def _power(self, expression: Operation) -> Sum:
+        """Return the terms of a sum, and all their products of up to so many."""
+        base, power = expression.args
+        size = power.value if isinstance(power, Literal) else 0
+        is_sum = isinstance(base, Operation) and base.is_sum and not base.is_minus
+        if not is_sum or not isinstance(size, int) or size < 1:
+            raise self._arithmetic(expression)
+        total = self._products(base, inside=True)
+        chosen = chain(*(combinations(total.values(), n) for n in range(2, size + 1)))
+        several = [tuple(chain.from_iterable(p.factors for p in some)) for some in chosen]
+        return self._with_products(total, _once(several))
+
+    def _with_products(self, main: Sum, crossed: Sum) -> Sum:
+        """Return terms with products behind them; refuse offsets, curves and two mo() in a product."""
+        for product in crossed.values():
+            callees = [_callee(factor) for factor in product.factors]
+            if len(callees) > 1 and "offset" in callees:
+                raise self.error(
+                    product, "an offset has no coefficient: add it as a term of its own"
                 )
-            coding = Sum(chosen) if call.callee == "S" else Treatment(chosen)
-            if call.callee == "mo":
-                coding = Steps()
-            call.stateful_transform = _coded(coding, levels)
-    return found
+            if len(callees) > 1 and {*callees} & {*ALONE}:
+                raise self._alone(next(f for f in product.factors if _callee(f) in ALONE))
+            if callees.count("mo") > 1:
+                fix = "take C(x) or x as a number for one of them"
+                raise self.error(product, f"a product of two monotonic effects: {fix}")
+        return main | {key: product for key, product in crossed.items() if key not in main}
+
+    def _arithmetic(self, expression: Expression) -> ValueError:
+        if isinstance(expression, Literal) and isinstance(expression.value, str):
+            return self.error(expression, "a text is no term: write a column without quotes")
+        fix = f"write I({expression}) for its value"
+        return self.error(expression, f"a formula reads arithmetic as terms: {fix}")
+
+    # -------------------------------------------------------- calls
+    def _alone(self, call: Expression) -> ValueError:
+        fix = f"; {_callee(call)}(x, by=z) varies with z" if _callee(call) in SMOOTHS else ""
+        fix = "; poly(x, 2) may stand in products" if _callee(call) == "bs" else fix
+        message = f"'{call}' stands in a product or a function: let it be a term of its own"
+        return self.error(call, message + fix)
+
+    def _check_call(self, call: Call) -> None:
+        """Refuse a call, or one in its arguments, that the formula cannot have."""
+        for part in within(call):
+            if isinstance(part, Operation) and (part.is_bar or part.sign == ":"):
+                raise self.error(
+                    part, f"no calculation has '{part.sign}': write a product as x * z"
+                )
+        for inner in calls_within(call):
+            if inner is not call and inner.callee == "offset":
+                raise self.error(inner, f"'{inner}' stands in '{call}': add it as a term")
+            self._check_function(inner)
+            if inner is not call and inner.callee in (*ALONE, "mo"):
+                raise self._alone(inner)
+
+    def _check_function(self, call: Call) -> None:
+        """Refuse a function that is not known, and arguments that it would not use."""
+        name, options = call.callee, OPTIONS.get(call.callee, {})
+        if name not in FUNCTIONS_HERE and name.removeprefix("np.") not in FUNCTIONS:
+            names = ", ".join(sorted(FUNCTIONS_HERE - {"offset", "I"}))
+            fix = f"make a column of it, write a column's name in backticks, or use one of {names}"
+            fix = f"write {NEAREST[name]}" if name in NEAREST else fix
+            raise self.error(call, f"there is no function '{name}': {fix}")
+        if not call.args:
+            raise self.error(call, f"{name}() has no argument: write {name}(column)")
+        first, *others = call.args
+        by, basis = call.option("by"), call.option("bs")
+        if not isinstance(first, Name) and name in ("cs", "mi", *CODINGS):
+            raise self.error(first, f"{name}() reads no single column: make a column of it first")
+        if name in SMOOTHS and isinstance(basis, Literal) and basis.value == "re":
+            raise self.error(call, f"groups: write ({first} | hospital), or (1 | hospital)")
+        if name in SMOOTHS and others:
+            fix = f"{name}(x, k=10), or s(x, hospital, bs='fs') for a curve of each hospital"
+            raise self.error(others[0], f"a smooth of several columns: write one of each, {fix}")
+        if by is not None and name in SMOOTHS and not isinstance(by, Name):
+            raise self.error(by, "by= is no column: make a column of it first")
+        for option, value in call.options:
+            if option not in options:
+                fix = f"give {', '.join(options)}" if options else "it takes a column alone"
+                raise self.error(value, f"{name}() has no option '{option}': {fix}")
+        first_option = [*options][:1]
+        if len(others) > len(first_option) or {*first_option[: len(others)]} & {
+            *dict(call.options)
+        }:
+            written = ", ".join(["column", *(f"{option}=..." for option in options)])
+            raise self.error(call.args[-1], f"an argument too many: write {name}({written})")
+        for option, value in (*zip(options, others, strict=False), *call.options):
+            if option != "by":
+                self._check_option(f"{option} of {name}()", options[option], value)
+        self._check_sizes(call)
+
+    def _check_option(self, name: str, option: Option, value: Expression) -> None:
+        """Refuse an option whose value is not written out, or not what it must be."""
+        try:
+            is_allowed = option.allows(constant_of(value))
+        except TypeError as error:
+            raise self.error(value, "options must be numbers: write them out") from error
+        if not is_allowed:
+            raise self.error(value, f"{name} is {value}: it must be {option.must_be}")
+
+    def _check_sizes(self, call: Call) -> None:
+        """Refuse a spline of fewer columns than its degree, and too few sines of gp()."""
+        options = options_of(call)
+        if call.callee == "bs" and options["df"] < max(options["degree"], 1):
+            fix = f"give the number of its columns, at least its degree {options['degree']}"
+            raise self.error(call, f"bs() has df {options['df']}: {fix}")
+        if call.callee == "gp" and (k := enough_sines(options["k"], options["c"])) > options["k"]:
+            raise self.error(
+                call, f"too few sines for a range of length scales: take k={k} or more"
+            )
 
 
-def _coded(coding: Any, levels: list[str]) -> Callable[..., _Coded]:
-    return lambda data, *args, **options: _Coded(data, coding, levels)
+def _once(several: Iterable[tuple[Factor, ...]]) -> Sum:
+    """Return products of factors, each factor and each product once."""
+    total: Sum = {}
+    for factors in several:
+        total.setdefault(frozenset(factors), Product(tuple(dict.fromkeys(factors))))
+    return total
+
+
+def _is_intercept(expression: Expression) -> bool:
+    return isinstance(expression, Literal) and expression.text in ("0", "1")
+
+
+def _factors(expression: Expression) -> Iterator[Expression]:
+    if isinstance(expression, Operation) and expression.sign in (":", "*", "/"):
+        yield from chain.from_iterable(map(_factors, expression.args))
+    else:
+        yield expression

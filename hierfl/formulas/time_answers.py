@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
 from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import CENSORED, level_name, named, number_column
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.table_answers import (
     MOST_ENDS,
     check_names,
@@ -79,7 +79,7 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
     """Return a client's times; refuse what no Kaplan-Meier curve is of."""
     response, additions = declared.parts.response, declared.parts.additions
     others = sorted(additions.keys() - {"event", "cens", "entry", "weights"})
-    if others or declared.parts.trunc:
+    if others or declared.parts.bounds:
         name = others[0] if others else "trunc"
         raise ValueError(
             f"'{response}' has {name}({additions.get(name, '...')}), of which no Kaplan-Meier curve is "

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,51 +14,13 @@ from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
 
 from hierfl.core.typed_json import Count
+from hierfl.formulas.functions import SMOOTHS
 
 Values = NDArray[np.float64]
 
-SMOOTHS = ("s", "gp")
-NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
-# Functions of numbers in formulas, besides the transforms above and formulae's C, S, T, I, offset.
-FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
-FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
-CODINGS = ("C", "S", "T", "mo")
-OTHERS = ("I", "cs", "mi", "offset")
-# Call -> the options beside its column; the first may stand without its name.
-OPTIONS = {
-    "bs": ("df", "degree", "lower_bound", "upper_bound"),
-    "poly": ("degree",),
-    "s": ("k", "by", "bs"),
-    "gp": ("k", "by", "c"),
-    "S": ("omit",),
-    "T": ("ref",),
-}
-# What other packages offer -> the nearest that is there.
-NEAREST = {
-    "t2": "s(x) of each",
-    "te": "s(x) of each",
-    "ti": "s(x) of each",
-    "ns": "s(x), or bs(x, df=5)",
-    "cr": "s(x)",
-    "cc": "s(x)",
-    "tp": "s(x)",
-    "rcs": "s(x)",
-    "hsgp": "gp(x)",
-    "me": "a Pyro program with measurement error (docs/recipes.md)",
-    "factor": "C(x)",
-    "as.factor": "C(x)",
-    "log2p": "log2(x + 1)",
-    "B": "a column of 0 and 1",
-    "binary": "a column of 0 and 1",
-}
 FAR = 0.1  # of the range of its knots, beyond which a spline is warned of
 # Edges of the bins of values, in sds from the mean: quantiles are found to a fraction of a bin.
 EDGES = np.linspace(-6.0, 6.0, 241)
-S_SIZE, GP_SIZE, GP_BOUNDARY = 10, 20, 2.5  # k of s(x), as in mgcv; k and c of gp(x)
-LEAST_SIZE = {"s": 3, "gp": 4}
-# Scales between SHORT c S / k and LONG (c - 1) S, of a half range S, at which sines give a Gaussian
-# process with its covariance within 1.5 % of the variance, beside an intercept.
-SHORT, LONG = 1.75, 0.66
 
 
 class BeyondKnots(UserWarning):
@@ -163,18 +124,15 @@ def spline_of(
     name: str, mean: float, sd: float, counts: Sequence[Sequence[int]], options: Mapping[str, Any]
 ) -> Constants:
     """Return the knots of the `bs` call `name`, at quantiles of the counts of all clients."""
-    degree, df = options.get("degree", 3), options.get("df")
-    if not isinstance(degree, int) or degree < 0:
-        raise ValueError(f"the degree of '{name}' is {degree!r}: it must be an integer, 0 or more")
-    if not isinstance(df, int) or df < max(degree, 1):
-        raise ValueError(
-            f"'{name}' has df {df}: give the number of its columns, at least its degree {degree}"
-        )
+    degree, df = options["degree"], options["df"]
     total = np.sum(np.array(counts, dtype=np.float64), axis=0)
     at = mean + sd * EDGES
     found = np.flatnonzero((total > 0) & (total < total[-1]))
     ends = (at[max(found[0] - 1, 0)], at[found[-1] + 1]) if len(found) else (at[0], at[-1])
-    low, high = options.get("lower_bound", ends[0]), options.get("upper_bound", ends[1])
+    low, high = (
+        end if options[bound] is None else options[bound]
+        for bound, end in zip(("lower_bound", "upper_bound"), ends, strict=True)
+    )
     wanted = np.linspace(0, 1, df - degree + 2)[1:-1] * total[-1]
     inner = np.interp(wanted, total, at)
     if not low < high or np.any(inner <= low) or np.any(inner >= high):
@@ -289,7 +247,7 @@ def smooth_of(
 ) -> Constants:
     """Return the constants of a smooth, from the counts of values below `EDGES` of all clients."""
     mean, sd = at
-    size = check_options(name, text, options)
+    size = options["k"]
     total = np.sum(np.array(counts, dtype=np.float64), axis=0)
     each = np.diff(total, prepend=0.0)[1:]  # rows between two edges
     edges = mean + sd * EDGES
@@ -305,36 +263,9 @@ def smooth_of(
         )
     low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
     if name == "gp":
-        c = float(options.get("c", GP_BOUNDARY))
-        return Constants(mean, sd, (low, high), size, boundary=c * (high - low) / 2.0)
+        return Constants(mean, sd, (low, high), size, boundary=options["c"] * (high - low) / 2.0)
     for _ in range(100):  # no place has more than one knot, however many rows are there
         each = np.minimum(each, each.sum() / size)
     below = np.concatenate([[0.0], each.cumsum()])
     inner = np.interp(np.linspace(0.0, 1.0, size)[1:-1] * below[-1], below, edges)
     return Constants(mean, sd, (low, *map(float, inner), high))
-
-
-def check_options(name: str, text: str, options: Mapping[str, Any]) -> int:
-    """Return k of a smooth; refuse options that it cannot have."""
-    size = options.get("k", S_SIZE if name == "s" else GP_SIZE)
-    if not isinstance(size, int) or size < LEAST_SIZE[name]:
-        raise ValueError(
-            f"'{text}' has k {size!r}: it must be an integer, {LEAST_SIZE[name]} or more"
-        )
-    if options.get("bs", "cr") != "cr":
-        raise ValueError(
-            f"'{text}' has the basis {options['bs']!r}: leave bs out, which is 'cr', or write "
-            "s(x, hospital, bs='fs') for a curve of each hospital"
-        )
-    if name == "gp":
-        c = options.get("c", GP_BOUNDARY)
-        if not isinstance(c, int | float) or not c > 1.0:
-            raise ValueError(f"'{text}' has c {c!r}: it must be a number above 1, such as 2.5")
-        short, long = SHORT * c / size, LONG * (c - 1.0)
-        if long < 1.25 * short:
-            enough = math.ceil(1.25 * SHORT * c / (LONG * (c - 1.0)))
-            raise ValueError(
-                f"'{text}' has too few sines: {size} of them with c {c:g} give length scales from "
-                f"{short:.2g} to {long:.2g} times half the range: take k={enough} or more"
-            )
-    return size

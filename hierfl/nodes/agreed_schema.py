@@ -47,7 +47,7 @@ def _check_question(about: Asked) -> None:
         )
     if asked.kind in ("outside", "groups"):
         groupings = {*declared.groupings}
-        if "gr(" in declared.text or "car(" in declared.text:
+        if declared.structured:
             groupings |= {group.by for group in declared.structured}
         known = {*groupings, *((name,) for name in declared.columns)}
         if asked.by not in known or (asked.kind == "groups" and asked.by not in groupings):

@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from formulae.terms.call_resolver import LazyOperator
-
 from hierfl.formulas.constants import STATEFUL
+from hierfl.formulas.expressions import Operation, within
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.terms import calls
-from hierfl.formulas.transforms import CODINGS
 from hierfl.nodes import log
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.policy import Forbidden, policy_at
@@ -62,6 +61,6 @@ def _beyond(formula: Formula, columns: frozenset[str], transforms: frozenset[str
     for call in (call for found in declared.described for call in calls(found)):
         if (name := str(call.callee)) not in transforms:
             return f"it has {name}(), which the policy's transforms do not list"
-        if any(isinstance(part, LazyOperator) for part in (*call.args, *call.kwargs.values())):
+        if any(isinstance(part, Operation) for part in within(call)):
             return f"'{call}' calculates with columns"
     return ""

@@ -103,7 +103,7 @@ class Reached:
 
     def _with_schema(self, call: FitCall, nodes: list[Any]) -> tuple[FitCall, dict[Any, str]]:
         """Return the call with the schema of its formula, and why some nodes have not agreed on it."""
-        # here: pandas and formulae, which most models do not need
+        # here: pandas, which most models do not need
         from hierfl.formulas.formula import Formula
         from hierfl.nodes.agreed_schema import agreed_over
 

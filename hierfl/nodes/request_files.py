@@ -221,7 +221,7 @@ def station_at(folder: Path) -> Station:
 
 
 def _formula(said: dict[str, str]) -> Any:
-    # here: pandas and formulae, which most models do not need
+    # here: pandas, which most models do not need
     from hierfl.formulas.declare import formula
 
     options: Any = {name: said[name] for name in ("family", "clients", "missing") if name in said}

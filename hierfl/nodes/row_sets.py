@@ -65,7 +65,7 @@ def rows_of_frame(
 
 def rows_of_formula(formula: Any, frames: Any, key: bytes) -> Rows:
     """Return the codes of the columns that a formula reads, of the rows of a client that it keeps."""
-    from hierfl.formulas.columns import by_client, complete  # pandas and formulae
+    from hierfl.formulas.columns import by_client, complete  # pandas
 
     declared = formula.declared
     ((client, frame),) = by_client(frames, formula.clients).items()

@@ -99,13 +99,13 @@ class Station:
         if kind != "round" and kind not in work:
             raise Refused(f"it asks for '{kind[:40]}', which no node answers")
         if self.brought:
-            from hierfl.nodes.brought import check_brought  # pandas and formulae, as below
+            from hierfl.nodes.brought import check_brought  # pandas, as below
 
             check_brought(self.call.method, self.folder, self.policy)
         return answer(self._node(), content) if kind == "round" else work[kind](content)
 
     def _schema(self, content: bytes) -> bytes:
-        # here: pandas and formulae, which most models do not need
+        # here: pandas, which most models do not need
         from hierfl.nodes.agreed_schema import answer_schema
 
         if not self.call.lacks_schema:
@@ -114,7 +114,7 @@ class Station:
         return answer_schema(formula, self.rows(), self.folder, content, policy=self.policy)
 
     def _describe(self, content: bytes) -> bytes:
-        from hierfl.nodes.describing import answer_description  # pandas and formulae, as above
+        from hierfl.nodes.describing import answer_description  # pandas, as above
 
         rows, method = self.rows(), self.call.method
         formula: Any = method.model if isinstance(method, Method) else method

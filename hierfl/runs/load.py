@@ -181,7 +181,7 @@ def load(
 def _rows_in(method: Method, data: Any) -> ClientData:
     """Return the rows that a user hands in, of a formula perhaps as frames."""
     if not isinstance(data, ClientData):
-        from hierfl.formulas.formula import rows_of  # it imports formulae, half a second
+        from hierfl.formulas.formula import rows_of  # it imports pandas
 
         data = rows_of(method.model, data)
     expect_client_data(data, "data")

@@ -101,7 +101,7 @@ class Fit:
         """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
         if isinstance(rows, ClientData):
             return rows
-        from hierfl.formulas.formula import rows_of  # with formulae, 0.5 s
+        from hierfl.formulas.formula import rows_of  # with pandas
 
         return rows_of(self.method.model, rows, self.clients, asked=asked)
 

@@ -60,8 +60,8 @@ WRONG = {
     ("grade ~ cs(dose)", "cumulative"): "for the families 'sratio' and 'acat'",
     ("y ~ cs(dose)", "gaussian"): "for the families 'sratio' and 'acat'",
     ("grade ~ cs(dose) * age", "sratio"): "stands in a product",
-    ("grade ~ cs(log(dose))", "sratio"): "has no single column",
-    ("grade ~ cs(dose + age)", "sratio"): "has no single column",
+    ("grade ~ cs(log(dose))", "sratio"): "reads no single column",
+    ("grade ~ cs(dose + age)", "sratio"): "reads no single column",
     ("grade ~ age + (cs(dose) | site)", "sratio"): "among the common terms only",
     ("two ~ cs(dose)", "sratio"): "a response of two levels",
 }

@@ -14,7 +14,6 @@ import hierfl
 from hierfl.effects.conditional_effects import effects
 from hierfl.effects.predictions import predictions
 from hierfl.effects.r2 import r2
-from hierfl.formulas.parse import parse
 from tests.effects.made import drawn
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value
@@ -107,10 +106,7 @@ def test_answers_that_mean_nothing_are_refused() -> None:
     assert shares["mean"].sum() == pytest.approx(1.0)
 
 
-def test_parts() -> None:
-    found = parse("cbind(a, `b c`) | trials(n) ~ x")
-    assert found.labels == ("a", "b c") and found.response == "cbind(a, `b c`)"
-    assert parse("y | weights(w) + trunc(lb=-1.5) ~ x").trunc == "trunc(lb= - 1.5)"
+def test_several_columns_are_kept_and_updated() -> None:
     text = "cbind(wins, lost, visits) | trials(all) ~ age + (1 | site)"
     formula = made(text, "multinomial")
     assert hierfl.Schema.of_json(formula.agreed.json()) == formula.agreed

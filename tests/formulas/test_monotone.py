@@ -85,10 +85,10 @@ def test_a_fit_finds_the_steps() -> None:
 
 
 WRONG = {
-    "y ~ mo(grade) * mo(year)": "is a product of two monotonic effects",
+    "y ~ mo(grade) * mo(year)": "a product of two monotonic effects",
     "y ~ mo(grade):s(age)": "stands in a product",
-    "y ~ scale(mo(grade))": "codes no column|stands in a product or a function",
-    "y ~ mo(log(age))": "codes no column",
+    "y ~ scale(mo(grade))": "reads no single column|stands in a product or a function",
+    "y ~ mo(log(age))": "reads no single column",
     "y ~ age + (mo(grade) | site)": "may stand among the common terms only",
     "y ~ mo(sex)": "have no order",
     "y ~ mo(died)": "has 2 levels, of which no order is needed",

@@ -13,7 +13,7 @@ from scipy import stats
 
 import hierfl
 from hierfl import methods
-from hierfl.formulas.shown import updated_text
+from hierfl.formulas.shown import updated
 from tests.effects.made import frame
 from tests.programs import fit
 
@@ -154,12 +154,12 @@ UPDATES = {
 
 @pytest.mark.parametrize("text", UPDATES)
 def test_a_dot_is_what_was_there(text: str) -> None:
-    assert updated_text(TEXT, text) == UPDATES[text]
+    assert updated(TEXT, text) == UPDATES[text]
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "a dot inside of a term": lambda: made().update("~ . * dose"),
-    "no terms after one sign '~'": lambda: made().update("dose"),
+    "the formula has no sign '~'": lambda: made().update("dose"),
     "has no term '.1 . site.' to take away": lambda: made().update("~ . - (1 | site)"),
     "takes 'dose' away, which is not there": lambda: made().update("~ . - dose").declared.described,
     "update.. has no argument 'prior': did you mean 'priors'": lambda: made().update(

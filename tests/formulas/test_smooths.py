@@ -95,7 +95,7 @@ def test_knots_lie_at_quantiles_and_no_two_at_one_value() -> None:
     assert len(found.knots) == 8 and np.diff(found.knots).min() > 0.05 * sd
     even = rng.normal(0.0, 1.0, 4000)
     counts = [int((even <= edge).sum()) for edge in EDGES]
-    found = smooth_of("s", "s(x)", (0.0, 1.0), [counts], {})
+    found = smooth_of("s", "s(x)", (0.0, 1.0), [counts], {"k": 10})
     np.testing.assert_allclose(
         found.knots[1:-1], np.quantile(even, np.linspace(0, 1, 10))[1:-1], atol=0.06
     )
@@ -185,18 +185,18 @@ WRONG = {
     "y ~ s(age) * sex": r"s\(x, by=z\) varies with z",
     "y ~ log(s(age))": "stands in a product or a function",
     "y ~ s(age, dose)": "a smooth of several columns",
-    "y ~ s(age, k=2)": "k 2: it must be an integer, 3 or more",
-    "y ~ s(age, bs='tp')": "the basis 'tp': leave bs out",
-    "y ~ s(age, by=log(dose))": "by of .* is no column",
+    "y ~ s(age, k=2)": r"k of s\(\) is 2: it must be an integer, 3 or more",
+    "y ~ s(age, bs='tp')": r"bs of s\(\) is 'tp': it must be 'cr'",
+    "y ~ s(age, by=log(dose))": "by= is no column",
     "y ~ dose + s(age, by=dose)": "holds the effect of 'dose' already",
     "y ~ s(age, by=site)": r"write s\(age, site, bs='fs'\)",
     "y ~ s(n, k=10)": r"values in 6 places only.*write s\(n, k=6\)",
     "y ~ s(sex)": "needs one column of numbers",
-    "y ~ gp(age, c=1)": "c 1: it must be a number above 1",
+    "y ~ gp(age, c=1)": r"c of gp\(\) is 1: it must be a number above 1",
     "y ~ gp(age, k=6, c=1.25)": "too few sines",
     "y ~ (1 + s(age) | site)": r"no correlations: write \(1 \+ s\(age\) \|\| site\)",
     "y ~ (1 + s(age, by=sex) || site)": "leave by= out",
-    "y ~ s(age, site, bs='fs') + s(age, site, bs='fs', foo=2)": "'foo', which is not known",
+    "y ~ s(age, site, bs='fs') + s(age, site, bs='fs', foo=2)": "no option 'foo'",
 }
 
 

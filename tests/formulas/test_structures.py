@@ -177,7 +177,7 @@ def test_what_cannot_be_is_refused() -> None:
     a, m = covariance(SITES), ring(SITES)
     cases: list[tuple[str, str, Any]] = [
         ("y ~ (1 | gr(site, cov=A))", "needs the matrix 'A': give it", None),
-        ("y ~ car(M, gr=site) + car(N, gr=site)", "stands in the formula twice", {"M": m}),
+        ("y ~ car(M, gr=site) + car(N, gr=site)", "stands twice", {"M": m}),
         ("y ~ (1 | gr(site))", "cannot be read: write car", {"A": a}),
         ("y ~ (1 + age | gr(site, cov=A))", "must be \\(1 \\| gr", {"A": a}),
         ("y ~ (1 | gr(site, cov=A))", "client 's7' is no group of 'A'", {"A": a.iloc[:7, :7]}),

@@ -1,0 +1,127 @@
+"""What a user declares: the formulas, the family, and the columns that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, Literal
+
+from hierfl.formulas.columns import Kind
+from hierfl.formulas.functions import CODINGS
+from hierfl.formulas.parameters import covariate_family, family_of_parameter
+from hierfl.formulas.parse import Formulas, Group, Parts
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import Terms, bare_columns, calls, column_of, columns_of
+from hierfl.models.families import Response, ResponseFamily
+
+Missing = Literal["refuse", "drop"]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Formulas before clients have agreed on a schema; missing="refuse" or "drop" rows that miss a value."""
+
+    formulas: Formulas
+    family: ResponseFamily
+    clients: str
+    missing: Missing = "refuse"
+    data2: Mapping[str, Any] = field(default_factory=dict)  # matrix -> names, and rows
+
+    @property
+    def text(self) -> str:
+        """The formulas as the user wrote them."""
+        return self.formulas.text
+
+    @property
+    def parts(self) -> Parts:
+        """The formula of the response."""
+        return self.formulas.main
+
+    @cached_property
+    def of_parameters(self) -> dict[str, Declaration]:
+        """Parameter or covariate that has terms -> their declaration; refuse what cannot have some."""
+        declared = {}
+        for name, parts in self.formulas.others.items():
+            if name in self.imputed:
+                family = covariate_family(name, 0.0, 1.0)
+            else:
+                family = family_of_parameter(name, self.family, self.parts.response)
+            declared[name] = replace(self, formulas=Formulas("", parts), family=family)
+        return declared
+
+    @property
+    def every_parts(self) -> tuple[Parts, ...]:
+        """The formula of the response, and those of parameters."""
+        return (self.parts, *self.formulas.others.values())
+
+    @cached_property
+    def described(self) -> tuple[Terms, ...]:
+        """The common terms, those of each group, then those of parameters."""
+        return tuple(chain.from_iterable(parts.terms for parts in self.every_parts))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of all formulas."""
+        return tuple(chain.from_iterable(parts.groups for parts in self.every_parts))
+
+    @cached_property
+    def groupings(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each kind of group but the clients, each once."""
+        plain = dict.fromkeys(group.by for group in self.groups if not group.kind)
+        return tuple(by for by in plain if by != (self.clients,))
+
+    @property
+    def structured(self) -> list[Group]:
+        """The groups with a known covariance, or with neighbors."""
+        return [group for group in self.groups if group.kind]
+
+    @property
+    def imputed(self) -> tuple[str, ...]:
+        """The covariates that a formula of their own imputes, "x | mi() ~ z"."""
+        return self.formulas.covariates
+
+    def calls_of(self, *callees: str) -> bool:
+        """Return whether some term calls one of these functions."""
+        return any(call.callee in callees for call in chain(*map(calls, self.described)))
+
+    @property
+    def columns_read(self) -> tuple[str, ...]:
+        """The columns of `rows_of`, and the covariates that rows may lack."""
+        return (*self.rows_of, *self.imputed)
+
+    @cached_property
+    def columns(self) -> dict[str, Kind | None]:
+        """Column of a term, the response or an addition -> its kind; None: as the frame has it."""
+        kinds: dict[str, Kind | None] = dict.fromkeys(chain(*map(columns_of, self.described)))
+        bare = frozenset[str]().union(*map(bare_columns, self.described))
+        for call in chain(*map(calls, self.described)):
+            if call.callee in CODINGS:  # a category, even where it holds numbers
+                kinds[column_of(call)] = None if column_of(call) in bare else "category"
+        kinds |= dict.fromkeys(self.imputed, "number")
+        labels = self.family.kind in ("category", "ordered")
+        # yes and no are taken as 1 and 0
+        number: Kind | None = None if self.family.kind == "binary" else "number"
+        kinds |= dict.fromkeys(self.parts.labels, "category" if labels else number)
+        for addition, column in self.parts.additions.items():
+            if addition != "upper":  # which is missing where no interval ends
+                kinds[column] = None if addition == "cens" else "number"
+        return kinds
+
+    @property
+    def rows_of(self) -> dict[str, Kind | None]:
+        """All columns without which a row is not read, those of groups too, except the clients'."""
+        kinds = {**dict.fromkeys(chain(*self.groupings)), **self.columns}
+        kinds |= dict.fromkeys(name for group in self.structured for name in group.by)
+        without = {self.clients, *self.imputed}
+        return {name: kind for name, kind in kinds.items() if name not in without}
+
+
+def response_of(declared: Declaration, schema: Schema) -> Response:
+    """Return what the schema knows about the response, as the family needs it."""
+    labels = declared.parts.labels
+    if schema.response is None:
+        levels = labels if len(labels) > 1 else schema.columns[labels[0]].levels
+        return Response(float("nan"), float("nan"), levels)
+    return Response(schema.response.mean, schema.response.sd)

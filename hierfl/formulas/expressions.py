@@ -1,0 +1,216 @@
+"""Expressions of a formula: columns, numbers, texts, operations and calls; they compare by what they mean."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hierfl.formulas.constants import STATEFUL
+from hierfl.formulas.functions import FUNCTIONS
+from hierfl.formulas.transforms import Constants
+
+PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
+WORDS = {"True": True, "False": False, "None": None}
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": operator.pow,
+}
+# Sign -> how closely it binds, as in Python and R: -x ** 2 is -(x ** 2), and a:b * c is (a:b) * c.
+BINDING = {"|": 1, "||": 1, **dict.fromkeys(COMPARISONS, 2), "+": 3, "-": 3, "*": 4, "/": 4}
+BINDING |= {":": 5, "**": 7}
+UNARY = 6
+
+
+@dataclass(frozen=True)
+class Name:
+    """A column."""
+
+    name: str
+    at: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What its coefficient is called."""
+        return self.name
+
+    def __str__(self) -> str:
+        """Return the name as a formula has it."""
+        plain = PLAIN.fullmatch(self.name) and self.name not in WORDS
+        return self.name if plain else f"`{self.name}`"
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number, a text in quotes, or True, False or None, as written."""
+
+    text: str
+    at: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def value(self) -> float | str | bool | None:
+        """Its value; an integer where it is written as one."""
+        if self.text in WORDS:
+            return WORDS[self.text]
+        if self.text[0] in "\"'":
+            return self.text[1:-1]
+        return int(self.text) if self.text.isdecimal() else float(self.text)
+
+    def __str__(self) -> str:
+        """Return the literal as written."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A sign and its one or two operands; `wrapped`: it was written in parentheses."""
+
+    sign: str
+    args: tuple[Expression, ...]
+    at: int = field(default=0, compare=False, repr=False)
+    wrapped: bool = field(default=False, compare=False, repr=False)
+
+    @property
+    def is_bar(self) -> bool:
+        """It is `terms | groups` or `terms || groups`."""
+        return self.sign in ("|", "||")
+
+    @property
+    def is_sum(self) -> bool:
+        """It adds, or takes away."""
+        return self.sign in ("+", "-")
+
+    @property
+    def is_minus(self) -> bool:
+        """It is a minus before one operand."""
+        return self.sign == "-" and len(self.args) == 1
+
+    def __str__(self) -> str:
+        """Return the operation as text, with the parentheses that its value needs."""
+        if len(self.args) == 1:
+            inner = self.args[0]
+            return (
+                f"{self.sign}({inner})" if isinstance(inner, Operation) else f"{self.sign}{inner}"
+            )
+        own, texts = BINDING[self.sign], list[str]()
+        for place, arg in enumerate(self.args):
+            other = own + 1
+            if isinstance(arg, Operation):
+                other = UNARY if len(arg.args) == 1 else BINDING[arg.sign]
+            again = place == 1 or own in (2, 7)  # of equal binding: the second, or either
+            texts.append(f"({arg})" if other < own or (other == own and again) else str(arg))
+        return (self.sign if self.sign == ":" else f" {self.sign} ").join(texts)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of expressions, and its options by name."""
+
+    callee: str
+    args: tuple[Expression, ...]
+    options: tuple[tuple[str, Expression], ...] = ()
+    at: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What its coefficient is called."""
+        return str(self)
+
+    def option(self, name: str) -> Expression | None:
+        """Return an option that is given by name."""
+        return dict(self.options).get(name)
+
+    def __str__(self) -> str:
+        """Return the call as text."""
+        options = (f"{name}={value}" for name, value in self.options)
+        return f"{self.callee}({', '.join([*map(str, self.args), *options])})"
+
+
+@dataclass(frozen=True)
+class Dot:
+    """In an update, all that is on this side of the formula."""
+
+    at: int = field(default=0, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """Return the dot."""
+        return "."
+
+
+Expression = Name | Literal | Operation | Call | Dot
+
+
+def within(expression: Expression) -> Iterator[Expression]:
+    """Yield all expressions inside an expression, and then itself."""
+    if isinstance(expression, Operation | Call):
+        for arg in expression.args:
+            yield from within(arg)
+    if isinstance(expression, Call):
+        for _, value in expression.options:
+            yield from within(value)
+    yield expression
+
+
+def calls_within(expression: Expression) -> Iterator[Call]:
+    """Yield every call in an expression, inner ones first."""
+    yield from (inner for inner in within(expression) if isinstance(inner, Call))
+
+
+def names_in(expression: Expression) -> Iterator[str]:
+    """Yield the columns that an expression reads."""
+    yield from (inner.name for inner in within(expression) if isinstance(inner, Name))
+
+
+def summands(expression: Expression) -> Iterator[tuple[str, Expression]]:
+    """Yield the terms of a sum with their signs; what is in parentheses is one term."""
+    if not isinstance(expression, Operation) or not expression.is_sum or expression.wrapped:
+        yield "+", expression
+    elif len(expression.args) == 1:
+        yield expression.sign, expression.args[0]
+    else:
+        yield from summands(expression.args[0])
+        yield expression.sign, expression.args[1]
+
+
+def value_of(
+    expression: Expression, frame: pd.DataFrame, constants: Mapping[str, Constants]
+) -> Any:
+    """Return an expression's value on `prepared` rows: (n,) or (n, columns), a category, or a scalar."""
+    if isinstance(expression, Name):
+        series = frame[expression.name]
+        return series if hasattr(series, "cat") else series.to_numpy()
+    if isinstance(expression, Literal):
+        return expression.value
+    if isinstance(expression, Call):
+        return _value_of_call(expression, frame, constants)
+    assert isinstance(expression, Operation)
+    values = [value_of(arg, frame, constants) for arg in expression.args]
+    if expression.sign in COMPARISONS:
+        return np.asarray(COMPARISONS[expression.sign](*values), dtype=np.float64)
+    return -values[0] if len(values) == 1 else ARITHMETIC[expression.sign](*values)
+
+
+def _value_of_call(call: Call, frame: pd.DataFrame, constants: Mapping[str, Constants]) -> Any:
+    value = value_of(call.args[0], frame, constants)
+    if call.callee in STATEFUL:
+        by = call.option("by")
+        levels = None if by is None else value_of(by, frame, constants)
+        return constants[str(call)](call.callee, str(call), value, by=levels)
+    function = FUNCTIONS.get(call.callee.removeprefix("np."))
+    return value if function is None else function(value)

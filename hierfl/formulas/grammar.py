@@ -1,0 +1,192 @@
+"""The grammar of formulas, read by recursive descent.
+
+    formulas    = formula {";" formula}
+    formula     = [expression] "~" expression
+    expression  = operand {sign operand}, which bind as `BINDING` says
+    operand     = ("+" | "-") operand | name | number | text | name "(" [argument {"," argument}] ")"
+                | "(" expression ")" | "{" expression "}"
+    argument    = [name "="] expression
+
+A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from hierfl.formulas.expressions import (
+    BINDING,
+    COMPARISONS,
+    UNARY,
+    WORDS,
+    Call,
+    Dot,
+    Expression,
+    Literal,
+    Name,
+    Operation,
+)
+from hierfl.formulas.tokens import FIX, FIXES, Token, refused, tokens_of
+
+CLOSE = {"(": ")", "{": "}"}
+
+
+class Sides(NamedTuple):
+    """A formula's two sides, "left ~ right", and its own text."""
+
+    left: Expression | None
+    right: Expression
+    text: str
+    at: int
+
+
+class Reader:
+    """Reads the tokens of a text from the first to the last; in an update, `dots` stand for what there was."""
+
+    def __init__(self, text: str, *, dots: bool = False) -> None:
+        """Start at the first token."""
+        self.text, self.dots = text, dots
+        self.tokens, self.place = list(tokens_of(text)), 0
+
+    @property
+    def token(self) -> Token:
+        """The next token."""
+        return self.tokens[self.place]
+
+    def formulas(self) -> Iterator[Sides]:
+        """Yield the formulas of the text, which stand between semicolons."""
+        if not self.text.strip():
+            raise refused(
+                self.text, 0, "the formula is empty: write 'response ~ terms', as in 'y ~ x'"
+            )
+        while True:
+            start = self.token.at
+            left = None if self.token.text in ("~", ";") else self._expression()
+            if self.token.kind == "end" or self.token.text == ";":
+                raise refused(
+                    self.text,
+                    self.token.at,
+                    "the formula has no sign '~': write 'response ~ terms'",
+                )
+            tilde = self._take("~")
+            if self.token.kind == "end" or self.token.text == ";":
+                raise refused(
+                    self.text,
+                    tilde.at,
+                    "the formula has nothing on one side of '~': write 'response ~ terms', '1' for "
+                    "no terms",
+                )
+            right = self._expression()
+            end = self.token
+            yield Sides(left, right, self.text[start : end.at].strip(), start)
+            if end.kind == "end":
+                return
+            self._take(";")
+
+    # -------------------------------------------------------- expressions
+    def _expression(self, least: int = 0) -> Expression:
+        """Read operands joined by signs that bind more closely than `least`."""
+        left = self._operand()
+        while self.token.kind == "sign" and (own := BINDING.get(self.token.text, 0)) > least:
+            sign = self._next()
+            right = self._expression(own - 1 if sign.text == "**" else own)
+            if sign.text in COMPARISONS and any(map(_compares, (left, right))):
+                raise refused(
+                    self.text,
+                    sign.at,
+                    f"'{left} {sign.text} {right}' compares twice: write a product of two "
+                    "comparisons, (0 < x) * (x < 1)",
+                )
+            left = Operation(sign.text, (left, right), sign.at)
+        return left
+
+    def _operand(self) -> Expression:
+        """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""
+        token = self._next()
+        match token.kind:
+            case "number" | "text":
+                return Literal(token.text, token.at)
+            case "quoted":
+                return Name(token.text[1:-1], token.at)
+            case "name" if token.text in WORDS:
+                return Literal(token.text, token.at)
+            case "name":
+                return self._call(token) if self.token.text == "(" else Name(token.text, token.at)
+        if token.text == "+":
+            return self._expression(UNARY)
+        if token.text == "-":
+            return Operation("-", (self._expression(UNARY),), token.at)
+        if token.text in CLOSE:
+            inner = self._expression()
+            self._close(token)
+            if token.text == "{":
+                return Call("I", (inner,), at=token.at)
+            return replace(inner, wrapped=True) if isinstance(inner, Operation) else inner
+        if token.text == "." and self.dots:
+            return Dot(token.at)
+        raise self._unexpected(token)
+
+    def _call(self, callee: Token) -> Call:
+        """Read the arguments of a call, of which those by name come last."""
+        opening, args, options = self._take("("), list[Expression](), list[tuple[str, Expression]]()
+        while self.token.text != ")" or args or options:
+            name = self.token
+            if name.kind == "name" and self.tokens[self.place + 1].text == "=":
+                self.place += 2
+                if name.text in dict(options):
+                    raise refused(self.text, name.at, f"'{name.text}' is given twice: remove one")
+                options.append((name.text, self._expression()))
+            elif options:
+                raise refused(
+                    self.text, name.at, "an argument without a name stands behind one by name"
+                )
+            else:
+                args.append(self._expression())
+            if self.token.text != ",":
+                break
+            self._next()
+        self._close(opening)
+        return Call(callee.text, tuple(args), tuple(options), callee.at)
+
+    # -------------------------------------------------------- tokens
+    def _next(self) -> Token:
+        token = self.token
+        self.place += token.kind != "end"
+        return token
+
+    def _take(self, text: str) -> Token:
+        if self.token.text != text:
+            raise self._unexpected(self.token)
+        return self._next()
+
+    def _close(self, opening: Token) -> None:
+        if self.token.kind == "end":
+            raise refused(
+                self.text, opening.at, "the formula has a parenthesis without its partner: add it"
+            )
+        self._take(CLOSE[opening.text])
+
+    def _unexpected(self, token: Token) -> ValueError:
+        """Return the error of a token that cannot stand in its place."""
+        before = self.tokens[self.tokens.index(token) - 1].text if token.at else ""
+        if "|" in (token.text[:1], before[:1]):
+            message = "a bar lacks a side: write (1 | hospital)"
+        elif token.kind == "end":
+            message = (
+                f"the formula cannot be read, since it ends with '{before}': remove it, or write a "
+                "term after it"
+            )
+        else:
+            fix = FIXES.get(token.text, FIX)
+            message = f"the formula cannot be read from '{token.text}' on: {fix}"
+        return refused(self.text, token.at, message)
+
+
+def _compares(expression: Expression) -> bool:
+    return (
+        isinstance(expression, Operation)
+        and expression.sign in COMPARISONS
+        and not expression.wrapped
+    )
