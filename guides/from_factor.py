@@ -92,10 +92,10 @@ class FromFactor:
         """Whether local sites are Normal given the global ones, and the factor of one scale."""
         return self.hierarchy is not None and self.hierarchy.mixing is None and self.spread is None
 
-    def shrinkage(self, batch: ClientBatch) -> Values:
+    def shrinkage(self, batch: ClientBatch, turn: Tensor) -> Values:
         """Return Var(w_k | z, y_k) / Var(w_k | z) at a draw of z by the client's factor, without draws of w.
 
-        It is exact where the likelihood is Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard
+        It is that of the entries of `turn` w, `turn` (D, D). It is exact where the likelihood is Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard
         error s.
         """
         hierarchy = self.hierarchy
@@ -119,6 +119,8 @@ class FromFactor:
         if hierarchy.reading.effects is not None:  # the local sites are what effects are made of
             back = torch.linalg.inv_ex(hierarchy.reading.effects.at(z)[1]).inverse
             after, before = (back @ covariance @ back.mT for covariance in (after, before))
+        turn = turn.to(after)
+        after, before = (turn @ covariance @ turn.mT for covariance in (after, before))
         ratio = after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)
         return self.latents.local_block.shaped(ratio[:, None])
 

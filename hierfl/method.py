@@ -210,6 +210,7 @@ class WeightedDraws(NamedTuple):
     share: float = 1.0  # of the draws that would be effective with equal weights: of chains less
     # by how much a second set of draws differs, in posterior sds and as a log ratio of sds
     apart: float = 0.0
+    error: float = 0.0  # sd of the error of their log weights, in nats
 
 
 def _unjudged(state: Tree) -> None:

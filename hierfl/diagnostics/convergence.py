@@ -20,7 +20,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import RowsNotSaved
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.diagnostics.entries import entries_of_draws, too_far_apart
+from hierfl.diagnostics.entries import entries_of_draws, too_far_apart, too_unsure
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     Answer,
@@ -193,7 +193,8 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
             "standard deviation. Allow more points or more rounds."
         )
     entries = entries_of_draws(fit, own)
-    if entries is not None and (why := entries.too_few() or too_far_apart(own)):
+    why = None if entries is None else entries.too_few() or too_far_apart(own) or too_unsure(own)
+    if why:
         return "not good", f"Not good: {facts}, but {why}"
     return (
         "good",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from hierfl.formulas.layout import CENTERED, INTERCEPT, GroupTerm, Writer, independent
 from hierfl.formulas.schema import Schema
@@ -20,6 +21,19 @@ def means_of(group: GroupTerm, schema: Schema) -> dict[str, float]:
     numbers = [name for name in group.columns[1:] if name not in group.design.coded]
     margins = {name: schema.design[name] for name in numbers}
     return {name: m.mean for name, m in margins.items() if abs(m.mean) > 1e-9 * m.sd}
+
+
+def origins(model: Any) -> dict[str, list[float]]:
+    """Return a formula's sites of clients whose intercept has its prior at the columns' means.
+
+    Of each, the weights of its entries in that intercept, which no shift of a column changes.
+    """
+    return {
+        group.site: [1.0, *(means.get(name, 0.0) for name in group.columns[1:])]
+        for found in model.layouts
+        for group in found.at("clients")
+        if (means := means_of(group, model.agreed))
+    }
 
 
 def write_moved(

@@ -27,7 +27,7 @@ from hierfl.summaries.reading import nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
 from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
-from hierfl.summaries.weighing import is_sampled, ratios_of
+from hierfl.summaries.weighing import central_variance, is_sampled, ratios_of
 
 FACTOR = ("precision", "shift")
 # the second factor is about a belief with so many times the sds, by few steps
@@ -95,8 +95,7 @@ class Rows:
         # where rows are impossible a weight is nothing, which a server adds up
         least = (ratios.log.amax(1, keepdim=True) + IMPOSSIBLE).clamp(min=NOWHERE)
         log = ratios.log.clamp(min=least)
-        # an error that is the same at all draws does no harm
-        inner = torch.where(log > least, ratios.error, 0.0).var(1)
+        inner = central_variance(torch.where(log > least, ratios.error, 0.0))
         return {**where, **wide, "log_ratios": log, "inner": inner}
 
     def _wide(self, rows: PackedRows, message: Tree, factor: Tree) -> Tree:

@@ -244,7 +244,8 @@ class Rounds:
         final, numbers = state["final"], ("k_hat", "effective", "share", "apart")
         k_hat, effective, share, apart = (float(state[name]) for name in numbers)
         z, log_weights = final["draws"][:, : self.work.shared], final["log_weights"]
-        return WeightedDraws(k_hat, effective, z, log_weights, share, apart)
+        error = float(state["inner_error"].nan_to_num())
+        return WeightedDraws(k_hat, effective, z, log_weights, share, apart, error)
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""
