@@ -8,7 +8,7 @@ import pandas as pd
 
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import CENTERED, INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import CENTERED, INTERCEPT, THRESHOLDS, GroupTerm, Layout
 from hierfl.formulas.smooth_sources import lengths_of
 from hierfl.formulas.smooths import sites_of
 
@@ -33,7 +33,8 @@ def formula_tables(
     groups = [term for found in layouts for term in found.groups]
     common = [INTERCEPT, *_common_sites(layout)]
     tables = [("Population level", _table(frame, common))]
-    common += [found.sampled_intercept for found in layouts]  # in the frame alone
+    # in the frame alone
+    common += [f"{THRESHOLDS}{CENTERED}", *(found.sampled_intercept for found in layouts)]
     for other in layouts[1:]:
         name = other.suffix.removeprefix("_")
         sites = [other.intercept, *_common_sites(other)]

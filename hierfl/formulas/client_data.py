@@ -177,8 +177,6 @@ def _of_client(
             if term.place == "within":
                 by = tuple(name for name in term.group.by if name != declared.clients)
                 fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
-        if found.above:
-            of_client[f"above{found.suffix}"] = _constant(found, matrix, client)
         for term in found.at("above"):
             of_client[term.index] = _groups_of(term, frame, client)[0]
     if labeled:
@@ -188,19 +186,6 @@ def _of_client(
     if not fields:
         fields["ones"] = np.ones(len(ready))
     return fields, of_client
-
-
-def _constant(found: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]:
-    """Return the columns above the client, (P,); refuse several values of one."""
-    values = matrix[:, np.isin(found.common.columns, found.above)]
-    for name, column in zip(found.above, values.T, strict=True):
-        if np.ptp(column) != 0.0:
-            raise ValueError(
-                f"the column '{name}' has several values at client '{client}', such as "
-                f"{column.min():.6g} and {column.max():.6g}; clients have agreed that it has one "
-                "at each: agree on a new schema"
-            )
-    return values[0]
 
 
 def _of_group(

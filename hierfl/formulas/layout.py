@@ -22,6 +22,8 @@ from hierfl.models.families import Response, as_source
 from hierfl.models.priors import Prior
 
 INTERCEPT = "Intercept"
+THRESHOLDS = "thresholds"  # the site that ordinal families have in the intercept's place
+AT_MEANS = "at the means of the predictors"
 CENTERED = "_centered"  # end of the name of an intercept at the means of the columns
 # Names of plates, and of dimensions of the posterior, which no site may have.
 RESERVED = ("clients", "data", "client", "chain", "draw")
@@ -81,11 +83,11 @@ class GroupTerm:
 class Layout:
     """A formula's coefficients and columns.
 
-    `means`: column -> its mean, where it is not 0, at which the intercept is sampled. `own`: column
-    -> the clients' term whose coefficient has the common one as its mean. Columns in `above` are
-    constant at each client and move its own intercept; the likelihood reads `read`. Of a parameter's
-    terms `suffix` ends the names of fields, and `intercept` is that site. `steps` are the columns of
-    cs(), which move thresholds.
+    `means`: column -> its mean, where it is not 0, at which the intercept is sampled;
+    `threshold_means` those at which thresholds are. `own`: column
+    -> the clients' term whose coefficient has the common one as its mean. The likelihood reads the
+    columns `read`. Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that
+    site. `steps` are the columns of cs(), which move thresholds.
     """
 
     common: Design
@@ -93,11 +95,11 @@ class Layout:
     means: Mapping[str, float]
     groups: tuple[GroupTerm, ...]
     own: Mapping[str, GroupTerm]
-    above: tuple[str, ...]
     read: tuple[str, ...]
     suffix: str = ""
     intercept: str = INTERCEPT
     steps: tuple[str, ...] = ()
+    threshold_means: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sampled_intercept(self) -> str:
@@ -118,31 +120,24 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
         for name in term.columns if term.place == "clients" else ():
             own.setdefault(name, term)
     takes_intercept = common.has_intercept and declared.family.has_intercept
-    above = tuple(
-        name
-        for name in common.columns
-        if INTERCEPT in own and name not in own and schema.design[name].above
-    )
-    read = tuple(name for name in common.columns if name not in own and name not in above)
-    found = Layout(common, takes_intercept, {}, groups, own, above, read)
+    read = tuple(name for name in common.columns if name not in own)
+    found = Layout(common, takes_intercept, {}, groups, own, read)
     if any(term.by_step for term in common.terms):
         found = with_steps(found)
-    if common.has_intercept:
+    if common.has_intercept and declared.family.kind == "ordered":
+        found = replace(found, threshold_means=_means(found, schema))
+    elif common.has_intercept:
         found = replace(found, means=_means(found, schema))
     _check_names(found, declared, response_of(declared, schema))
     return found
 
 
 def _means(found: Layout, schema: Schema) -> dict[str, float]:
-    """Return the means of the common columns but those of cs(), without those of centered columns."""
-    means = {}
-    for name in found.common.columns:
-        margin = schema.design[name]
-        # a mean of 1e-17 is the rounding of a column that is centered already
-        is_off = found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
-        if is_off and name not in found.steps:
-            means[name] = margin.mean
-    return means
+    """Return the means of the common columns, without those of centered columns."""
+    margins = {name: schema.design[name] for name in found.common.columns}
+    # a mean of 1e-17 is the rounding of a column that is centered already
+    is_off = {n: found.common.is_smooth or abs(m.mean) > 1e-9 * m.sd for n, m in margins.items()}
+    return {name: margin.mean for name, margin in margins.items() if is_off[name]}
 
 
 def _group_terms(
@@ -190,6 +185,7 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
     reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
     reserved |= dict.fromkeys((INTERCEPT, f"{INTERCEPT}{CENTERED}"), "the intercept")
+    reserved |= dict.fromkeys([f"{THRESHOLDS}{CENTERED}"], "the thresholds")
     dims = [f"{term.name}_dim" for term in found.common.terms if term.coords]
     dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
@@ -331,12 +327,8 @@ class Writer:
 def with_steps(found: Layout) -> Layout:
     """Return a layout whose columns of cs() move thresholds, and not the predictor."""
     steps = {name for term in found.common.terms if term.by_step for name in term.columns}
-
-    def without(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in steps)
-
     whole = tuple(name for name in found.common.columns if name in steps)
-    return replace(found, above=without(found.above), read=without(found.read), steps=whole)
+    return replace(found, read=tuple(n for n in found.read if n not in steps), steps=whole)
 
 
 # ------------------------------------------------------------ priors

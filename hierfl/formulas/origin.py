@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hierfl.formulas.layout import CENTERED, INTERCEPT, GroupTerm, Writer, independent
+from hierfl.formulas.layout import AT_MEANS, CENTERED, INTERCEPT, GroupTerm, Writer, independent
 from hierfl.formulas.schema import Schema
 from hierfl.models.priors import Prior
 
@@ -43,7 +43,7 @@ def write_moved(
     columns = group.columns
     sd, cholesky = f"{group.sd}{CENTERED}", f"{group.cholesky}{CENTERED}"
     names = [f"{group.sd}[{name}]" for name in columns]
-    note = f"{', '.join(columns)}; at the means of the predictors"
+    note = f"{', '.join(columns)}; {AT_MEANS}"
     out.sample(sd, independent(priors, names, [len(columns)]), note=note)
     concentration = float(priors[str(group.cor)])
     out.sample(cholesky, f"dist.LKJCholesky({len(columns)}, {concentration})")

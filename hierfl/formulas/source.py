@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.layout import (
+    AT_MEANS,
+    CENTERED,
     INTERCEPT,
     TAKEN,
+    THRESHOLDS,
     GroupTerm,
     Layout,
     Writer,
@@ -122,7 +126,7 @@ def _global_sites(
     of_family = declared.family.parameters(response_of(declared, schema))
     wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
     if found.has_intercept:
-        note = "at the means of the predictors" if found.means else ""
+        note = AT_MEANS if found.means else ""
         out.sample(found.sampled_intercept, as_source(priors[INTERCEPT]) + wide, note=note)
     for term in found.common.terms:
         if term.monotone or term.smooth:
@@ -136,7 +140,9 @@ def _global_sites(
     for name in filter(priors.__contains__, of_family):  # the others have terms of their own
         prior: Any = priors[name]
         dims = len(getattr(prior, "batch_shape", ()))
-        out.sample(name, as_source(prior.to_event(dims) if dims else prior))
+        moved = name == THRESHOLDS and found.threshold_means
+        site, note = (f"{name}{CENTERED}", AT_MEANS) if moved else (name, "")
+        out.sample(site, as_source(prior.to_event(dims) if dims else prior), note=note)
     for group in (*found.at("above"), *found.at("crossed")):
         if group.group.kind:
             continue
@@ -236,6 +242,10 @@ def _base(out: Writer, found: Layout, outputs: int) -> None:
     start = out.named(found.sampled_intercept) if found.has_intercept else ""
     if found.read:
         out.add(f"read{found.suffix} = {vector_of(out, found, found.read)}")
+    if found.threshold_means:
+        from hierfl.formulas.by_step import write_origin
+
+        write_origin(out, found, partial(vector_of, out, found))
     if not found.means:
         out.add(f"base{found.suffix} = {start or 'torch.zeros(())'}")
         return
@@ -276,10 +286,6 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
         parts.append(f"base{found.suffix}")
     elif name in found.common.columns:
         parts.append(_column(out, found, name))
-    if name == INTERCEPT and found.above:
-        parts.append(
-            _product(f"batch.above{found.suffix}", vector_of(out, found, found.above), outputs)
-        )
     for group in found.at("above"):
         if name in group.columns:
             place = group.columns.index(name)
@@ -313,7 +319,7 @@ def _predictor(out: Writer, schema: Schema, found: Layout, outputs: int) -> None
     if found.steps:
         from hierfl.formulas.by_step import write_thresholds
 
-        write_thresholds(out, schema, found, vector_of(out, found, found.steps))
+        write_thresholds(out, vector_of(out, found, found.steps))
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:

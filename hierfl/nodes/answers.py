@@ -84,10 +84,10 @@ def with_own(
     warning.
     """
     found = drawn(fit, what, **drawing)
-    if found.layout.above or any(own.at("above") for own in found.formula.layouts):
+    if any(own.at("above") for own in found.formula.layouts):
         raise ValueError(
-            f"fit.{what} of a client needs its columns and groups above it, which are at its node: ask "
-            "for client=None or 'new'"
+            f"fit.{what} of a client needs the groups above it, which are at its node: ask for "
+            "client=None or 'new'"
         )
     seed = int(drawing.get("seed", 0))
     for name in names or ():
