@@ -82,7 +82,6 @@ LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7
 OFF = 0.2  # of a standard deviation: a guide that is farther off is not good
 # relative Monte Carlo error of an sd; that of a 5% or 95% point, in sds
 OFF_BY_CHANCE, END_OFF_BY_CHANCE = 0.15, 0.3
-UNSURE = 0.7  # sd of the error of log weights, in nats: sds may then be off by a quarter
 ERRORS = 1.0  # standard errors added to a ratio: a guide that may be off by more is not good
 
 # the trend of the ELBO or loss

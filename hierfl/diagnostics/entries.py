@@ -17,11 +17,11 @@ from hierfl.diagnostics.check import (
     LEAST_EFFECTIVE,
     OFF,
     OFF_BY_CHANCE,
-    UNSURE,
     Check,
     answered,
 )
 from hierfl.method import WeightedDraws
+from hierfl.methods.two_stage_checks import UNSURE
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values

@@ -207,6 +207,14 @@ def test_another_start_with_another_posterior_is_not_trusted(done: hierfl.Fit) -
     assert "a second, wider start" in verdict.verdict and "0.70 posterior sds" in verdict.verdict
 
 
+def test_weights_with_a_large_error_of_their_own_are_not_trusted(done: hierfl.Fit) -> None:
+    """Sums over few points of a client's own sites err, which k-hat of the weights does not show."""
+    verdict = with_server(done, inner_error=torch.tensor(1.3)).summary()
+    assert verdict.trustworthy is False
+    assert "the weights are unsure by a factor of 3.7" in verdict.verdict
+    assert with_server(done, inner_error=torch.tensor(0.1)).summary().trustworthy is True
+
+
 def test_an_entry_with_few_effective_draws_is_named(done: hierfl.Fit) -> None:
     """Half of the weight at one end of one entry, whatever k-hat says."""
     final = done.progress.server["final"]

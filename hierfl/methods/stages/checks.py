@@ -28,7 +28,7 @@ OFF = 0.15
 # nats from the likeliest draw to one at which a client's rows are impossible; of rows that are so at
 # every draw, which says nothing of any
 IMPOSSIBLE, NOWHERE = -1e6, -1e100
-UNSURE = 1.0  # sd of the error of the log weights, in nats, above which they are not to be trusted
+UNSURE = 0.7  # sd of the error of the log weights, in nats, above which they are not to be trusted
 
 
 def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
