@@ -26,7 +26,14 @@ from rich.table import Table
 import hierfl
 from benchmarks.formula_nuts import Numbers, pooled_nuts
 from benchmarks.formula_problems import PROBLEMS
-from benchmarks.one_round import by_bfi, by_dlmm, by_meta_analysis, bytes_of_dlmm, sent_by_one, varying
+from benchmarks.one_round import (
+    by_bfi,
+    by_dlmm,
+    by_meta_analysis,
+    bytes_of_dlmm,
+    sent_by_one,
+    varying,
+)
 from benchmarks.reference import cache
 
 

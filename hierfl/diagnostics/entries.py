@@ -21,7 +21,7 @@ from hierfl.diagnostics.check import (
     answered,
 )
 from hierfl.method import WeightedDraws
-from hierfl.methods.two_stage_checks import UNSURE
+from hierfl.methods.stages.checks import UNSURE
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values

@@ -47,7 +47,10 @@ def test_names_priors_and_effects() -> None:
     assert tight.all_priors["cs(dose)"].scale == 1.0 and "cs(sex)[m]" in priors  # type: ignore[union-attr]
     table = conditional_effects(found, "dose", grid=[1.0], at={"sex": "m"}).frame
     design = found.formula.agreed.design
-    moved = found.shared["thresholds_centered"] - (1.0 - design["cs(dose)"].mean) * found.shared["cs(dose)"]
+    moved = (
+        found.shared["thresholds_centered"]
+        - (1.0 - design["cs(dose)"].mean) * found.shared["cs(dose)"]
+    )
     moved = moved - (1.0 - design["cs(sex)[m]"].mean) * found.shared["cs(sex)"][:, 0]
     stop = expit(moved.numpy())
     wanted = [stop[:, 0], (1 - stop[:, 0]) * stop[:, 1], (1 - stop).prod(1)]

@@ -13,7 +13,7 @@ import pytest
 
 import hierfl
 from hierfl.formulas import answers
-from tests.formulas.frames import SITES, patients
+from tests.formulas.frames import patients
 
 
 def made(text: str, family: str = "gaussian") -> hierfl.Formula:

@@ -139,6 +139,7 @@ def test_another_prior_is_refused_by_site_where_the_start_depends_on_a_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No fingerprint of code sees a value from elsewhere, and the start does not tell without rows."""
+
     def model(batch: ClientBatch) -> None:
         mu = pyro.sample("mu", dist.Normal(0.0, float(os.environ["SCALE_OF_MU"])))
         tau = pyro.sample("tau", dist.HalfNormal(1.0))
