@@ -95,8 +95,8 @@ class FromFactor:
     def shrinkage(self, batch: ClientBatch, turn: Tensor) -> Values:
         """Return Var(w_k | z, y_k) / Var(w_k | z) at a draw of z by the client's factor, without draws of w.
 
-        It is that of the entries of `turn` w, `turn` (D, D). It is exact where the likelihood is Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard
-        error s.
+        It is that of the entries of `turn` w, `turn` (D, D). It is exact where the likelihood is
+        Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard error s.
         """
         hierarchy = self.hierarchy
         assert hierarchy is not None
