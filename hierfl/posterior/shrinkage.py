@@ -62,7 +62,7 @@ def shrinkage(
     known = [site for site in sites if site not in program.derived]
     if not known:
         return {}
-    weights = _origins(program)
+    weights = {site: of for site, of in _origins(program).items() if site in known}
     one: Callable[..., Tree] = partial(_sampled, program, known, weights, draws)
     width = draws * width_of(program)
     if _is_closed(fit):
