@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def introduce(
         Ledger.at(root)
         said = Introduction.of(data)
         allowed.check(method, said.rows)
-        content = json.dumps(said.as_json()).encode()
+        content = json.dumps(asdict(said)).encode()
         if allowed.approve == "ask":
             asked_first(root, "introduction", content.decode())
         return log.left(root, content, "introduction", rows=said.rows, policy=allowed.said())
