@@ -109,7 +109,7 @@ def _written(folder: Path, request: bytes) -> Path:
     name = f"{kind}-{digest(request)[:8]}"
     for there in folder.glob(f"*-{name}{REQUEST}"):
         with suppress(Refused):
-            if _read(there) == request:
+            if read(there) == request:
                 if kind != "round" and (_said(_of(there), request) or {}).get("wrong"):
                     _of(there).unlink()
                 return _of(there)
@@ -133,7 +133,7 @@ def answer_waiting(
     """
     for path in sorted(folder.glob(f"*{REQUEST}")):
         try:
-            request = _read(path, station.allowed.bytes_a_request)
+            request = read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
         other = bool(only) and digest(request) != only
@@ -159,7 +159,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _read(path: Path, most: int = MOST) -> bytes:
+def read(path: Path, most: int = MOST) -> bytes:
     """Return the bytes of a file; what the other side has put there in place of one is Refused."""
     try:
         # neither through a link, nor waiting for what writes into a pipe
@@ -176,7 +176,7 @@ def _read(path: Path, most: int = MOST) -> bytes:
 
 def _answer(path: Path, request: bytes) -> bytes:
     """Return the answer in a file; none, a part of one, and one to another request are Refused."""
-    found = _read(path)
+    found = read(path)
     if not answers(request, found):
         raise Refused(ANOTHER)
     return found
