@@ -225,7 +225,7 @@ class Ledger:
         if allowed is not None and (count := len(self.of_today(kind))) >= allowed:
             raise Forbidden(
                 f"the node's policy allows {allowed} {kind}s a day, and it has been through "
-                f"{count}: ask again tomorrow"
+                f"{count}: ask again tomorrow, or let its owner set a larger {kind}s_a_day"
             )
         if kind == "round" and most is not None and len(self.of_run(run)) >= most:
             raise Refused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def introduce(
         Ledger.at(root)
         said = Introduction.of(data)
         allowed.check(method, said.rows)
-        content = json.dumps(said.as_json()).encode()
+        content = json.dumps(asdict(said)).encode()
         if allowed.approve == "ask":
             asked_first(root, "introduction", content.decode())
         return log.left(root, content, "introduction", rows=said.rows, policy=allowed.said())
@@ -238,7 +238,10 @@ def _one_round(
             f"round {round_}: client '{node.client}' fails: its log says why"
         ) from cause
     if few:
-        raise Forbidden("the answer would rest on fewer rows than the node's policy asks for")
+        raise Forbidden(
+            "the answer would rest on fewer rows than the node's policy asks for (min_rows, "
+            "min_count)"
+        )
     return up, tree_map(lambda v: v[0], after)
 
 
@@ -302,11 +305,11 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
     if kind == "imputed":
         return "missing values of rows stay at their node"
     if kind not in policy.may_leave:
-        return f"the node's policy lets no {kind} leave"
+        return f"the node's policy lets no {kind} leave: may_leave lacks '{kind}'"
     if of_own_rows and kind == "predictions" and "rows" not in policy.may_leave:
-        return "the node's policy lets no rows leave, and predictions have a number for each of its rows"
+        return "the node's policy lets no rows leave (may_leave), and predictions have a number for each of its rows"
     if node.federation.data.num_rows < policy.min_count:
-        return f"the client has fewer rows than the {policy.min_count} on which an answer must rest"
+        return f"the client has fewer rows than the {policy.min_count} on which an answer must rest (min_count)"
     if of_own_rows and (policy.budget or node.federation.client.row_noise):
         return f"the rows have a budget, and {kind} of them have no noise"
     return ""

@@ -140,21 +140,24 @@ class Policy:
         if rows < self.min_rows:
             raise Forbidden(
                 f"the node's policy asks for {self.min_rows} rows or more, and the client has "
-                "fewer: it takes no part"
+                "fewer (min_rows): it takes no part"
             )
         if method is None:
             if self.methods == frozenset() or not self.discloses:
-                raise Forbidden("the node's policy allows no method: it takes no part")
+                raise Forbidden(
+                    "the node's policy allows no method: it takes no part (methods, discloses)"
+                )
             return
         if self.methods is not None and method.name not in self.methods:
             raise Forbidden(
                 f"the node's policy does not allow method '{method.name}': it allows "
-                f"{_listed(self.methods)}"
+                f"{_listed(self.methods)} (methods)"
             )
         if method.discloses not in self.discloses:
             raise Forbidden(
                 f"method '{method.name}' discloses {method.discloses}, and the node's policy "
-                f"allows {_listed(self.discloses)}: take a method that discloses less"
+                f"allows {_listed(self.discloses)}: take a method that discloses less, or let its "
+                "owner add it to discloses"
             )
 
     def check_client(self, client: Client, rows: int) -> None:
@@ -168,7 +171,7 @@ class Policy:
             if (least := _rows_of(phase, rows)) < self.min_rows:
                 raise Forbidden(
                     f"the mini-batches of a round hold {least} rows, and the node's policy asks "
-                    f"for {self.min_rows} or more: take larger batch_size or more steps"
+                    f"for {self.min_rows} or more (min_rows): take larger batch_size or more steps"
                 )
         if self.budget is not None and client.row_noise is None:
             raise Forbidden(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hierfl.core.arguments import spelled
@@ -57,7 +57,7 @@ class Reached:
         def agree(agreement: Agreement, run: Decided, ids: Mapping[str, Any]) -> Any:
             sends = self.send_recipe or run.why is not None
             recipe = describe(run.method) if sends else None
-            every = {"agreement": agreement.as_json(), "method": recipe, "seed": call.seed}
+            every = {"agreement": asdict(agreement), "method": recipe, "seed": call.seed}
             return self._agree(every, ids, run_name(run.method, agreement, call.seed))
 
         def ask(ids: Mapping[str, Any]) -> Ask:

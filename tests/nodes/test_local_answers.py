@@ -105,7 +105,10 @@ def test_an_answer_stays_at_the_node_that_does_not_release_it(tmp_path: Path) ->
     already = len(around.sent)
     found = over.local_summary(50, seed=1)
     assert list(found.given) == ["east"]
-    assert found.withheld["north"] == "the node's policy lets no summaries leave"
+    assert (
+        found.withheld["north"]
+        == "the node's policy lets no summaries leave: may_leave lacks 'summaries'"
+    )
     slope = here.draws(50, seed=1).own["slope"][:, 0]
     table = found.table.set_index("site")
     assert table["mean"].tolist() == pytest.approx(slope.mean(0).tolist())
