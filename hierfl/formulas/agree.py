@@ -155,15 +155,17 @@ def agree_on_formula(
 
             above = len(answers) > 1 and all(name in answer.constant for answer in answers)
             check_known(name, mean, sd, above=above)
-        if sd == 0.0 and name != OFFSET:
-            if not _keeps_prior(name, mean, designs, answers) and (
-                mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs)
-            ):
-                raise ValueError(
-                    f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
-                    "or values too near to it, so that it has no effect: take it out of the "
-                    "formula, or subtract a round number from the column first"
-                )
+        if (
+            sd == 0.0
+            and name != OFFSET
+            and not _keeps_prior(name, mean, designs, answers)
+            and (mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs))
+        ):
+            raise ValueError(
+                f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
+                "or values too near to it, so that it has no effect: take it out of the "
+                "formula, or subtract a round number from the column first"
+            )
         margins[name] = Margin(mean, sd)
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
