@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import Tree, tree_map
+from hierfl.core.typed_json import made_of
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
 from hierfl.nodes.client_state import Node, state_after, with_mail
 from hierfl.nodes.messages import Message, NodeFailed, Refused, to_bytes
-from hierfl.nodes.policy import KINDS, Kind
+from hierfl.nodes.policy import Kind
 from hierfl.runs.result import Fit
 
 QUANTILES = (0.05, 0.5, 0.95)
 MOST_DRAWS = 100_000
+Rounds = Annotated[int, Meta(ge=-1, lt=1 << 30)]
 ANSWERS = "answers"  # a folder in the node's
 MOST_KEPT = 1 << 28  # bytes of it
 Few = Mapping[str, list[int]]  # site of groups within the client -> those with few rows
@@ -33,29 +36,19 @@ class Question:
     """What a node is asked after `rounds` rounds; its client was last counted in round `counted` (-1: in none)."""
 
     kind: Kind
-    draws: int
-    seed: int
+    draws: Annotated[int, Meta(ge=1, le=MOST_DRAWS)]
+    seed: Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
     site: str | None
-    rounds: int
-    counted: int
+    rounds: Rounds
+    counted: Rounds
 
     @staticmethod
     def of(about: Mapping[str, Any]) -> Question:
         """Read what a message says about itself; raise Refused where it is no question."""
-        names = ("draws", "seed", "rounds", "counted")
-        numbers = [about.get(name) for name in names]
-        kind, site = about.get("kind"), about.get("site")
-        if kind not in KINDS or not (site is None or isinstance(site, str)):
-            raise Refused(f"it asks for {str(kind)[:40]!r} of site {str(site)[:40]!r}")
-        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-            raise Refused(f"its {', '.join(names)} are no integers")
-        given: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        found = Question(kind, site=site, **given)
-        if abs(found.seed) >= 1 << 63 or abs(found.rounds) + abs(found.counted) >= 1 << 31:
-            raise Refused("its seed or its rounds are too large")
-        if not 1 <= found.draws <= MOST_DRAWS:
-            raise Refused(f"it asks for {found.draws} draws: it may ask for 1 to {MOST_DRAWS:,}")
-        return found
+        try:
+            return made_of(Question, {part.name: about.get(part.name) for part in fields(Question)})
+        except ValueError as error:
+            raise Refused(f"it is no question about the client ({error})") from error
 
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
