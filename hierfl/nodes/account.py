@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hierfl.core.disk import PRIVATE_FILE, private_folder, write_all, write_private, writing
 from hierfl.core.trees import Tree, named_leaves
@@ -54,6 +54,22 @@ class RowSet:
     def every(self) -> Mapping[str, str]:
         """All columns, of both kinds."""
         return {**self.labels, **self.columns}
+
+
+class Subject(NamedTuple):
+    """What a question is about that a node answers once.
+
+    Args:
+        rows: which rows and columns; nothing of a formula, so that another one tells nothing new.
+        place: of which the node answers one question.
+        columns: the schema's columns, which must be the same in all questions about the rows.
+        basis: what the schema of a fit must be.
+    """
+
+    rows: str
+    place: str
+    columns: str = ""
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,10 +194,25 @@ class Ledger:
         of = (kind, request, run)
         return next((e for e in self.entries if (e.kind, e.request, e.run) == of), None)
 
-    def once(self, kind: str) -> list[Entry]:
-        """Return the entries of a kind that is answered once, since the owner has let it be answered again."""
-        resets = [k for k, entry in enumerate(self.entries) if entry.kind == RESET]
-        return [e for e in self.entries[max(resets, default=0) :] if e.kind == kind]
+    def given(self, entry: Entry) -> bytes | None:
+        """Return the answer to a request that is answered once; refuse another one about the same (`Subject`)."""
+        resets = [k for k, before in enumerate(self.entries) if before.kind == RESET]
+        own = Subject(*entry.subject)
+        for before in self.entries[max(resets, default=0) :]:
+            if before.kind != entry.kind:
+                continue
+            of = Subject(*before.subject)
+            same = of[:2] == own[:2]
+            if same and before.request == entry.request:
+                return before.answer.encode()
+            others = of.rows == own.rows and own.columns
+            if same or (others and of.columns not in ("", own.columns)):
+                raise Refused(
+                    f"it has answered a question of the kind '{entry.kind}' about these columns "
+                    "before, with other columns, groups, levels or constants: a node answers once; "
+                    f"{AGAIN}"
+                )
+        return None
 
     def is_paid(self, run: str, request: str) -> bool:
         """Return whether the noise of the answer to a request is paid for."""

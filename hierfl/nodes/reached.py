@@ -85,9 +85,12 @@ class Reached:
         self, formula: Any, ask: Any, columns: Iterable[str], by: str | None, least: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        from hierfl.nodes.describing import Question, answers_by_client  # few runs need it
+        from hierfl.nodes.describing import (
+            DescriptionRequest,
+            answers_by_client,
+        )  # few runs need it
 
-        question = Question(ask, least, by or "", tuple(columns))
+        question = DescriptionRequest(ask, least, by or "", tuple(columns))
         answers, refused = self._answers("describe", list(self.nodes), question.content())
         found, odd = answers_by_client(answers, question)
         check_enough(found, refused | odd, self.fewest, "describe their rows")

@@ -228,7 +228,7 @@ def test_nothing_is_registered_without_a_check() -> None:
         Stateful("")  # type: ignore[call-arg]
     hurried: Any = register
     with pytest.raises(TypeError, match="disclosure"):
-        hurried("rows", Question, handler=print, subject=print, text=print)
+        hurried("rows", asks="schema", request=Question, handler=print, account="schema")
     assert all(isinstance(of, Stateful) for of in STATEFUL.values())
 
 

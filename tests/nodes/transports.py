@@ -119,7 +119,7 @@ def rounds(run: str) -> dict[str, tuple[bytes, str]]:
     first = {"round": 0, "counted": -1}
     wrong: dict[str, tuple[Any, dict[str, Any], str]] = {
         "another run": (empty, {**first, "run": "another"}, "is of run 'another'"),
-        "no mail": ({"message": {}}, first, "does not hold a message and mail"),
+        "no mail": ({"message": {}}, first, "does not hold a mail and message"),
         "counted too far": (empty, {"round": 2, "counted": 2}, "round '2' after '2'"),
         "NaN": (
             {"message": {"a": torch.tensor(torch.nan)}, "mail": {}},
