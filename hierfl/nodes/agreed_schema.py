@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
+from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.odd_answers import odd_answers
 from hierfl.formulas.plausible import check_design
 from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
 from hierfl.formulas.schema import Schema
@@ -24,7 +26,6 @@ from hierfl.nodes.agreement import TWICE, client_name
 from hierfl.nodes.client_rows import answer, only_client, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
-from hierfl.nodes.odd_answers import check_answer, odd_answers
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, rows_of_formula
 
@@ -149,6 +150,7 @@ def agreed_over(
     """Return a formula with the schema that nodes agree on, and the nodes that are not in it, with reasons."""
     clients: dict[Key, str] = {}
     left_out: dict[Key, str] = {}
+    heard: dict[str, Heard] = {}
 
     def ask(question: Question) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -162,7 +164,7 @@ def agreed_over(
                 if clients and clients.get(key) != client:
                     raise Refused("it answers as another client than before, or not always")
                 keys[client], found[client] = key, answer_of_json(question, said)
-                check_answer(question, found[client], formula.declared.columns)
+                heard.setdefault(client, Heard()).check(question, found[client], formula.declared)
             except ValueError as error:
                 left_out.setdefault(key, str(error)[:500])
         for key in clients.keys() - keys.values():

@@ -7,11 +7,9 @@ difference of two answers would reveal the rows in which they differ.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,7 +18,9 @@ from msgspec import Meta
 
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import complete, incomplete, missing_in
+from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
 from hierfl.formulas.table_answers import (
+    LevelsAnswer,
     NumbersAnswer,
     TableAnswer,
     rows_by_group,
@@ -33,10 +33,10 @@ from hierfl.nodes.agreement import TWICE, client_name
 from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
-from hierfl.nodes.odd_answers import FAR
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import Rows, rows_of_frame
 
+KINDS = {NumbersAnswer: "of numbers", LevelsAnswer: "of names"}
 ASKS, LEAVES = "describe", "descriptions"
 MOST = 1 << 26  # bytes of an answer
 LEAST_ROWS = 2  # that a number rests on, whatever a policy says
@@ -173,23 +173,16 @@ def answers_by_client(
     return {c: found[c] for c in sorted(found) if keys[c] not in left_out}, left_out
 
 
-def _odd(found: Mapping[str, Any], question: DescriptionRequest) -> dict[str, str]:
-    """Return the clients of which a column is of another kind than at most others, or far from theirs."""
-    out: dict[str, str] = {}
-    for name in question.columns if len(found) > 2 else ():
-        of = {client: [p[name].found for p in one.groups.values()] for client, one in found.items()}
-        kinds = {c: type(one).__name__ for c, each in of.items() for one in each if one is not None}
-        (most, times), *_ = Counter(kinds.values()).most_common(1) or [("", 0)]
-        if 2 * times > len(kinds):
-            words = f"column '{name}' is of another kind there than at most others"
-            out |= {client: words for client, kind in kinds.items() if kind != most}
-        sizes = {
-            client: max(
-                (abs(n.mean) + n.sd for n in each if isinstance(n, NumbersAnswer)), default=0.0
-            )
-            for client, each in of.items()
-        }
-        usual = median(sizes.values())
-        words = f"the values of '{name}' are more than {FAR:g} times those of most others"
-        out |= {client: words for client, size in sizes.items() if size > FAR * usual > 0.0}
-    return out
+def _odd(answers: Mapping[str, Any], question: DescriptionRequest) -> dict[str, str]:
+    """Return the clients, of three or more, with a column of another kind than at most others, or far from theirs."""
+    kinds: dict[str, dict[str, str]] = {}
+    sizes: dict[str, dict[str, float]] = {}
+    for name in question.columns if len(answers) > 2 else ():
+        for client, table in answers.items():
+            of = [group[name].found for group in table.groups.values()]
+            numbers = [part for part in of if isinstance(part, NumbersAnswer)]
+            kind = next((KINDS[type(part)] for part in of if part is not None), "")
+            kinds.setdefault(f"column '{name}'", {})[client] = kind
+            size = max((abs(part.mean) + part.sd for part in numbers), default=0.0)
+            sizes.setdefault(f"the values of '{name}' are", {})[client] = size
+    return unlike_most(kinds) | far_from_most(sizes, FAR)

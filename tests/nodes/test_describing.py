@@ -230,7 +230,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "no number": (with_age(mean="61"), "Expected `float`"),
     "NaN": (with_age(mean=float("nan")), "no JSON|is no number"),
     "far values": (with_age(mean=1e12), "times those of most others"),
-    "names": (lambda said: _as_names(said), "of another kind there"),
+    "names": (lambda said: _as_names(said), "is 'of names', and 'of numbers' at most"),
     "groups": (lambda said: _in_groups(said), "groups that were not asked for"),
 }
 
