@@ -10,7 +10,7 @@ import hierfl
 from hierfl import cli
 from hierfl.nodes import Answer, over
 from hierfl.nodes.envelope import write_request
-from hierfl.nodes.officer_page import write_page
+from hierfl.cli.officer_page import write_page
 from tests.nodes.transports import demo, demo_stations, patients
 
 
