@@ -20,6 +20,8 @@ from hierfl.formulas.transforms import EDGES, Sums
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6
+LINES = ("scale(", "center(", "standardize(", "linear_s(")
+LARGEST = 1e15  # value that a row may have
 
 
 @dataclass
@@ -141,8 +143,8 @@ class Heard:
     def _wrong_number(self, name: str, sums: Sums, schema: Schema) -> Iterator[str]:
         """Yield why sums of a number, or of a line of it, are not those of its values before."""
         text, binary = name, sums.total == sums.squares  # rounded, where others tell of few rows
-        constants = schema.transforms.get(name)
-        if constants is not None and name.startswith(("scale(", "center(", "standardize(")):
+        constants = schema.transforms.get(name.removeprefix("linear_"))
+        if constants is not None and name.startswith(LINES):
             text = _argument(name)
             sd = 1.0 if name.startswith("center(") else constants.sd
             mean = constants.mean
@@ -155,10 +157,9 @@ class Heard:
 
 def is_possible(sums: Sums) -> bool:
     """Return whether some rows have these sums: (sum of x)^2 <= n (sum of x^2)."""
-    most = sums.count * sums.squares * (1.0 + NEAR)
-    finite = math.isfinite(sums.total) and math.isfinite(sums.squares)
-    none = sums.count > 0 or sums.total == sums.squares == 0.0
-    return 0 <= sums.count < MOST_ROWS and finite and none and sums.total**2 <= most + 1e-300
+    if not (0 <= sums.count < MOST_ROWS and 0.0 <= sums.squares <= sums.count * LARGEST**2):
+        return False
+    return abs(sums.total) <= math.sqrt(sums.count * sums.squares) * (1.0 + NEAR) + 1e-150
 
 
 def _spread(sums: Sums) -> float:

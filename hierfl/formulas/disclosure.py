@@ -58,6 +58,12 @@ def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.in
     return none
 
 
+def tells_of_few(columns: Floats, least: int) -> bool:
+    """Return whether a combination of columns, (n, p), is of fewer than `least` rows, or they are about n."""
+    rank = np.linalg.matrix_rank(columns - columns.mean(0)) if columns.size else 0
+    return least > 1 and (rank + least > len(columns) or len(isolated(columns, least, EXACT)) > 0)
+
+
 def _largest(some: Floats) -> float:
     return float(np.linalg.eigvalsh(some @ some.T)[-1])
 

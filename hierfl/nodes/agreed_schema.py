@@ -11,21 +11,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
+
+from hierfl.core.disk import private_folder, write_private
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
+from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.plausible import check_design
+from hierfl.formulas.plausible import check_design, design_matrix
 from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
 from hierfl.formulas.schema import Schema
-from hierfl.nodes.account import Ledger, Subject, digest
-from hierfl.nodes.agreement import TWICE, client_name
+from hierfl.nodes.account import ROWS, Ledger, Subject, digest
 from hierfl.nodes.client_rows import answer, only_client, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.named_answers import Key, named_answers
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, rows_of_formula
 
@@ -90,9 +94,30 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
 
     def answer() -> Any:
         declared, start = rows.formula.declared, rows.formula.schema
-        return own_answer(question, declared, rows.frame, rows.client, start)
+        made = own_answer(question, declared, rows.frame, rows.client, start)
+        if question.kind == "design":
+            _check_together(inquiry)
+        return made
 
     yield reply_of(inquiry, [rows.coded(inquiry.ledger.key)], answer)
+
+
+def _check_together(inquiry: Inquiry) -> None:
+    """Refuse columns that with those of earlier designs of the rows tell of few of these (`Forbidden`)."""
+    own, schema, least = inquiry.source, inquiry.request.schema, inquiry.policy.min_count
+    rows = own_rows(own.formula.declared, own.frame, own.client, schema.min_count)
+    columns = design_matrix(own.formula.declared, schema, rows, own.client)
+    folder, size = own.folder / ROWS, 8 * len(columns)
+    files = [path.read_bytes() for path in folder.glob("design-*") if path.is_file()]
+    every = [np.frombuffer(of).reshape(-1, len(columns)).T for of in files if len(of) % size == 0]
+    if every and tells_of_few(np.hstack([columns, *every]), least):
+        raise Forbidden(
+            f"with earlier answers about these rows, its columns would tell of fewer than {least} of "
+            "them: leave terms out, or let the node's owner lower min_count"
+        )
+    private_folder(folder)
+    content = columns.T.tobytes()
+    write_private(folder / f"design-{digest(content)}", content)
 
 
 def _subject(inquiry: Inquiry) -> Subject:
@@ -141,7 +166,6 @@ answer_schema = partial(answer, ASKS)
 
 
 # ------------------------------------------------------------ the server
-Key = TypeVar("Key")  # of a node, to the transport
 
 
 def agreed_over(
@@ -153,32 +177,27 @@ def agreed_over(
     heard: dict[str, Heard] = {}
 
     def ask(question: Question) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        keys: dict[str, Key] = {}
-        for key, content in send(question.json().encode()).items():
-            try:
-                client, said = _client_of(question, content)
-                if client in keys:
-                    left_out.setdefault(keys[client], TWICE)
-                    raise Refused(TWICE)
-                if clients and clients.get(key) != client:
-                    raise Refused("it answers as another client than before, or not always")
-                keys[client], found[client] = key, answer_of_json(question, said)
-                heard.setdefault(client, Heard()).check(question, found[client], formula.declared)
-            except ValueError as error:
-                left_out.setdefault(key, str(error)[:500])
-        for key in clients.keys() - keys.values():
+        def read(client: str, content: Any) -> Any:
+            made = answer_of_json(question, content)
+            heard.setdefault(client, Heard()).check(question, made, formula.declared)
+            return made
+
+        contents = send(question.json().encode())
+        answers, keys = named_answers(contents, read, left_out)
+        for key in clients.keys() - contents.keys():
             left_out.setdefault(key, "it did not answer all questions")
-        found = {c: found[c] for c in sorted(found) if keys[c] not in left_out}
-        for client, why in odd_answers(question, found).items():
-            left_out[keys[client]] = why
-        found = {client: one for client, one in found.items() if keys[client] not in left_out}
-        if not found:
+        for client, key in keys.items():
+            if clients and clients.get(key) != client:
+                left_out.setdefault(key, "it answers as another client than before, or not always")
+        answers = {client: of for client, of in answers.items() if keys[client] not in left_out}
+        left_out.update({keys[c]: why for c, why in odd_answers(question, answers).items()})
+        answers = {client: of for client, of in answers.items() if keys[client] not in left_out}
+        if not answers:
             why = "; ".join(f"'{key}': {why}" for key, why in left_out.items())
             raise ValueError(f"no node answers '{question.kind}' ({why}): start the nodes again")
         clients.clear()
-        clients.update({keys[client]: client for client in found})
-        return found
+        clients.update({keys[client]: client for client in answers})
+        return answers
 
     start = formula.schema
     if start is not None:
@@ -196,14 +215,6 @@ def agreed_over(
     )
     # the schema has what the matrices say, and the nodes' own formula has none
     return replace(formula, schema=schema, data2={}), left_out
-
-
-def _client_of(question: Question, content: bytes) -> tuple[str, Any]:
-    """Return the client of an answer, and what it says."""
-    found = read_json(content, MOST)
-    if not isinstance(found, dict) or not isinstance(found.get("client"), str):
-        raise Refused(f"a node answers '{question.kind}' without the name of its client")
-    return client_name(found["client"]), found.get("answer")
 
 
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
@@ -237,6 +248,6 @@ def check_answered(
     client, frame = only_client(formula, frames)
     rows = own_rows(declared, frame, client, schema.min_count)
     try:
-        check_design(declared, schema, rows, client, policy.min_count)
+        check_design(replace(formula, schema=schema, data2={}), rows, client, policy.min_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -17,23 +17,21 @@ def preview_of(folder: Path, run: str) -> Path:
     return folder / PREVIEWS / f"{run}.txt"
 
 
-def write_preview(folder: Path, run: str, files: dict[str, str]) -> None:
-    """Write the preview of a run into a node's folder, a file per ending."""
+def write_preview(folder: Path, run: str, text: str) -> None:
+    """Write the preview of a run into a node's folder."""
     private_folder(folder / PREVIEWS)
-    for ending, text in files.items():
-        write_private(folder / PREVIEWS / f"{run}.{ending}", text.encode())
+    write_private(preview_of(folder, run), f"{text}\n".encode())
     texts = sorted((folder / PREVIEWS).glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
     waiting = [path for path in texts if not (folder / APPROVED / path.stem).exists()]
     for path in waiting[:-MOST]:
         path.unlink()
-        path.with_suffix(".dot").unlink(missing_ok=True)
 
 
 def approve(folder: Path, run: str) -> Path:
     """Approve a run, whose preview the owner has read; return the file of the preview."""
     path = preview_of(folder, run)
     if "/" in run or not path.exists():
-        known = ", ".join(sorted(one.stem for one in path.parent.glob("*.txt"))) or "none"
+        known = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt"))) or "none"
         raise FileNotFoundError(
             f"'{folder}' has no preview of run '{run}': it has those of {known}"
         )
@@ -57,7 +55,7 @@ def asked_first(folder: Path, what: str, text: str) -> None:
     """Refuse what leaves before a run, unless the owner has approved its text (`Forbidden`)."""
     name = f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not preview_of(folder, name).exists():
-        write_preview(folder, name, {"txt": text + "\n"})
+        write_preview(folder, name, text)
     check_approved(folder, name)
 
 

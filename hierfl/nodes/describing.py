@@ -29,16 +29,15 @@ from hierfl.formulas.table_answers import (
 )
 from hierfl.formulas.time_answers import SurvivalAnswer, survival_answer, survival_from_json
 from hierfl.nodes.account import Subject
-from hierfl.nodes.agreement import TWICE, client_name
 from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
-from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.named_answers import named_answers
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import Rows, rows_of_frame
 
 KINDS = {NumbersAnswer: "of numbers", LevelsAnswer: "of names"}
 ASKS, LEAVES = "describe", "descriptions"
-MOST = 1 << 26  # bytes of an answer
 LEAST_ROWS = 2  # that a number rests on, whatever a policy says
 
 
@@ -148,29 +147,20 @@ def answers_by_client(
     answers: Mapping[Any, bytes], question: DescriptionRequest
 ) -> tuple[dict[str, Any], dict[Any, str]]:
     """Return each client's answer, sorted by name, and why other nodes' answers are refused."""
-    found: dict[str, Any] = {}
-    keys: dict[str, Any] = {}
     left_out: dict[Any, str] = {}
-    for key, content in answers.items():
-        try:
-            said = read_json(content, MOST)
-            if not isinstance(said, dict) or said.keys() != {"client", "answer"}:
-                raise Refused("it answers without the name of its client")
-            client = client_name(said["client"])
-            if client in keys:
-                left_out[keys[client]] = TWICE
-                raise Refused(TWICE)
-            keys[client] = key
-            if question.kind == "table":
-                found[client] = table_from_json(said["answer"], question.columns)
-            else:
-                found[client] = survival_from_json(said["answer"])
-            if not question.by and not {*found[client].groups} <= {""}:
-                raise Refused("it answers by groups that were not asked for")
-        except ValueError as error:
-            left_out[key] = str(error)[:300]
+
+    def read(client: str, content: Any) -> TableAnswer | SurvivalAnswer:
+        is_table = question.kind == "table"
+        made: Any = (
+            table_from_json(content, question.columns) if is_table else survival_from_json(content)
+        )
+        if not question.by and not {*made.groups} <= {""}:
+            raise Refused("it answers by groups that were not asked for")
+        return made  # type: ignore[no-any-return]
+
+    found, keys = named_answers(answers, read, left_out)
     left_out |= {keys[client]: why for client, why in _odd(found, question).items()}
-    return {c: found[c] for c in sorted(found) if keys[c] not in left_out}, left_out
+    return {client: of for client, of in found.items() if keys[client] not in left_out}, left_out
 
 
 def _odd(answers: Mapping[str, Any], question: DescriptionRequest) -> dict[str, str]:

@@ -7,9 +7,11 @@ and of its account.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree

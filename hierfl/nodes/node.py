@@ -134,7 +134,7 @@ def _check_round(inquiry: Inquiry) -> None:
     """Refuse a round of another run, or one that the client cannot be in."""
     _check_run(inquiry, {"message", "mail"})
     if not inquiry.request.counted < inquiry.request.round:
-        raise Refused(f"it asks for round {inquiry.request.round} after a later one")
+        raise Refused(f"it asks for round {inquiry.request.round} after {inquiry.request.counted}")
 
 
 def _update_before(inquiry: Inquiry) -> bytes | None:
@@ -164,7 +164,7 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
         up, after = _one_round(node, message, own, request.round, policy)
         keep(node, Kept(request.round, request.counted, before, after))
         about = {"run": node.run, "client": node.client, "round": request.round}
-        return Release(to_bytes(up, about), up, more={"round_": request.round})
+        return Release(to_bytes(up, about), up, "update", {"round_": request.round})
 
     yield Reply([node.behind], make)
 
@@ -179,8 +179,8 @@ def _keep_update(inquiry: Inquiry, release: Release) -> Mapping[str, Any]:
 
 
 def _pay(inquiry: Inquiry, how: RowNoise) -> None:
-    entry = Entry("round", inquiry.digest, inquiry.source.run, (state_of(inquiry.tree),))
-    inquiry.ledger.append(replace(entry, spent=how.spent_by_round))
+    run, state = inquiry.source.run, (state_of(inquiry.tree),)
+    inquiry.ledger.append(Entry("round", inquiry.digest, run, state, spent=how.spent_by_round))
 
 
 def _check_message(node: Node, message: Tree) -> None:

@@ -34,8 +34,8 @@ SEEN = {
 
 
 @one_at_a_time
-def preview(node: Node) -> dict[str, str]:
-    """Return the preview of a run: "txt", and "dot", the model's graph, where it can be drawn."""
+def preview(node: Node) -> str:
+    """Return the preview of a run."""
     method, program = node.method, node.federation.program
     data = node.federation.data
     rows = data.where(torch.arange(data.num_rows) < FEW)
@@ -64,8 +64,7 @@ def preview(node: Node) -> dict[str, str]:
         "Settings",
         json.dumps(describe(method), indent=1, default=str),
     ]
-    found = {"txt": "\n".join(text) + "\n"}
-    return found | ({"dot": _dot(graph)} if graph else {})
+    return "\n".join(text)
 
 
 def _first_round(node: Node, rows: ClientData) -> tuple[Tree, Tree]:
@@ -132,27 +131,3 @@ def _source(model: Any) -> list[str]:
         return inspect.getsource(model).rstrip().splitlines()
     except (OSError, TypeError):
         return [f"  not in a file: {type(model).__name__}; see the settings"]
-
-
-def _dot(graph: Mapping[str, Any]) -> str:
-    """Return the model's graph in Graphviz's language, as `pyro.render_model` draws it."""
-    lines = ["digraph model {"]
-    for name in graph["sample_sample"]:
-        color = "gray" if name in graph["observed"] else "white"
-        label = f"{name} ~ {graph['sample_dist'][name]}"
-        lines.append(f"  {_quoted(name)} [label={_quoted(label)}, style=filled, fillcolor={color}]")
-    plates = sorted(graph["plate_sample"].items(), key=lambda one: -len(one[1]))
-    for depth, (plate, names) in enumerate(plates):
-        inside = [set(names) <= set(of) for _, of in plates[:depth]]
-        if all(inside):  # plates that lie in each other; others would need boxes that overlap
-            lines.append("  " * (depth + 1) + f"subgraph {_quoted(f'cluster_{plate}')} {{")
-            inner = " ".join(f"{_quoted(name)};" for name in names)
-            lines.append("  " * (depth + 2) + f"label={_quoted(plate)}; {inner}")
-    lines += ["  }" * sum(line.lstrip().startswith("subgraph") for line in lines)]
-    for name, above in graph["sample_sample"].items():
-        lines += [f"  {_quoted(parent)} -> {_quoted(name)}" for parent in above]
-    return "\n".join([*(line for line in lines if line), "}"]) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -17,6 +17,7 @@ from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced
 from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.named_answers import of_one_name
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
 from hierfl.nodes.together import AskSum
@@ -136,7 +137,7 @@ class Reached:
                 found[node] = Introduction.from_json(read_json(content))
             except Refused as error:
                 refused[node] = str(error)
-        refused |= (doubled := _of_one_name(found))
+        refused |= (doubled := of_one_name({n: of.client for n, of in found.items()}))
         found = {node: said for node, said in found.items() if node not in doubled}
         check_enough(found, refused, self.fewest, "introduce a client")
         return found, refused
@@ -181,20 +182,6 @@ class Reached:
                 yield Answer(names[node], None, str(found))
             elif node in names and isinstance(found, bytes):
                 yield Answer(names[node], found)
-
-
-def _of_one_name(introductions: Mapping[Any, Introduction]) -> dict[Any, str]:
-    """Return the nodes that introduce a client of one name, but for one whose own key is that name."""
-    nodes: dict[str, list[Any]] = {}
-    for node, introduction in introductions.items():
-        nodes.setdefault(introduction.client, []).append(node)
-    out = {}
-    for client, claimants in nodes.items():
-        for node in claimants if len(claimants) > 1 else ():
-            others = ", ".join(str(other)[:40] for other in claimants if other != node)
-            if str(node) != client:
-                out[node] = f"it introduces client '{client}', and so does {others}"
-    return out
 
 
 @dataclass(frozen=True, eq=False)

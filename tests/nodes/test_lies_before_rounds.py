@@ -52,9 +52,9 @@ LIES: dict[str, Any] = {
     "a dict": {"lie": 1},
     "deep": DEEP,
 }
-# what rows of one's own can have, and nothing else that is asked tells: how many rows hide behind
-# groups that are not named, and a level that is declared or without rows
-OF_SOME_ROWS = {"distinct", "constant", "declared", "kind", "unit"}
+# sums of curves, and of third and fourth powers: other rows of one's own have these, with all that
+# else is asked
+CURVES = ("s(x, k=4)[", "poly(z, 2)[")
 
 
 @cache
@@ -100,7 +100,11 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 def is_plausible(honest: Any, path: tuple[Any, ...], lie: str) -> bool:
     """Return whether nobody can know of a lie: it is a word, or what other rows of one's own have."""
     truth = at(honest, path)
-    return isinstance(truth, str | list | dict) or LIES[lie] == truth or path[-1] in OF_SOME_ROWS
+    is_curve = path[:2] == ("answer", "columns") and str(path[2:3])[2:].startswith(CURVES)
+    is_curve |= (
+        path[:2] == ("answer", "more") and len(at(honest, path[:2])) == 5 and path[2:] > (2,)
+    )
+    return isinstance(truth, str | list | dict) or LIES[lie] == truth or is_curve
 
 
 @cache
