@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,6 @@ from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Constants
-
-if TYPE_CHECKING:
-    from hierfl.formulas.formula import Formula
 
 FEW = (
     "{} in all but fewer than {} rows of this client: leave its term out, merge its levels, or let "
@@ -85,11 +82,12 @@ def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, cl
     return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
 
 
-def check_design(formula: Formula, frame: pd.DataFrame, client: str, least: int) -> None:
+def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> None:
     """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
 
     X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
     DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
+    `formula` is a `Formula` with the schema.
     """
     declared, schema = formula.declared, formula.agreed
     ready = prepared(frame, schema.columns, client)

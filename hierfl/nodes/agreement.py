@@ -52,8 +52,9 @@ class Fields:
     def __post_init__(self) -> None:
         """Refuse shapes that no field has."""
         for name, (dtype, *shape) in (*self.fields.items(), *self.client_fields.items()):
-            whole = all(isinstance(size, int) for size in shape) and len(shape) <= 8
-            if dtype not in NAMES or not whole or prod(max(1, n) for n in shape) > MOST_ENTRIES:
+            sizes = [max(1, size) for size in shape if isinstance(size, int)]
+            whole = len(sizes) == len(shape) <= 8
+            if dtype not in NAMES or not whole or prod(sizes) > MOST_ENTRIES:
                 raise ValueError(f"field {name[:40]!r} is of {str((dtype, *shape))[:80]}")
 
     @staticmethod
@@ -209,23 +210,18 @@ class Agreement:
 
 def _difference(one: Introduction, other: Introduction) -> str | None:
     """Return how the rows of two clients differ in form, in a sentence; None: they do not."""
+    here, there = asdict(one.form), asdict(other.form)
     for kind, called in KINDS.items():
-        here, there = dict(getattr(one.form, kind)), dict(getattr(other.form, kind))
-        for name in sorted(here.keys() | there.keys()):
-            if name not in here or name not in there:
-                has, lacks = (one, other) if name in here else (other, one)
+        for name in sorted({*here[kind], *there[kind]}):
+            own, others = (list(of[kind].get(name, ())) or "none" for of in (here, there))
+            if own != others:
                 return (
-                    f"client '{has.client}' has {called} '{name}', and '{lacks.client}' has "
-                    "none: agree on it first"
+                    f"{called} '{name}' is {own} at client '{one.client}', and {others} at "
+                    f"'{other.client}': agree on one"
                 )
-            if list(here[name]) != list(there[name]):
-                return (
-                    f"{called} '{name}' is {list(here[name])} at client '{one.client}', and "
-                    f"{list(there[name])} at '{other.client}': agree on one"
-                )
-    if one.form.dtype != other.form.dtype:
-        return (
-            f"client '{one.client}' computes in {one.form.dtype}, and '{other.client}' in "
-            f"{other.form.dtype}: set the same torch.set_default_dtype"
-        )
-    return None
+    if here["dtype"] == there["dtype"]:
+        return None
+    return (
+        f"client '{one.client}' computes in {here['dtype']}, and '{other.client}' in "
+        f"{there['dtype']}: set the same torch.set_default_dtype"
+    )
