@@ -13,15 +13,15 @@ from hierfl.formulas.columns import number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, isolated, told
+from hierfl.formulas.disclosure import EXACT, coarse, coarse_frame, few_differ, isolated, told
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Constants
 
 FEW = (
-    "{} in all but fewer than {} rows of this client: leave its term out, merge its levels, or let "
-    "the node's owner lower min_count"
+    "{} fewer than {} rows of this client: leave its term out, merge its levels, take its logarithm, "
+    "or let the node's owner lower min_count"
 )
 
 
@@ -108,12 +108,20 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
                 own = (names == name)[:, None] * term.evaluate(ready, client)
                 labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
                 columns |= dict(zip(labels, own.T, strict=True))
-    for label in declared.parts.labels:
+    weights = [
+        declared.parts.additions[of] for of in ("weights",) if of in declared.parts.additions
+    ]
+    for label in (*declared.parts.labels, *weights):
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     for name, values in columns.items():
-        if few_differ(values[known[name]] if name in known else values, least):
-            raise Implausible(FEW.format(f"the column '{name}' is the same", least))
+        own = values[known[name]] if name in known else values
+        if few_differ(own, least):
+            raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
+        if not np.array_equal(coarse(own, least), own):
+            raise Implausible(
+                FEW.format(f"nearly all squares of the column '{name}' are of", least)
+            )
     whole = [values for name, values in columns.items() if name not in known]
     if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
-        raise Implausible(FEW.format("a combination of its columns is the same", least))
+        raise Implausible(FEW.format("a combination of its columns is the same in all but", least))

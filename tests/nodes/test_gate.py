@@ -220,6 +220,8 @@ COMBINED = {
     "two curves of many knots": "y ~ s(age, k=12) + s(age, k=30)",
     "a group of few rows": "y ~ income + (1 | room)",
     "a slope that few rows of a group have": "y ~ income + (1 + visits | room)",
+    "a weight that one row has": "y | weights(heavy) ~ income",
+    "a number far above all others": "y ~ fortune",
 }
 
 
@@ -234,8 +236,10 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str, tmp_path:
         frame.loc[: 0 if client == "north" else 9, "age"] = 97.0
         frame["room"] = np.where(np.arange(N) < (few if client == "north" else 60), "a", "b")
         frame["visits"] = np.arange(N) % 4.0
+        frame["heavy"], frame["fortune"] = 1.0 + frame["visits"], 1.0 + frame["income"]
         if client == "north":
             frame.loc[2:39, "visits"] = 0.0
+            frame.loc[3, ["heavy", "fortune"]] = 1e9
     known: Any = {"room": ["a", "b"]} if "room" in COMBINED[name] else {}
     text = f"{COMBINED[name]} + (1 | hospital)"
     columns = hierfl.schema(of, clients="hospital", levels=known) if known else None
