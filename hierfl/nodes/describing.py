@@ -89,8 +89,12 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     own = inquiry.source
     whole = ~incomplete(own.frame, own.formula.declared.rows_of, own.client, "drop")
     for rows in (np.ones(len(own.frame), dtype=bool), whole):
-        description, behind = _description(inquiry, own.frame[rows], whole[rows])
-        yield reply_of(inquiry, behind, lambda made=description: made)
+        yield _reply(inquiry, own.frame[rows], whole[rows])
+
+
+def _reply(inquiry: Inquiry, frame: pd.DataFrame, whole: Any) -> Reply:
+    description, behind = _description(inquiry, frame, whole)
+    return reply_of(inquiry, behind, lambda: description)
 
 
 def _description(
@@ -156,7 +160,7 @@ def answers_by_client(
         )
         if not question.by and not {*made.groups} <= {""}:
             raise Refused("it answers by groups that were not asked for")
-        return made  # type: ignore[no-any-return]
+        return made
 
     found, keys = named_answers(answers, read, left_out)
     left_out |= {keys[client]: why for client, why in _odd(found, question).items()}

@@ -124,7 +124,7 @@ def answer(source: Source, asks: str, content: bytes) -> bytes:
         entry = Entry(kind.account, inquiry.digest, source.run, tuple(kind.subject(inquiry)))
         again = kind.earlier(inquiry) if kind.counted else ledger.given(entry)
         if again is not None:
-            tree = None if message.tree is None else {}
+            tree: Tree | None = None if message.tree is None else {}
             return _left(inquiry, Release(again, tree, f"again: {kind.account}"))
         refusal: Exception = Refused("nothing may be told")
         for reply in kind.handler(inquiry):

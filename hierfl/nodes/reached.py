@@ -173,16 +173,6 @@ class Reached:
             raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
         return starts, others
 
-    def ask(self, contents: Mapping[str, bytes], ids: Mapping[str, Any]) -> Iterator[Answer]:
-        """Ask clients for a round."""
-        names = {node: name for name, node in ids.items()}
-        asked = {ids[name]: content for name, content in contents.items() if name in ids}
-        for node, found in self.send("round", asked):
-            if node in names and isinstance(found, Refused):
-                yield Answer(names[node], None, str(found))
-            elif node in names and isinstance(found, bytes):
-                yield Answer(names[node], found)
-
 
 @dataclass(frozen=True, eq=False)
 class _Asks:
@@ -193,7 +183,13 @@ class _Asks:
 
     def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
         """Ask clients for a round."""
-        return self.reached.ask(contents, self.ids)
+        names = {node: name for name, node in self.ids.items()}
+        asked = {self.ids[name]: of for name, of in contents.items() if name in self.ids}
+        for node, content in self.reached.send("round", asked):
+            if node in names and isinstance(content, Refused):
+                yield Answer(names[node], None, str(content))
+            elif node in names and isinstance(content, bytes):
+                yield Answer(names[node], content)
 
     def forget(self, client: str) -> None:
         """Remove what the transport keeps of a client's answers."""

@@ -166,7 +166,7 @@ def test_a_lie_about_a_schema_ends_no_agreement_and_is_not_silent(formula: str) 
 @pytest.mark.parametrize("lie", ["0", "-7", "2 ** 40"])
 def test_sums_of_one_column_must_agree_in_all_answers(what: str, lie: str) -> None:
     """They are possible by themselves, or not: an honest answer about the same column tells."""
-    paths = {
+    paths: dict[int, list[tuple[str, ...]]] = {
         0: [("answer", name, "sums", what) for name in ("x", "y")],
         3: [("answer", "sums", what)],
         4: [("answer", "columns", "scale(x)", what), ("answer", "response", what)],
