@@ -24,6 +24,7 @@ from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, check_rows
 
 MOST, MOST_JSON = 1 << 31, 1 << 24  # bytes of a request with tensors, and of one without
+FAILED = "failed question"  # of the account
 ROUND = "round"  # the transport's word for requests with tensors
 
 
@@ -126,23 +127,35 @@ def answer(source: Source, asks: str, content: bytes) -> bytes:
         if again is not None:
             tree: Tree | None = None if message.tree is None else {}
             return _left(inquiry, Release(again, tree, f"again: {kind.account}"))
-        refusal: Exception = Refused("nothing may be told")
-        for reply in kind.handler(inquiry):
-            try:
-                new_rows = _new_rows(inquiry, reply)
-            except Forbidden as error:
-                refusal = error
-                continue
-            if kind.account and kind.counted:
-                ledger.append(entry)  # what fails, too: that it fails tells something
-            release = reply.make()
-            if not kind.counted:
-                entry = replace(entry, answer=release.content.decode())
-            if new_rows or not kind.counted:
-                ledger.append(replace(entry, rows=new_rows))
-            more = {**release.more, **kind.keep(inquiry, release)}
-            return _left(inquiry, release._replace(more=more), kind.account)
-        raise refusal
+        if kind.counted:
+            return _replied(kind, inquiry, entry)
+        ledger.check_limits(FAILED, "", inquiry.digest, policy, None)
+        try:
+            return _replied(kind, inquiry, entry)
+        except Exception:
+            ledger.append(Entry(FAILED, inquiry.digest))  # that it fails tells something
+            raise
+
+
+def _replied(kind: Kind, inquiry: Inquiry, entry: Entry) -> bytes:
+    """Return the first answer of a handler whose rows may be told about, once the account has it."""
+    refusal: Exception = Refused("nothing may be told")
+    for reply in kind.handler(inquiry):
+        try:
+            new_rows = _new_rows(inquiry, reply)
+        except Forbidden as error:
+            refusal = error
+            continue
+        if kind.account and kind.counted:
+            inquiry.ledger.append(entry)  # what fails, too
+        release = reply.make()
+        if not kind.counted:
+            entry = replace(entry, answer=release.content.decode())
+        if new_rows or not kind.counted:
+            inquiry.ledger.append(replace(entry, rows=new_rows))
+        more = {**release.more, **kind.keep(inquiry, release)}
+        return _left(inquiry, release._replace(more=more), kind.account)
+    raise refusal
 
 
 def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:

@@ -181,6 +181,25 @@ def test_a_node_refuses_constants_that_nobody_can_have_agreed_on(name: str, tmp_
         design(made, replace(schema, transforms=changed), of, tmp_path / "hostile")
 
 
+def test_refusals_do_not_search_for_a_patient(tmp_path: Path) -> None:
+    """Whether knots set few rows apart is a bit; a server has as many a day as the policy has questions."""
+    of = parts()
+    made, schema = agreed("y ~ s(age)", of, tmp_path)
+    (tmp_path / "policy.toml").write_text("questions_a_day = 3\n")
+    (constants,) = schema.transforms.values()
+    why = []
+    for end in range(4):
+        knots = (constants.knots[0], *np.linspace(60.1, 60.9 - 0.1 * end, 8), constants.knots[-1])
+        changed = {"s(age)": replace(constants, knots=tuple(map(float, knots)))}
+        for _ in range(2):  # the same question tells nothing new
+            with pytest.raises(Refused) as error:
+                design(made, replace(schema, transforms=changed), of, tmp_path)
+        why.append(str(error.value))
+    assert ["3 failed questions a day" in of for of in why] == [False] * 3 + [True]
+    with pytest.raises(Refused, match="3 failed questions a day"):
+        design(made, schema, of, tmp_path)  # an honest one
+
+
 def test_a_node_refuses_constants_of_functions_that_have_none(tmp_path: Path) -> None:
     of = parts()
     made, schema = agreed("y ~ scale(log(age))", of, tmp_path)
