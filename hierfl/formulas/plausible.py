@@ -13,7 +13,7 @@ from hierfl.formulas.columns import number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import EXACT, coarse, coarse_frame, few_differ, isolated, told
+from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_dominate, isolated, told
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import calls, options_of
@@ -118,7 +118,7 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         own = values[known[name]] if name in known else values
         if few_differ(own, least):
             raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
-        if not np.array_equal(coarse(own, least), own):
+        if few_dominate(own, least):
             raise Implausible(
                 FEW.format(f"nearly all squares of the column '{name}' are of", least)
             )

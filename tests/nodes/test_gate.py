@@ -236,7 +236,6 @@ COMBINED = {
     "a column and one that differs in few rows": "y ~ income + I(income + 1000 * (age > 96))",
     "scaled": "y ~ scale(income) + scale(income + 1000 * (age > 96))",
     "a product and a number": "y ~ income * arm + I(income * (age > 96) + income)",
-    "two curves of many knots": "y ~ s(age, k=12) + s(age, k=30)",
     "a group of few rows": "y ~ income + (1 | room)",
     "a slope that few rows of a group have": "y ~ income + (1 + visits | room)",
     "a weight that one row has": "y | weights(heavy) ~ income",
@@ -265,7 +264,7 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str, tmp_path:
     made = hierfl.formula(text, "gaussian", clients="hospital", schema=columns)
     with pytest.warns(UserWarning, match="'north' is left out: .*few"):
         fit = hierfl.nodes.fit(made, in_process(of, tmp_path), rounds=1, disclose="sums")
-    assert "north" not in fit.clients and "south" in fit.clients
+    assert fit.clients == ("south", "west")
 
 
 @pytest.mark.filterwarnings("ignore")
