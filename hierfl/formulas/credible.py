@@ -77,16 +77,16 @@ class Heard:
         for counts in self.counts.values():
             yield from _wrong_counts(counts, question.least, MOST_ROWS)
 
-    def _agrees(self, text: str, sums: Sums) -> bool:
-        """Return whether sums are those of the same values before; sums of none tell nothing."""
+    def _agrees(self, text: str, sums: Sums, mean: float = 0.0) -> bool:
+        """Return whether sums are those of the same values before, to rounding about a mean; none tell nothing."""
         before = self.sums.setdefault(text, sums)
         if not sums.count or not before.count:
             return True
-        size = math.sqrt(before.count * before.squares)  # of a sum
+        squares = before.squares + before.count * mean**2
         return (
             before.count == sums.count
-            and abs(before.squares - sums.squares) <= NEAR * before.squares + 1e-300
-            and abs(before.total - sums.total) <= NEAR * size + 1e-300
+            and abs(before.squares - sums.squares) <= NEAR * squares + 1e-300
+            and abs(before.total - sums.total) <= NEAR * math.sqrt(before.count * squares) + 1e-300
         )
 
     def _wrong_call(
@@ -142,7 +142,8 @@ class Heard:
 
     def _wrong_number(self, name: str, sums: Sums, schema: Schema) -> Iterator[str]:
         """Yield why sums of a number, or of a line of it, are not those of its values before."""
-        text, binary = name, sums.total == sums.squares  # rounded, where others tell of few rows
+        text, mean = name, 0.0
+        binary = sums.total == sums.squares  # rounded, where others tell of few rows
         constants = schema.transforms.get(name.removeprefix("linear_"))
         if constants is not None and name.startswith(LINES):
             text = _argument(name)
@@ -151,7 +152,7 @@ class Heard:
             total = sd * sums.total + mean * sums.count
             squares = sd**2 * sums.squares + 2.0 * mean * total - mean**2 * sums.count
             sums, binary = Sums(sums.count, total, max(squares, 0.0)), False
-        if text in self.sums and not binary and not self._agrees(text, sums):
+        if text in self.sums and not binary and not self._agrees(text, sums, mean):
             yield f"by sums of '{name}' that differ from those before"
 
 

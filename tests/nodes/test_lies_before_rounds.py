@@ -177,6 +177,54 @@ def test_sums_of_one_column_must_agree_in_all_answers(what: str, lie: str) -> No
             assert [*agreeing.left_out()] == [LIAR], (asked, path)
 
 
+HONEST = [
+    ("y ~ scale(age) * arm + center(income) + rare", "gaussian"),
+    ("hiv ~ age + scale(rare) + standardize(k)", "bernoulli"),
+    ("y ~ poly(age, 3) + poly(heavy, 2) + I(age**2)", "gaussian"),
+    ("y ~ s(age) + s(income, by=arm) + gp(age)", "gaussian"),
+    ("y | weights(w) ~ bs(income, df=5) + scale(log(income))", "gaussian"),
+    ("k ~ mo(grade) + C(grade):age + offset(log(w))", "poisson"),
+    ("grade ~ big + scale(big) + S(ward) + (1 | ward)", "cumulative"),
+]
+
+
+@cache
+def plain_rows(seed: int) -> pd.DataFrame:
+    rng, n = np.random.default_rng(seed), 200
+    return pd.DataFrame(
+        {
+            "y": rng.normal(size=n),
+            "age": np.clip(rng.normal(60.0, 14.0, n).round(), 20.0, 99.0),
+            "income": rng.lognormal(10.0, 1.0, n).round(),
+            "big": 1e6 + rng.normal(size=n),
+            "hiv": rng.integers(0, 2, n),
+            "rare": (rng.uniform(size=n) < 0.03).astype(int),
+            "heavy": rng.standard_t(1.5, n),
+            "arm": rng.choice(["a", "b"], n),
+            "ward": rng.choice(["u", "v", "w"], n, p=[0.6, 0.3, 0.1]),
+            "grade": rng.choice([1, 2, 3], n),
+            "k": rng.poisson(3.0, n),
+            "w": rng.uniform(1.0, 2.0, n),
+        }
+    )
+
+
+@pytest.mark.parametrize(("text", "family"), HONEST)
+def test_no_honest_answer_is_taken_for_a_lie(text: str, family: Any) -> None:
+    made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
+
+    def send(content: bytes) -> dict[str, bytes]:
+        question, answers = read_as(Question, content), {}
+        for seed, name in enumerate(NODES):
+            answer = own_answer(question, made.declared, plain_rows(seed), name)
+            answers[name] = written({"client": name, "answer": answer}).encode()
+        return answers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert agreed_over(made, send)[1] == {}
+
+
 # ------------------------------------------------------------ end to end
 class Lying:
     """Four nodes in memory, of which one changes its answer to one request."""
