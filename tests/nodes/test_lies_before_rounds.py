@@ -214,7 +214,8 @@ def test_no_honest_answer_is_taken_for_a_lie(text: str, family: Any) -> None:
     made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
 
     def send(content: bytes) -> dict[str, bytes]:
-        question, answers = read_as(Question, content), {}
+        question: Question = read_as(Question, content)
+        answers = {}
         for seed, name in enumerate(NODES):
             answer = own_answer(question, made.declared, plain_rows(seed), name)
             answers[name] = written({"client": name, "answer": answer}).encode()
