@@ -17,6 +17,7 @@ Counted = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # -1: in no round
 # of answers about the client; "imputed" never leaves: it has a value of each row
 AfterKind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 AFTER: tuple[str, ...] = get_args(AfterKind)
+ROUND = "round"  # kind of a request in the rounds; others are questions
 COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
 
 

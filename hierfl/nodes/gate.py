@@ -19,13 +19,13 @@ from hierfl.core.typed_json import made_of
 from hierfl.nodes import log
 from hierfl.nodes.account import Entry, Ledger, RowSet, digest
 from hierfl.nodes.approval import asked_first
+from hierfl.nodes.asking import ROUND
 from hierfl.nodes.messages import Message, Refused, from_bytes, read_json
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, check_rows
 
 MOST, MOST_JSON = 1 << 31, 1 << 24  # bytes of a request with tensors, and of one without
 FAILED = "failed question"  # of the account
-ROUND = "round"  # the transport's word for requests with tensors
 
 
 class Source(Protocol):

@@ -23,7 +23,7 @@ from hierfl.nodes import gate, log
 from hierfl.nodes.account import END, Entry, Ledger, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import asked_first, write_preview
-from hierfl.nodes.asking import AFTER, RoundRequest, StateRequest
+from hierfl.nodes.asking import AFTER, ROUND, RoundRequest, StateRequest
 from hierfl.nodes.client_state import (
     Kept,
     Node,
@@ -33,7 +33,7 @@ from hierfl.nodes.client_state import (
     state_after,
     with_mail,
 )
-from hierfl.nodes.gate import ROUND, Inquiry, Release, Reply, register
+from hierfl.nodes.gate import Inquiry, Release, Reply, register
 from hierfl.nodes.messages import NodeFailed, Refused, check_numbers, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.preview import preview
