@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from hierfl.formulas.answers import OfCall, OfDesign
-from hierfl.formulas.parse import Declaration
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.transforms import EDGES, Sums
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6
-LINES = ("scale(", "center(", "standardize(", "linear_s(")
 LARGEST = 1e15  # value that a row may have
 
 
@@ -69,7 +69,7 @@ class Heard:
             yield "with other columns than the formula's"
         if any((of.kind == "number") != (of.sums is not None) for of in answer.values()):
             yield "with a number without sums, or sums of names"
-        whole = {n: of for n, of in answer.items() if f"mi({n}" not in declared.text}
+        whole = {name: of for name, of in answer.items() if name not in declared.imputed}
         self.sums = {n: of.sums for n, of in whole.items() if of.sums is not None}
         self.counts = {n: of.counts for n, of in whole.items() if of.counts}
         if len({sums.count for sums in self.sums.values()} - {0}) > 1:
@@ -93,7 +93,7 @@ class Heard:
         self, question: Question, answer: OfCall, declared: Declaration
     ) -> Iterator[str]:
         """Yield why sums of a transform's argument are none; what is asked at a mean is of coarser values."""
-        argument, name = _argument(question.text), question.text.partition("(")[0]
+        name, argument = _calls(declared)[question.text]
         if any(not math.isfinite(number) for number in answer.more):
             yield "by numbers that are not finite"
         elif self.rows is not None and answer.sums.count not in (0, self.rows):
@@ -125,7 +125,7 @@ class Heard:
             if name in answer.constant and _spread(sums) > NEAR * sums.count * sums.squares:
                 yield f"with '{name}' as constant, and sums of a spread"
             yield from self._wrong_level(name, sums, schema)
-            yield from self._wrong_number(name, sums, schema)
+            yield from self._wrong_number(name, sums, schema, declared)
         if answer.response is None or "trials" in declared.parts.additions:
             return
         if not self._agrees(declared.parts.labels[0], answer.response):
@@ -140,14 +140,17 @@ class Heard:
         if sums.total != sums.squares or (is_far and level != schema.columns[column].rare):
             yield f"by another number of rows of '{name}' than before"
 
-    def _wrong_number(self, name: str, sums: Sums, schema: Schema) -> Iterator[str]:
+    def _wrong_number(
+        self, name: str, sums: Sums, schema: Schema, declared: Declaration
+    ) -> Iterator[str]:
         """Yield why sums of a number, or of a line of it, are not those of its values before."""
         text, mean = name, 0.0
         binary = sums.total == sums.squares  # rounded, where others tell of few rows
-        constants = schema.transforms.get(name.removeprefix("linear_"))
-        if constants is not None and name.startswith(LINES):
-            text = _argument(name)
-            sd = 1.0 if name.startswith("center(") else constants.sd
+        key = name.removeprefix("linear_")
+        callee, argument = _calls(declared).get(key, ("", ""))
+        if callee in ("scale", "standardize", "center") or (callee == "s" and key != name):
+            constants, text = schema.transforms[key], argument
+            sd = 1.0 if callee == "center" else constants.sd
             mean = constants.mean
             total = sd * sums.total + mean * sums.count
             squares = sd**2 * sums.squares + 2.0 * mean * total - mean**2 * sums.count
@@ -167,14 +170,9 @@ def _spread(sums: Sums) -> float:
     return sums.count * sums.squares - sums.total**2
 
 
-def _argument(text: str) -> str:
-    """Return the first argument of a call."""
-    inside, depth = text.partition("(")[2].removesuffix(")"), 0
-    for place, sign in enumerate(inside):
-        depth += (sign in "([") - (sign in ")]")
-        if sign == "," and not depth:
-            return inside[:place].strip()
-    return inside.strip()
+def _calls(declared: Declaration) -> dict[str, tuple[str, str]]:
+    """Return the text of each transform -> its function and its argument."""
+    return {str(call): (call.callee, str(call.args[0])) for call in stateful_calls(declared)}
 
 
 def _scaled(sums: Sums, mean: float, sd: float) -> Sums:

@@ -69,9 +69,7 @@ def _disclosure(inquiry: Inquiry) -> None:
             f"for those of {min(counts)}: its owner may set a smaller min_count"
         )
     if "by" in FIELDS[question.kind]:
-        groupings = {*declared.groupings}
-        if declared.structured:
-            groupings |= {group.by for group in declared.structured}
+        groupings = {*declared.groupings, *(group.by for group in declared.structured)}
         columns = {(name,) for name in declared.columns} if question.kind == "outside" else set()
         if question.by not in groupings | columns:
             raise Refused(f"it reads {', '.join(question.by)[:200]}, which the formula does not")
