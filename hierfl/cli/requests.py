@@ -113,7 +113,7 @@ def report(
     """Write a page for a data protection officer: what was asked, what left, by which policy."""
     from rich.console import Console
 
-    from hierfl.nodes.officer_page import write_page
+    from hierfl.cli.officer_page import write_page
 
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")

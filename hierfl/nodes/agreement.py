@@ -22,16 +22,16 @@ from hierfl.nodes.messages import NAMES, Refused
 from hierfl.program.program import Program
 from hierfl.program.read import codes_of
 
-Made = TypeVar("Made")
-Fills = tuple[float, float]
-# of a client, of a code, and of a row's field: what a server and its programs can hold
-MOST_ROWS, MOST_ENTRIES = 1 << 26, 1 << 24
-Rows = Annotated[int, Meta(ge=1, lt=MOST_ROWS)]
-Code = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
-Ranges = dict[str, tuple[Code, Code]]
+T = TypeVar("T")
 FEW = 5  # rows of a client that stand in for its own
-LONGEST = 1000  # characters of a client's name
-TWICE = "two nodes have a client of that name: give each its own"
+# of a client, of a code, and of a row's field: what a server and its programs can hold
+MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Count = Annotated[int, Meta(ge=1, lt=MOST_ROWS)]
+Code = Annotated[int, Meta(ge=-MOST_CODES, le=MOST_CODES)]
+Size = Annotated[int, Meta(ge=0, le=MOST_ENTRIES)]
+Ranges = Mapping[str, tuple[Code, Code]]
+Shapes = Mapping[str, Sequence[str | Size]]  # field -> dtype, and the shape of a row
 KINDS = {
     "fields": "field",
     "client_fields": "client field",
@@ -44,18 +44,19 @@ KINDS = {
 class Fields:
     """The form of a client's rows: dtype and row shape of each field, names of columns and codes, and torch's dtype."""
 
-    fields: Mapping[str, Sequence[Any]]
-    client_fields: Mapping[str, Sequence[Any]]
+    fields: Shapes
+    client_fields: Shapes
     features: Mapping[str, Sequence[str]]
     levels: Mapping[str, Sequence[str]]
     dtype: Literal["torch.float32", "torch.float64"]
 
     def __post_init__(self) -> None:
-        """Refuse shapes that fields cannot have (ValueError)."""
-        for dtype, *shape in (*self.fields.values(), *self.client_fields.values()):
-            right = dtype in NAMES and all(type(size) is int and size >= 0 for size in shape)
-            if not right or len(shape) > 8 or prod(max(1, size) for size in shape) > MOST_ENTRIES:
-                raise ValueError(f"rows of {str(dtype)[:40]} and of shape {str(shape)[:80]}")
+        """Refuse shapes that no field has."""
+        for name, (dtype, *shape) in (*self.fields.items(), *self.client_fields.items()):
+            sizes = [max(1, size) for size in shape if isinstance(size, int)]
+            whole = len(sizes) == len(shape) <= 8
+            if dtype not in NAMES or not whole or prod(sizes) > MOST_ENTRIES:
+                raise ValueError(f"field {name[:40]!r} is of {str((dtype, *shape))[:80]}")
 
     @staticmethod
     def of(data: ClientData) -> Fields:
@@ -68,15 +69,15 @@ class Fields:
 class Introduction:
     """What a node reports about its client: name, number of rows, form, and field of codes -> their range."""
 
-    client: str
-    rows: Rows
+    client: Name
+    rows: Count
     form: Fields
     codes: Ranges
 
     def __post_init__(self) -> None:
-        """Refuse a name that cannot be printed, and ranges that end before they begin (ValueError)."""
+        """Refuse a name that cannot be printed, and ranges without a code."""
         client_name(self.client)
-        _check_ranges(self.codes)
+        _check_codes(self.codes)
 
     @staticmethod
     def of(data: ClientData) -> Introduction:
@@ -89,46 +90,45 @@ class Introduction:
         return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
 
     @staticmethod
-    def from_json(found: Any) -> Introduction:
-        """Read what `asdict` returned, or raise Refused."""
-        return _read(Introduction, "introduction", found)
+    def from_json(content: Any) -> Introduction:
+        """Read what `as_json` returned, or raise Refused."""
+        return _read(Introduction, content)
 
 
-def _read(kind: type[Made], what: str, found: Any) -> Made:
+def _read(kind: type[T], content: Any) -> T:
     try:
-        return made_of(kind, found)
+        return made_of(kind, content)
     except ValueError as error:
-        raise Refused(f"it is no {what} ({error})") from error
+        raise Refused(f"it is no {kind.__name__.lower()} ({error})") from error
 
 
-def client_name(found: Any) -> str:
+def client_name(name: Any) -> str:
     """Return the name of a client as it was sent, or raise ValueError."""
-    right = isinstance(found, str) and found.strip() and len(found) <= LONGEST
-    if not right or not found.isprintable():
-        raise ValueError(f"a client is named {str(found)[:40]!r}")
-    return found
+    if not isinstance(name, str) or not name.strip() or len(name) > 1000 or not name.isprintable():
+        raise ValueError(f"a client is named {str(name)[:40]!r}")
+    return name
 
 
-def _check_ranges(codes: Ranges) -> None:
-    for low, high in codes.values():
+def _check_codes(codes: Ranges) -> None:
+    for name, (low, high) in codes.items():
         if low > high:
-            raise ValueError(f"the codes of a field range from {low} to {high}")
+            raise ValueError(f"the codes of {name[:40]!r} range from {low} to {high}")
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What all nodes know before the first round: clients, sorted, their rows, the form, and the ranges of codes."""
 
-    names: tuple[str, ...]
-    rows: tuple[Rows, ...]
+    names: tuple[Name, ...]
+    rows: tuple[Count, ...]
     form: Fields
     codes: Ranges
 
     def __post_init__(self) -> None:
-        """Refuse names that are not sorted, or not as many as numbers of rows (ValueError)."""
-        all(map(client_name, self.names))
-        _check_ranges(self.codes)
-        if len(self.names) != len(self.rows) or list(self.names) != sorted(set(self.names)):
+        """Refuse clients in no order, and not as many numbers of rows."""
+        _check_codes(self.codes)
+        [*map(client_name, self.names)]
+        if len(self.names) != len(self.rows) or [*self.names] != sorted({*self.names}):
             raise ValueError("its names are not sorted, or not as many as its numbers of rows")
 
     @staticmethod
@@ -173,9 +173,9 @@ class Agreement:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @staticmethod
-    def from_json(found: Any) -> Agreement:
-        """Read what `asdict` returned, or raise Refused."""
-        return _read(Agreement, "agreement", found)
+    def from_json(content: Any) -> Agreement:
+        """Read what `as_json` returned, or raise Refused."""
+        return _read(Agreement, content)
 
     def absent_rows(self, fills: Fills) -> ClientData:
         """Return all clients without their rows; two numbers may stand in for the values."""
@@ -217,23 +217,18 @@ class Agreement:
 
 def _difference(one: Introduction, other: Introduction) -> str | None:
     """Return how the rows of two clients differ in form, in a sentence; None: they do not."""
+    here, there = asdict(one.form), asdict(other.form)
     for kind, called in KINDS.items():
-        here, there = dict(getattr(one.form, kind)), dict(getattr(other.form, kind))
-        for name in sorted(here.keys() | there.keys()):
-            if name not in here or name not in there:
-                has, lacks = (one, other) if name in here else (other, one)
+        for name in sorted({*here[kind], *there[kind]}):
+            own, others = (list(of[kind].get(name, ())) or "none" for of in (here, there))
+            if own != others:
                 return (
-                    f"client '{has.client}' has {called} '{name}', and '{lacks.client}' has "
-                    "none: agree on it first"
+                    f"{called} '{name}' is {own} at client '{one.client}', and {others} at "
+                    f"'{other.client}': agree on one"
                 )
-            if list(here[name]) != list(there[name]):
-                return (
-                    f"{called} '{name}' is {list(here[name])} at client '{one.client}', and "
-                    f"{list(there[name])} at '{other.client}': agree on one"
-                )
-    if one.form.dtype != other.form.dtype:
-        return (
-            f"client '{one.client}' computes in {one.form.dtype}, and '{other.client}' in "
-            f"{other.form.dtype}: set the same torch.set_default_dtype"
-        )
-    return None
+    if here["dtype"] == there["dtype"]:
+        return None
+    return (
+        f"client '{one.client}' computes in {here['dtype']}, and '{other.client}' in "
+        f"{there['dtype']}: set the same torch.set_default_dtype"
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -18,37 +17,15 @@ from hierfl.core.typed_json import made_of
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
+from hierfl.nodes.asking import StateRequest
 from hierfl.nodes.client_state import Node, state_after, with_mail
-from hierfl.nodes.messages import Message, NodeFailed, Refused, to_bytes
-from hierfl.nodes.policy import Kind
+from hierfl.nodes.messages import NodeFailed, Refused, to_bytes
 from hierfl.runs.result import Fit
 
 QUANTILES = (0.05, 0.5, 0.95)
-MOST_DRAWS = 100_000
-Rounds = Annotated[int, Meta(ge=-1, lt=1 << 30)]
 ANSWERS = "answers"  # a folder in the node's
 MOST_KEPT = 1 << 28  # bytes of it
 Few = Mapping[str, list[int]]  # site of groups within the client -> those with few rows
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a node is asked after `rounds` rounds; its client was last counted in round `counted` (-1: in none)."""
-
-    kind: Kind
-    draws: Annotated[int, Meta(ge=1, le=MOST_DRAWS)]
-    seed: Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-    site: str | None
-    rounds: Rounds
-    counted: Rounds
-
-    @staticmethod
-    def of(about: Mapping[str, Any]) -> Question:
-        """Read what a message says about itself; raise Refused where it is no question."""
-        try:
-            return made_of(Question, {part.name: about.get(part.name) for part in fields(Question)})
-        except ValueError as error:
-            raise Refused(f"it is no question about the client ({error})") from error
 
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
@@ -62,14 +39,14 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
     return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
 
 
-def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
+def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
     """Answer a question into the node's folder; return it for the policy to release."""
     if question.kind in ("predictions", "scores"):
         try:
             node.federation.program.observed_site(question.site)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)[:500]) from error
-    message, mail = asked.tree["message"], asked.tree["mail"]
+    message, mail = tree["message"], tree["mail"]
     try:
         fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
         if question.kind in ("summaries", "draws"):
@@ -77,7 +54,7 @@ def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
         if question.kind == "imputed":
             _write(node, question, "csv", _imputed(fit, question).to_csv(index=False).encode())
             return {}
-        return _of_rows(node, fit, question, asked.tree["rows"])
+        return _of_rows(node, fit, question, tree["rows"])
     except Refused:
         raise
     except Exception as error:
@@ -86,7 +63,7 @@ def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
         ) from error
 
 
-def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
+def _imputed(fit: Fit, question: StateRequest) -> pd.DataFrame:
     """Return the table of what the client's rows lack, without a line where they lack nothing."""
     try:
         return fit.imputed(draws=question.draws, seed=question.seed).frame
@@ -94,7 +71,7 @@ def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
 
 
-def _of_sites(node: Node, fit: Fit, question: Question, few: Few) -> Tree:
+def _of_sites(node: Node, fit: Fit, question: StateRequest, few: Few) -> Tree:
     """Return draws of the client's own sites, or their summaries: 0 of `few` groups, which the owner's file has."""
     own = fit.draws(question.draws, seed=question.seed).own
     draws = {name: value[:, 0] for name, value in own.items()}
@@ -151,7 +128,7 @@ def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["site", "mean", "sd", "5%", "50%", "95%"])
 
 
-def _of_rows(node: Node, fit: Fit, question: Question, given: Mapping[str, Tensor]) -> Tree:
+def _of_rows(node: Node, fit: Fit, question: StateRequest, given: Mapping[str, Tensor]) -> Tree:
     rows = node.federation.data if not given else _new_rows(node, given)
     found = fit.predict(rows, site=question.site, draws=question.draws, seed=question.seed)
     name = "given.csv" if given else "csv"
@@ -196,7 +173,7 @@ def table_of_rows(found: Mapping[str, Tensor | None]) -> pd.DataFrame:
     return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
 
 
-def _write(node: Node, question: Question, ending: str, content: bytes) -> None:
+def _write(node: Node, question: StateRequest, ending: str, content: bytes) -> None:
     """Write an answer for the owner; the oldest ones go first where they take too much space."""
     folder = node.folder / ANSWERS
     private_folder(folder)

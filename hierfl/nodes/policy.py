@@ -17,6 +17,7 @@ from unicodedata import normalize
 from hierfl.core.disk import private_folder, write_private
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.listed import names
+from hierfl.nodes.asking import AFTER
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.supervised import Limits
 
@@ -30,12 +31,9 @@ COUNTS = (
 )
 LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Approve = Literal["ask", "always"]
-# of answers about the client; "imputed" never leaves: it has a value of each row
-Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
-KINDS: tuple[str, ...] = get_args(Kind)
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
 # rows, of which it need not have fitted anything
-LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "rows", "descriptions")
+LEAVES = (*(kind for kind in AFTER if kind != "imputed"), "rows", "descriptions")
 
 
 class Forbidden(Refused):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
-from hierfl.nodes.agreement import Agreement, Fills
-from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.asking import Answer, Ask, RoundRequest, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
@@ -163,8 +163,9 @@ class Nodes:
         return left_out
 
     def _request(self, task: Task, name: str, place: int) -> bytes:
-        about = {"run": self.run, "round": task.round, "counted": self.counted.get(name, -1)}
-        return to_bytes({"message": task.message, "mail": mail_of(task.own, place)}, about)
+        request = RoundRequest(self.run, task.round, self.counted.get(name, -1))
+        tree = {"message": task.message, "mail": mail_of(task.own, place)}
+        return to_bytes(tree, asdict(request))
 
     def _read(self, found: Answer, task: Task, template: Up, rows: int) -> Up:
         """Return what a client sends, checked against what it should look like."""

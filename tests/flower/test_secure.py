@@ -207,6 +207,13 @@ def test_a_node_refuses_a_server_that_would_see_it_by_itself(tmp_path: Path) -> 
 
     with pytest.raises(Refused, match="the server asks for a plain one"):
         masked(message(), context, never)
+    for kind in ({}, {"kind": "round"}):  # a round, however it says so
+        about = {"run": "r", "round": 0, "counted": -1, **kind}
+        payload = to_bytes({"message": {}, "mail": {}}, about)
+        record: Any = {"fitins.config": ConfigRecord({"payload": payload})}
+        plain = Message(RecordDict(record), dst_node_id=1, message_type="train")
+        with pytest.raises(Refused, match="the server asks for a plain one"):
+            masked(plain, context, never)
     with pytest.raises(Refused, match="a sum of 2 nodes that 2 can unmask"):
         masked(message(stage="setup", sample_num=2, threshold=2), context, never)
     with pytest.raises(Refused, match="a sum of 4 nodes that 2 can unmask"):

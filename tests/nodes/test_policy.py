@@ -20,11 +20,11 @@ from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.account import Ledger
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import preview
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.messages import NodeFailed, from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
+from hierfl.nodes.preview import preview
 from hierfl.nodes.run import fit_nodes
 from hierfl.nodes.same_process import in_process
 from hierfl.optimizers import SGD
