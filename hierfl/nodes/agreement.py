@@ -22,7 +22,8 @@ from hierfl.nodes.messages import NAMES, Refused
 from hierfl.program.program import Program
 from hierfl.program.read import codes_of
 
-T = TypeVar("T")
+Made = TypeVar("Made")
+Fills = tuple[float, float]
 FEW = 5  # rows of a client that stand in for its own
 # of a client, of a code, and of a row's field: what a server and its programs can hold
 MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
@@ -91,11 +92,11 @@ class Introduction:
 
     @staticmethod
     def from_json(content: Any) -> Introduction:
-        """Read what `as_json` returned, or raise Refused."""
+        """Read what `asdict` returned, or raise Refused."""
         return _read(Introduction, content)
 
 
-def _read(kind: type[T], content: Any) -> T:
+def _read(kind: type[Made], content: Any) -> Made:
     try:
         return made_of(kind, content)
     except ValueError as error:
@@ -174,7 +175,7 @@ class Agreement:
 
     @staticmethod
     def from_json(content: Any) -> Agreement:
-        """Read what `as_json` returned, or raise Refused."""
+        """Read what `asdict` returned, or raise Refused."""
         return _read(Agreement, content)
 
     def absent_rows(self, fills: Fills) -> ClientData:

@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.trees import Tree, tree_map
-from hierfl.core.typed_json import made_of
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle

@@ -22,7 +22,7 @@ from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
-from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.agreement import Agreement, Fills
 from hierfl.nodes.asking import Answer, Ask, RoundRequest, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes

@@ -18,7 +18,7 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.flower import SuperLink, apps, superlink
-from hierfl.flower.at_server import Nodes, Server
+from hierfl.flower.at_server import Server
 from hierfl.flower.project import write_project
 from hierfl.nodes import TooFewNodes
 from tests.flower.test_apps import Grid, identity, rows
