@@ -28,7 +28,9 @@ from hierfl.summaries.reading import gauss_hermite
 NODES = {1: 10, 2: 6}  # fewest Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more
 TIMES = (1, 4, 16)  # as many times as many points are tried
-FREEDOM = 4.0  # of the Student t whose points are the last to be tried: a factor may miss tails
+# degrees of freedom of the Student t whose points are the last to be tried: a factor may miss
+# tails; and the most dimensions in which so few of them do
+FREEDOM, MOST_HEAVY = 4.0, 6
 MIXED = 128  # points where some are mixing variables
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
 # draws at which few points are compared with many; sd of the error of all clients, in nats
@@ -93,7 +95,7 @@ def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tenso
     if not size:
         return torch.zeros(1, 0), torch.zeros(1)
     count = times * max(POINTS, 2 * size)
-    if times == TIMES[-1]:
+    if times == TIMES[-1] and size <= MOST_HEAVY:
         return _heavy(count, size)
     return _standardized(count, size), torch.full((count,), -math.log(count))
 
