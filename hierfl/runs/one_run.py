@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hierfl import guides, methods
 from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.trend import course_of
+from hierfl.engine.chunks import ClientError
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import times_left_out
@@ -27,11 +30,13 @@ from hierfl.engine.rounds import CHOSEN, CORRECTED, JUDGED, Progress, begin, set
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
+from hierfl.methods.stages.checks import Misread
 from hierfl.posterior.snapshot import learned_params
 from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
 from hierfl.runs.choice import Choice
+from hierfl.runs.ended import NoGain, by_chains, ends_by_chains, watch_of, why_over
 from hierfl.runs.expected import expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
@@ -65,7 +70,7 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         fitted = Fit(method, federation, where, planned)
         if call.progress and where.round < planned:
             _say(eager, where, call.rounds, planned)
-        left = _each_round(fitted, call)
+        left = _each_round(fitted, call, chosen=choice is not None)
         with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
@@ -103,21 +108,52 @@ def planned_of(method: Method, rounds: int | None) -> int:
     return method.most_rounds
 
 
-def _each_round(fitted: Fit, call: Call) -> Generator[Fit, None, None]:
+def _each_round(fitted: Fit, call: Call, *, chosen: bool) -> Generator[Fit, None, None]:
     """Run the rounds that are left, and yield the fit after each; workers end with the last."""
     # a run that had stopped before it was resumed stays as it was
     over = fitted.progress.round and is_over(fitted, call.patience)
     until = fitted.progress.round if over else fitted.rounds
-    federation, begun = fitted.federation, fitted.progress
-    with closing(run_rounds(federation, begun, until)) as each_round:
-        for where in each_round:
+    federation, where = fitted.federation, fitted.progress
+    chains = not over and ends_by_chains(fitted.method, federation, call, chosen=chosen)
+    watch, why = watch_of(federation, call, chains=chains), None
+    with closing(run_rounds(federation, where, until)) as each_round:
+        while True:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always" if chains else "default")
+                try:
+                    where, why = _next(each_round, watch, where, chains=chains)
+                except StopIteration:
+                    return
+            why = why or (why_over(where.history) if chains else None)
+            if not (chains and why):
+                repeat_warnings(said)
+            if why is not None and chains:
+                yield replace(fitted, progress=by_chains(federation, where, call, why))
+                return
             fitted = replace(fitted, progress=where)
             if call.validation is not None and where.round % call.eval_every == 0:
                 settle(federation, fitted.message, where.table)
                 where.history[-1][SCORE] = _score(fitted, call.validation)
             yield fitted
-            if is_over(fitted, call.patience):
+            if why is not None or is_over(fitted, call.patience):
                 return
+
+
+def _next(
+    each_round: Iterator[Progress], watch: Watch, where: Progress, *, chains: bool
+) -> tuple[Progress, str | None]:
+    """Return the progress after another round, or `where`, and why rounds end if their time is over."""
+    try:
+        with watched(watch):
+            where = next(each_round)
+            watch.look(f"{where.round} rounds")
+    except OutOfTime as error:
+        return where, f"{error} took {in_words(watch.seconds).removeprefix('about ')}"
+    except ClientError as error:
+        if not chains:
+            raise
+        return where, str(error).partition(" (")[0]
+    return where, None
 
 
 def is_over(fitted: Fit, patience: int | None) -> bool:
@@ -209,8 +245,7 @@ WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it
 def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
     method = choice.method
-    for one in choice.said:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    repeat_warnings(choice.said)
     if call.progress:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
         if call.rounds is None and method.most_rounds is None:
@@ -218,10 +253,23 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
             print(f"{first} rounds, and {more[0]} or {more[1]} where needed", file=sys.stderr)
     if call.rounds is None and method.most_rounds is None:
         return _until_good(choice, data, call, ATTEMPTS)
-    fitted = run(method, data, call, choice)
+    try:
+        fitted = run(method, data, call, choice)
+    except (NoGain, Misread) as error:
+        why = f"fedsvi, since {str(error).partition(', so that')[0]}"
+        if call.progress:
+            print(f"hierfl.fit goes over to {why}", file=sys.stderr)
+        other = Choice(methods.fedsvi(method.model, guides.structured), why, None)
+        return _until_good(other, data, call, ATTEMPTS)
     if method.most_rounds is None:
         _note(fitted, _judged(fitted, _draws(fitted), call.seed))
     return fitted
+
+
+def repeat_warnings(said: Iterable[warnings.WarningMessage]) -> None:
+    """Warn again of what was caught."""
+    for one in said:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:

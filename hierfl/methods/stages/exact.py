@@ -1,0 +1,306 @@
+"""Chains on the exact posterior of all clients' rows in one process, where rounds do not end.
+
+    p(z) prod_k p(w_k, t_k | z) p(y_k | v_k)
+
+Each client's own scalars are standardized given the global ones z by its Gaussian factor,
+
+    w_k = mean_k(z) + tril_k(z) e_k,    Normal(mean, tril tril') ~ p(w | z) factor_k(v)
+
+so that e_k is standard normal wherever the factor is right: the chains see neither funnels nor
+correlations with z. A factor that is wrong costs time only, as the density is that of the rows;
+one that is 0 gives the non-centered form.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.gaussians import times
+from hierfl.core.graphs import graph_of
+from hierfl.core.importance_sampling import resampled
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.trials import nearly_equal
+from hierfl.methods.stages.server import Rounds
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked
+from hierfl.summaries.conditional import Proposal, normal_of, proposals_of
+from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.hierarchy import Factors, Hierarchy, given
+from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.reading import Nodes, nodes_of
+from hierfl.summaries.sampling import one_thread
+from hierfl.summaries.surrogate import Surrogate, any_client
+from hierfl.summaries.units import UnitScore
+
+MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
+# chains by rows x predictors; renewals of the factors before them, steps to a mode, warm-up
+CHAINS = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8))
+TURNS, CLIMB, WARM = 2, 100, 60
+LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
+MIXED = 1.05  # split R-hat above which chains run on
+LEAPS = 8  # gradients an iteration, about
+TRIES = 20  # points for each chain, of which it starts at one of the likeliest
+NOWHERE_FINITE = (
+    "the joint log density is not finite at any draw of the priors: check the scales of the priors "
+    "and what the model computes from their draws"
+)
+STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
+LOWEST = 1e30  # log density of a point where it is not finite
+COMPARED, AWAY = 2, 0.5  # points at which recorded operations and the program agree
+FEW = 16  # draws of z by which clients locate their mixing variables
+
+
+class Joint:
+    """The log density of z (K,) and the clients' standardized scalars e (N, E), by the rows."""
+
+    def __init__(
+        self,
+        surrogate: Surrogate,
+        rows: PackedRows,
+        factors: Factors,
+        proposal: Proposal | None,
+    ) -> None:
+        self.surrogate, self.hierarchy, self.rows = surrogate, surrogate.hierarchy, rows
+        self.factors, self.proposal = factors, proposal
+        self.shared = len(self.hierarchy.reading.origin)
+        self.own = self.hierarchy.normal_size + self.hierarchy.mixing_size
+        self.one = self._recorded() or self._one
+
+    @property
+    def size(self) -> int:
+        """K + N E."""
+        return self.shared + self.rows.clients * self.own
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log densities (S,) and gradients (S, K + N E)."""
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_()
+            value = self.value(x)
+            (slope,) = torch.autograd.grad(value.sum(), x)
+        return value.detach(), slope
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return log densities (S,)."""
+        e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
+        found = self.surrogate.mapped(self.one, self.factors, x[:, : self.shared], e, narrow=False)
+        values = self.rows.values(found[:, 1:].view(*e.shape[:2], -1).movedim(0, 1))
+        return found[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
+
+    def _recorded(self) -> Callable[..., Tensor] | None:
+        """Return `_one` as a list of operations, which is faster than a program; None if it has branches."""
+        g = torch.Generator().manual_seed(0)
+        z, own = self.hierarchy.reading.origin.double(), (self.rows.clients, self.own)
+        graph = graph_of(self._one, z, torch.zeros(own))
+        for _ in range(COMPARED if graph is not None else 0):
+            at = z + AWAY * torch.randn(len(z), generator=g), torch.randn(own, generator=g)
+            if graph is None or not nearly_equal(graph(*at), self._one(*at)):
+                return None
+        return graph
+
+    def _one(self, z: Tensor, e: Tensor) -> Tensor:
+        """Return the log density of z and e without rows, over that of the factors, and all v, (1 + N V,)."""
+        h, factor = self.hierarchy, (self.factors.precision, self.factors.shift)
+        t, size = None, h.mixing_size
+        if self.proposal is not None:
+            t = self.proposal.at(e[:, :size])
+        row = h.batch(self.factors.fields, 1 if t is None else len(t))
+        sites = h.given(z, row, t)
+        integral, mean, tril = normal_of(
+            given(h, h.local(z, row, t, sites), z, *factor, t), 1.0
+        )
+        w = mean + (tril @ e[:, size:, None])[..., 0]
+        over = integral + h.log_mixing(sites, t)
+        if t is not None and self.proposal is not None and h.mixing is not None:
+            over = over - self.proposal.log_prob(t)
+            w = h.mixing.whole(w, t)
+        v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
+        log_factor = ((factor[1] - 0.5 * times(factor[0], v)) * v).sum(1)
+        log_p = h.log_global(z, sites, without=()) + (over - log_factor).sum()
+        return torch.cat([log_p[None], v.flatten()])
+
+
+class Ended(NamedTuple):
+    """Draws of the exact posterior."""
+
+    draws: Tensor  # (S, K + N M), as the server keeps them
+    r_hat: float
+    effective: float  # the least effective number of one of the scalars
+
+
+class Chains:
+    """Chains on the exact posterior of a program, by all clients' rows in one process."""
+
+    def __init__(self, rounds: Rounds, score: UnitScore, batch: ClientBatch, seed: int) -> None:
+        """Read the rows of `batch`, whose clients are in the order of their names."""
+        self.surrogate, self.seed = rounds.work.surrogate, seed
+        with double_precision(), torch.no_grad(), unchecked():
+            self.rows: PackedRows = packed(score, batch, distinct=True)
+            self.nodes: Nodes = nodes_of(score.line)
+            doubled = in_double(batch)
+        hierarchy = self.surrogate.hierarchy
+        self.fields = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
+        work = len(self.rows.client) * max(1, self.rows.design.shape[1])
+        self.count = next(many for most, many in CHAINS if work <= most)
+
+    @property
+    def size(self) -> int:
+        """How many scalars a chain moves."""
+        hierarchy = self.surrogate.hierarchy
+        own = hierarchy.normal_size + hierarchy.mixing_size
+        return len(hierarchy.reading.origin) + self.rows.clients * own
+
+    def seconds(self) -> float:
+        """Return about how long the chains take, by one evaluation, timed; infinite if too large."""
+        if self.size > MOST_SCALARS:
+            return math.inf
+        with double_precision(), one_thread(), torch.no_grad(), unchecked():
+            joint = self._joint(self._none(), None)
+            x = torch.zeros(self.count, joint.size)
+            x[:, : joint.shared] = self.surrogate.hierarchy.reading.origin.double()
+            joint(x)
+            began = time.perf_counter()
+            joint(x)
+            each = time.perf_counter() - began
+        return each * LEAPS * (WARM + 2 * LEAST)
+
+    def run(self, state: Tree, count: int) -> Ended:
+        """Return draws, from what a server's state says of the posterior."""
+        with double_precision(), one_thread(), torch.no_grad(), unchecked():
+            scouts = state["scouts"]
+            z = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
+            z = z[:, : len(self.surrogate.hierarchy.reading.origin)]
+            joint = self._about(z)
+            at, near = self._likeliest(joint, z), z
+            for _ in range(TURNS):  # each by factors about the mode of the one before
+                mode = self._climbed(joint, at)[: joint.shared]
+                whitening = self._whitening(joint, mode)
+                near = self._spread(whitening, joint)
+                joint = self._about(near)
+                at = torch.zeros(joint.size)
+                at[: joint.shared] = mode
+            start = torch.zeros(self.count, joint.size)
+            start[:, : joint.shared] = near[: self.count]
+            start[:, joint.shared :] = self._normal(self.count, joint.size - joint.shared)
+            whitening = Whitening(at, torch.block_diag(whitening.tril, torch.eye(joint.size - joint.shared)))
+            warm, least = WARM, LEAST
+            while True:
+                drawn = self._sampled(joint, start, whitening, warm, least, count)
+                if not drawn.r_hat > MIXED or least >= MOST:
+                    break
+                at = torch.linspace(0, len(drawn.draws) - 1, self.count).round().long()
+                start, whitening = drawn.draws[at], drawn.whitening
+                warm, least = WARM // 2, 2 * least
+            t = self._mixing(joint, drawn.draws)
+            draws = torch.cat([drawn.draws[:, : joint.shared], t], 1)
+        return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+
+    def _sampled(
+        self, joint: Joint, start: Tensor, whitening: Whitening, warm: int, least: int, count: int
+    ) -> Sampled:
+        return sampled(
+            joint,
+            start,
+            whitening,
+            draws=count,
+            warmup=warm,
+            least=least,
+            seed=self.seed,
+            dense=joint.shared,
+        )
+
+    def _none(self) -> Factors:
+        size, count = self.surrogate.hierarchy.reading.size, self.rows.clients
+        return Factors(torch.zeros(count, size, size), torch.zeros(count, size), self.fields)
+
+    def _joint(self, factors: Factors, few: Tensor | None) -> Joint:
+        hierarchy, proposal = self.surrogate.hierarchy, None
+        if hierarchy.mixing is not None:
+            few = hierarchy.reading.origin.double()[None] if few is None else few
+            own = factors.precision, factors.shift
+            sides = proposals_of(hierarchy, few, factors.fields, own)
+            proposal = Proposal(sides.loc[:, 0], sides.tril[:, 0])
+        return Joint(self.surrogate, self.rows, factors, proposal)
+
+    def _about(self, z: Tensor) -> Joint:
+        """Return the density with clients standardized by their factors about draws of z (S, K)."""
+        none = self._none()
+        equal = torch.full((len(z),), -math.log(len(z)))
+        belief = any_client(self.surrogate, z, equal, none)
+        count = self.rows.clients
+        before = Factor(none.precision, none.shift, torch.zeros(count))
+        unknown = torch.zeros(count, dtype=torch.bool)
+        own = factor_of(self.rows, belief, self.nodes, before, unknown)
+        usable = (own.precision.isfinite().flatten(1).all(1)) & own.shift.isfinite().all(1)
+        factors = none._replace(
+            precision=torch.where(usable[:, None, None], own.precision, 0.0),
+            shift=torch.where(usable[:, None], own.shift, 0.0),
+        )
+        return self._joint(factors, z[:: max(1, len(z) // FEW)])
+
+    def _normal(self, count: int, size: int) -> Tensor:
+        g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
+        return torch.randn(count, size, generator=g)
+
+    def _likeliest(self, joint: Joint, z: Tensor) -> Tensor:
+        """Return the point of the highest density at draws z (S, K), at e = 0."""
+        some = z[:: max(1, len(z) // (TRIES * self.count))]
+        x = torch.zeros(len(some), joint.size)
+        x[:, : joint.shared] = some
+        value = torch.cat([joint.value(part) for part in x.split(self.count)])
+        best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
+        if not bool(value[best].isfinite()):
+            raise ValueError(NOWHERE_FINITE)
+        return x[best]
+
+    def _climbed(self, joint: Joint, start: Tensor) -> Tensor:
+        """Return the mode of the density, from a point (K + N E,)."""
+        at = start.clone().requires_grad_()
+        climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            value, slope = joint(at[None])
+            at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+
+        climb.step(loss)  # type: ignore[no-untyped-call]
+        there = at.detach()
+        rises = bool(joint.value(there[None]) >= joint.value(start[None]))
+        return there if rises and bool(there.isfinite().all()) else start
+
+    def _whitening(self, joint: Joint, mode: Tensor) -> Whitening:
+        """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
+        size, eye = len(mode), torch.eye(len(mode))
+        x = torch.zeros(2 * size, joint.size)
+        x[:, :size] = mode + STEP * torch.cat([eye, -eye])
+        slopes = torch.cat([joint(part)[1] for part in x.split(self.count)])[:, :size]
+        ahead, behind = slopes.split(size)
+        curvature = (behind - ahead) / (2.0 * STEP)
+        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT).nan_to_num())
+        covariance = (vectors / values.abs().clamp(min=FLATTEST)) @ vectors.mT
+        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L)
+
+    def _spread(self, whitening: Whitening, joint: Joint) -> Tensor:
+        """Return points about a mode where the density is finite, (S, K)."""
+        z = whitening.loc + self._normal(TRIES * self.count, joint.shared) @ whitening.tril.mT
+        x = torch.zeros(len(z), joint.size)
+        x[:, : joint.shared] = z
+        value = torch.cat([joint.value(part) for part in x.split(self.count)])
+        usable = value > value.nan_to_num(nan=-torch.inf).max() - 5.0 * joint.shared - 10.0
+        usable[0] |= not bool(usable.any())
+        z = z[usable]
+        return z[torch.arange(max(self.count, len(z))) % len(z)]
+
+    def _mixing(self, joint: Joint, x: Tensor) -> Tensor:
+        """Return the clients' mixing parameters at draws x, (S, N M)."""
+        if joint.proposal is None:
+            return torch.zeros(len(x), 0)
+        e = x[:, joint.shared :].reshape(len(x), self.rows.clients, joint.own)
+        return joint.proposal.at(e[..., : joint.hierarchy.mixing_size]).flatten(1)
