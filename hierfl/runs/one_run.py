@@ -147,8 +147,8 @@ def _next(
         with watched(watch):
             where = next(each_round)
             watch.look(f"{where.round} rounds")
-    except OutOfTime as error:
-        return where, f"{error} took {in_words(watch.seconds).removeprefix('about ')}"
+    except OutOfTime:
+        return where, f"the rounds took {in_words(watch.seconds).removeprefix('about ')}"
     except ClientError as error:
         if not chains:
             raise

@@ -49,8 +49,8 @@ MIXED = 1.05  # split R-hat above which chains run on
 LEAPS = 8  # gradients an iteration, about
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
-    "the joint log density is not finite at any draw of the priors: check the scales of the priors "
-    "and what the model computes from their draws"
+    "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
+    "the priors and what the model computes from their draws"
 )
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
@@ -174,22 +174,7 @@ class Chains:
     def run(self, state: Tree, count: int) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            scouts = state["scouts"]
-            z = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
-            z = z[:, : len(self.surrogate.hierarchy.reading.origin)]
-            joint = self._about(z)
-            at, near = self._likeliest(joint, z), z
-            for _ in range(TURNS):  # each by factors about the mode of the one before
-                mode = self._climbed(joint, at)[: joint.shared]
-                whitening = self._whitening(joint, mode)
-                near = self._spread(whitening, joint)
-                joint = self._about(near)
-                at = torch.zeros(joint.size)
-                at[: joint.shared] = mode
-            start = torch.zeros(self.count, joint.size)
-            start[:, : joint.shared] = near[: self.count]
-            start[:, joint.shared :] = self._normal(self.count, joint.size - joint.shared)
-            whitening = Whitening(at, torch.block_diag(whitening.tril, torch.eye(joint.size - joint.shared)))
+            joint, start, whitening = self._located(state["scouts"])
             warm, least = WARM, LEAST
             while True:
                 drawn = self._sampled(joint, start, whitening, warm, least, count)
@@ -201,6 +186,21 @@ class Chains:
             t = self._mixing(joint, drawn.draws)
             draws = torch.cat([drawn.draws[:, : joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+
+    def _located(self, scouts: Tree) -> tuple[Joint, Tensor, Whitening]:
+        """Return a density by factors about its mode, where the chains start, and their whitening."""
+        z = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
+        joint = self._joint(self._none(), None)
+        at = self._likeliest(joint, z[:, : joint.shared])
+        for _ in range(TURNS):  # each by factors about the mode of the one before
+            mode = self._climbed(joint, at)[: joint.shared]
+            of_z = self._whitening(joint, mode)
+            near = self._spread(of_z, joint)
+            joint, at = self._about(near), torch.zeros(joint.size)
+            at[: joint.shared] = mode
+        own = joint.size - joint.shared
+        start = torch.cat([near[: self.count], self._normal(self.count, own)], 1)
+        return joint, start, Whitening(at, torch.block_diag(of_z.tril, torch.eye(own)))
 
     def _sampled(
         self, joint: Joint, start: Tensor, whitening: Whitening, warm: int, least: int, count: int
@@ -250,8 +250,11 @@ class Chains:
         return torch.randn(count, size, generator=g)
 
     def _likeliest(self, joint: Joint, z: Tensor) -> Tensor:
-        """Return the point of the highest density at draws z (S, K), at e = 0."""
+        """Return the point of the highest density, of draws z (S, K) and of points about 0, at e = 0."""
         some = z[:: max(1, len(z) // (TRIES * self.count))]
+        # of vague priors all draws may be impossible
+        near = AWAY * self._normal(TRIES * self.count, joint.shared)
+        some = torch.cat([some, self.surrogate.hierarchy.reading.origin.double() + near])
         x = torch.zeros(len(some), joint.size)
         x[:, : joint.shared] = some
         value = torch.cat([joint.value(part) for part in x.split(self.count)])
