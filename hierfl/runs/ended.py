@@ -20,14 +20,17 @@ from hierfl.engine.chunks import ClientError
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import ENDED, Progress, one_round
 from hierfl.method import Method
-from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
-from hierfl.methods.stages.exact import Chains
+from hierfl.methods.stages.exact import Chains, chained, closed
+from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import Call
 from hierfl.runs.expected import in_words
 
-PATIENCE, GAIN = 5, 0.7  # rounds in which the distance from final factors has to fall by this factor
+PATIENCE, GAIN = (
+    5,
+    0.7,
+)  # rounds in which the distance from final factors has to fall by this factor
 AT_ONCE = 20.0  # seconds before chains are considered
 TIMES = 2.0  # the time that rounds may take, in that of the chains
 TIRED = "rounds ceased to gain: the clients' factors move in a cycle"
@@ -114,13 +117,13 @@ def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> 
     state, before = where.server, len(where.history)
     with watched(Watch(say)):
         found = chains.run(state, len(state["final"]["draws"]))
-        state = rounds.of_chains(state, *found)
+        state = chained(rounds, state, found)
         where = Progress(state, where.table, where.history, where.round, where.compiled)
         try:
             while not federation.server.finished(where.server):
                 where = one_round(federation, where, where.round + 2)
         except ClientError:  # no factor of these rows: what is sampled of all clients stays
-            where = Progress(rounds.closed(where.server), *_rest(where))
+            where = Progress(closed(where.server), *_rest(where))
     if len(where.history) == before:
         record = {"round": where.round, **federation.server.logged(where.server)}
         history = (*where.history, record)

@@ -15,7 +15,8 @@ from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows
 from hierfl.runs.choice import choose, too_much
-from hierfl.runs.one_run import run, run_chosen
+from hierfl.runs.chosen import run_chosen
+from hierfl.runs.one_run import run
 from hierfl.runs.result import Fit
 
 if TYPE_CHECKING:

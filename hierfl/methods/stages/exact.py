@@ -15,30 +15,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hierfl.core.chains import Sampled, Whitening, sampled
-from hierfl.core.gaussians import times
-from hierfl.core.graphs import graph_of
 from hierfl.core.importance_sampling import resampled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import nearly_equal
+from hierfl.methods.stages.checks import DONE, GATHER
+from hierfl.methods.stages.joint import Joint
 from hierfl.methods.stages.server import Rounds
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.conditional import Proposal, normal_of, proposals_of
+from hierfl.summaries.conditional import Proposal, proposals_of
 from hierfl.summaries.factor import Factor, factor_of
-from hierfl.summaries.hierarchy import Factors, Hierarchy, given
+from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import Nodes, nodes_of
 from hierfl.summaries.sampling import one_thread
-from hierfl.summaries.surrogate import Surrogate, any_client
+from hierfl.summaries.surrogate import any_client
 from hierfl.summaries.units import UnitScore
+from hierfl.summaries.weights import unweighted
 
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
 # chains by rows x predictors; renewals of the factors before them, steps to a mode, warm-up
@@ -54,77 +53,8 @@ NOWHERE_FINITE = (
 )
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
-COMPARED, AWAY = 2, 0.5  # points at which recorded operations and the program agree
+AWAY = 0.5  # sd of points about 0
 FEW = 16  # draws of z by which clients locate their mixing variables
-
-
-class Joint:
-    """The log density of z (K,) and the clients' standardized scalars e (N, E), by the rows."""
-
-    def __init__(
-        self,
-        surrogate: Surrogate,
-        rows: PackedRows,
-        factors: Factors,
-        proposal: Proposal | None,
-    ) -> None:
-        self.surrogate, self.hierarchy, self.rows = surrogate, surrogate.hierarchy, rows
-        self.factors, self.proposal = factors, proposal
-        self.shared = len(self.hierarchy.reading.origin)
-        self.own = self.hierarchy.normal_size + self.hierarchy.mixing_size
-        self.one = self._recorded() or self._one
-
-    @property
-    def size(self) -> int:
-        """K + N E."""
-        return self.shared + self.rows.clients * self.own
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log densities (S,) and gradients (S, K + N E)."""
-        with torch.enable_grad():
-            x = x.detach().clone().requires_grad_()
-            value = self.value(x)
-            (slope,) = torch.autograd.grad(value.sum(), x)
-        return value.detach(), slope
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return log densities (S,)."""
-        e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
-        found = self.surrogate.mapped(self.one, self.factors, x[:, : self.shared], e, narrow=False)
-        values = self.rows.values(found[:, 1:].view(*e.shape[:2], -1).movedim(0, 1))
-        return found[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
-
-    def _recorded(self) -> Callable[..., Tensor] | None:
-        """Return `_one` as a list of operations, which is faster than a program; None if it has branches."""
-        g = torch.Generator().manual_seed(0)
-        z, own = self.hierarchy.reading.origin.double(), (self.rows.clients, self.own)
-        graph = graph_of(self._one, z, torch.zeros(own))
-        for _ in range(COMPARED if graph is not None else 0):
-            at = z + AWAY * torch.randn(len(z), generator=g), torch.randn(own, generator=g)
-            if graph is None or not nearly_equal(graph(*at), self._one(*at)):
-                return None
-        return graph
-
-    def _one(self, z: Tensor, e: Tensor) -> Tensor:
-        """Return the log density of z and e without rows, over that of the factors, and all v, (1 + N V,)."""
-        h, factor = self.hierarchy, (self.factors.precision, self.factors.shift)
-        t, size = None, h.mixing_size
-        if self.proposal is not None:
-            t = self.proposal.at(e[:, :size])
-        row = h.batch(self.factors.fields, 1 if t is None else len(t))
-        sites = h.given(z, row, t)
-        integral, mean, tril = normal_of(
-            given(h, h.local(z, row, t, sites), z, *factor, t), 1.0
-        )
-        w = mean + (tril @ e[:, size:, None])[..., 0]
-        over = integral + h.log_mixing(sites, t)
-        if t is not None and self.proposal is not None and h.mixing is not None:
-            over = over - self.proposal.log_prob(t)
-            w = h.mixing.whole(w, t)
-        v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
-        log_factor = ((factor[1] - 0.5 * times(factor[0], v)) * v).sum(1)
-        log_p = h.log_global(z, sites, without=()) + (over - log_factor).sum()
-        return torch.cat([log_p[None], v.flatten()])
 
 
 class Ended(NamedTuple):
@@ -307,3 +237,33 @@ class Chains:
             return torch.zeros(len(x), 0)
         e = x[:, joint.shared :].reshape(len(x), self.rows.clients, joint.own)
         return joint.proposal.at(e[..., : joint.hierarchy.mixing_size]).flatten(1)
+
+
+def chained(rounds: Rounds, state: Tree, found: Ended) -> Tree:
+    """Return a server's state with draws of the exact posterior, which asks for factors about them."""
+    factors, count = Factors(**state["factors"]), len(found.draws)
+    some = found.draws[:: max(1, count // len(state["scouts"]["draws"]))]
+    with double_precision(), torch.no_grad(), unchecked():
+        scouts = {**unweighted(*some.shape), "draws": some}
+        belief = rounds.work.of_any_client(some, scouts["log_weights"], factors)
+    nan = torch.tensor(torch.nan)
+    return {
+        **state,
+        **belief,
+        **{name: torch.tensor(True) for name in ("chained", "sampled", "proposed")},
+        "final": {**unweighted(*found.draws.shape), "draws": found.draws},
+        "scouts": scouts,
+        "powers": torch.ones_like(state["powers"]),
+        "share": torch.tensor(found.effective / count),
+        "r_hat": torch.tensor(found.r_hat),
+        "k_hat": torch.tensor(0.0),
+        "effective": torch.tensor(found.effective),
+        "stage": torch.tensor(GATHER),
+        **dict.fromkeys(("moved", "changed", "k_hat_client", "inner_error"), nan),
+    }
+
+
+def closed(state: Tree) -> Tree:
+    """Return the state of chains as done, where clients cannot weight their draws."""
+    weighted = torch.ones_like(state["weighted"])
+    return {**state, "stage": torch.tensor(DONE), "weighted": weighted}

@@ -197,34 +197,6 @@ class Rounds:
         larger = {name: begun[name] for name in ("final", "before", "ratios", "each")}
         return {**state, **larger, "asked": torch.zeros(self.draws)}
 
-    def of_chains(self, state: Tree, draws: Tensor, r_hat: float, effective: float) -> Tree:
-        """Return the state with draws of the exact posterior by chains, which asks for factors."""
-        factors, count = Factors(**state["factors"]), len(draws)
-        none, kept = unweighted(*draws.shape), draws[:: max(1, count // len(state["scouts"]["draws"]))]
-        with double_precision(), torch.no_grad(), unchecked():
-            scouts = {**unweighted(*kept.shape), "draws": kept}
-            belief = self.work.of_any_client(kept, scouts["log_weights"], factors)
-        nan = torch.tensor(torch.nan)
-        return {
-            **state,
-            **belief,
-            **{name: torch.tensor(True) for name in ("chained", "sampled", "proposed")},
-            "final": {**none, "draws": draws},
-            "scouts": scouts,
-            "powers": torch.ones_like(state["powers"]),
-            "share": torch.tensor(effective / count),
-            "r_hat": torch.tensor(r_hat),
-            "k_hat": torch.tensor(0.0),
-            "effective": torch.tensor(effective),
-            "stage": torch.tensor(GATHER),
-            **dict.fromkeys(("moved", "changed", "k_hat_client", "inner_error"), nan),
-        }
-
-    def closed(self, state: Tree) -> Tree:
-        """Return the state of chains as done, where clients cannot weight their draws."""
-        weighted = torch.ones_like(state["weighted"])
-        return {**state, "stage": torch.tensor(DONE), "weighted": weighted}
-
     def with_sent(self, state: Tree, sent: Tree, reports: Reports) -> Tree:
         """Return the state with what clients have sent of a part of what is kept of them."""
         old, seen = state["factors"], state["seen"].index_fill(0, reports.ids, True)
