@@ -214,7 +214,7 @@ class PackedRows:
     def _predictors(self, line: Tensor) -> Tensor:
         """Return the predictors from l = 0, (n, T, p), at l (C, T, L)."""
         x, count = self.design, line.shape[1]
-        if len(x) < MANY * self.clients:
+        if len(x) < MANY * self.clients or line.requires_grad:
             return product(line[self.client], x.mT)
         found = x.new_empty(len(x) * x.shape[1], count)
         ends = [0, *(self._ends() * x.shape[1]).tolist()]
