@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,10 @@ CLIENTS_AT_ONCE, DRAWS_A_CLIENT = 64, 128  # clients at least, and more while ea
 CLIENT_DRAWS_AT_ONCE, MOST_CLIENT_DRAWS = 512, 1 << 17
 MOST_NUMBERS, CACHED = 1 << 23, 1 << 20  # clients x draws x rows, where each has one scalar
 CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of a draw is wide
+# padded rows of a chunk from which clients of other sizes are carried apart, and rows of a chunk that
+# cost no more than another chunk
+PADDING, FEW_ROWS = 1 << 14, 1 << 12
+MOST_RUNS = 16  # of clients that need rows and clients that do not, in one chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +59,8 @@ def each_client(
     parts, read = torch.arange(data.num_clients).split(most), [data.counts]
     if not new and rows is not None:
         read.append(federation.data.counts)
-    for ids in cut_ragged(parts, *read, most=most):
+    parts = cut_ragged(parts, *read, most=most, few=FEW_ROWS, padding=PADDING)
+    for ids, name in _without_rows(fit, parts, new=new):
         batch = full_batch(data, ids, seed=seed, at=at)
         asked = labeled(batch, federation.program)
         if new:
@@ -65,11 +70,32 @@ def each_client(
         (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
         call = partial(_of_client, fit, message, one, (own_shared, own), (asked_shared, asked))
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
-        parts = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
-        trees = (states, own_slots, asked_slots, *parts)
+        if name is not None:
+            states = {n: v for n, v in states.items() if n != name}
+        own_given = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
+        trees = (states, own_slots, asked_slots, *own_given)
         with unchecked(), torch.no_grad():
             found = over_clients(call, federation.at_once, *trees, count=len(ids))
         yield Chunk(ids, asked, found)
+
+
+def _without_rows(
+    fit: Snapshot, parts: Sequence[Tensor], *, new: bool
+) -> Iterator[tuple[Tensor, str | None]]:
+    """Yield chunks of clients, with the name of what says of all of them that draws need no rows."""
+    name = fit.federation.client.rowless
+    for ids in parts:
+        if name is None or new:
+            yield ids, None
+            continue
+        needless = taken(fit.progress.table, ids)[name] > 0.0
+        runs = 1 + int(needless.diff().sum())
+        if runs > MOST_RUNS:
+            yield ids, None
+            continue
+        lengths = needless.unique_consecutive(return_counts=True)[1].tolist()
+        for some, first in zip(ids.split(lengths), needless.unique_consecutive(), strict=True):
+            yield some, name if bool(first) else None
 
 
 def _of_client(

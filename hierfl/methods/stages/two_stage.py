@@ -42,6 +42,7 @@ from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
 from hierfl.methods.stages.checks import finished, logged, refused_message, wrong_update
 from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.expanded import FITS
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.weighting import Weighting
@@ -231,6 +232,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             seen=lambda own: own["seen"],
             refuses=lambda message, first: refused_message(message, first, weighted, shared),
             rests_on=work.rests_on,
+            rowless=FITS if work.polynomials.coefficients else None,
             row_noise=row_noise,
         )
 
