@@ -24,12 +24,15 @@ from hierfl.summaries.reading import Nodes
 from hierfl.summaries.row_derivatives import quartic_of
 
 LEAST_ROWS = 500  # of a client; with fewer its rows are as fast
-MOST_NUMBERS, MOST_OTHERS = 12, 3  # V and, of these, numbers that enter in another way than by a line
+MOST_NUMBERS, MOST_OTHERS = (
+    12,
+    3,
+)  # V and, of these, numbers that enter in another way than by a line
 MOST_KEPT = 1 << 20  # coefficients of all clients: 8 MB
 THINNED = 16  # one of so many rows, and at least LEAST_ROWS of them, for the first steps
 WHOLE, CLOSE = 5, 0.5  # most Newton steps by all rows; nats that the last one gains
 QUIET, POINTS = 0.1, 64  # largest sd of the terms of degree 4 under q, in nats, and its points
-NEAR = 4.0  # squared sds of q that its mean may move from the center
+NEAR = 16.0  # squared standard errors of the rows that the mean of q may lie from the center
 # draws at which the polynomial is compared with all rows; sd of the error of all clients, in nats
 CHECKED, ERROR = 8, 0.05
 
@@ -70,7 +73,7 @@ def factors_by(
     found: Expansion, belief: tuple[Tensor, Tensor], nodes: Nodes
 ) -> tuple[Factor, Tensor]:
     """Return factors by polynomials, and for which clients these stand for the rows, (C,) bool."""
-    loc, prior = belief
+    prior = belief[1]
     quartic, known = found.quartic, torch.ones(found.quartic.clients, dtype=torch.bool)
     start = prior + positive(quartic.at_mean(quartic.center, prior).curvature)[0]
     factor = settled(quartic, belief, nodes, quartic.center, start, known)
@@ -84,7 +87,7 @@ def is_quiet(quartic: Quartic, belief: tuple[Tensor, Tensor], factor: Factor) ->
     tril = torch.linalg.cholesky_ex(inverse(precision)[0]).L
     values = quartic.highest().values(mean[:, None] + points @ tril.mT)
     away = mean - quartic.center
-    moved = (times(precision, away) * away).sum(1)
+    moved = (times(factor.precision, away) * away).sum(1)
     return (values.std(1) < QUIET) & (moved < NEAR) & (factor.raised == 0)
 
 

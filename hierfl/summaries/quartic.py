@@ -83,7 +83,9 @@ class Quartic(NamedTuple):
         padded = torch.cat([self.terms, self.terms.new_zeros(self.clients, 1)], 1)
         products = len(known.pairs[0])
         matrix = padded[:, known.halves].view(-1, products, products)
-        return torch.cat([self._values(part, matrix) for part in at.split(self.draws_at_once(), 1)], 1)
+        return torch.cat(
+            [self._values(part, matrix) for part in at.split(self.draws_at_once(), 1)], 1
+        )
 
     def _values(self, at: Tensor, matrix: Tensor) -> Tensor:
         first, second = monomials(self.center.shape[1]).pairs

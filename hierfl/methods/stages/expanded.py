@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.summaries.expansion import (
     LEAST_ROWS,
@@ -110,9 +110,7 @@ class Polynomials:
                     of[who] = part
         return whole, {FITS: fits.to(kept.quartic.terms.dtype)}
 
-    def wide(
-        self, rows: Rows, belief: Belief, before: Factor, work: Tree, steps: int
-    ) -> Factor:
+    def wide(self, rows: Rows, belief: Belief, before: Factor, work: Tree, steps: int) -> Factor:
         """Return factors about a wide belief, by a few steps."""
         none, count = torch.zeros(len(before.shift), dtype=torch.bool), len(before.shift)
         fits = work[FITS] > 0.0 if self.coefficients else none
