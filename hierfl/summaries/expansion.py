@@ -29,7 +29,7 @@ MOST_NUMBERS, MOST_OTHERS = (
     3,
 )  # V and, of these, numbers that enter in another way than by a line
 MOST_KEPT = 1 << 20  # coefficients of all clients: 8 MB
-THINNED = 16  # one of so many rows, and at least LEAST_ROWS of them, for the first steps
+THINNED, FEW_ROWS = 16, 250  # one of so many rows, and so many of a client, for the first steps
 WHOLE, CLOSE = 5, 0.5  # most Newton steps by all rows; nats that the last one gains
 QUIET, POINTS = 0.1, 64  # largest sd of the terms of degree 4 under q, in nats, and its points
 NEAR = 16.0  # squared standard errors of the rows that the mean of q may lie from the center
@@ -55,7 +55,7 @@ def coefficients_of(hierarchy: Hierarchy, others: int, *, by_row: bool) -> int:
 def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> Expansion:
     """Return polynomials about the modes of Normal(v; `belief`) p(y | v), in a few passes."""
     loc, prior = belief
-    mean = climbed(rows.thinned(THINNED, LEAST_ROWS), loc, prior)[0]
+    mean = climbed(rows.thinned(THINNED, FEW_ROWS), loc, prior)[0]
     close = torch.zeros(rows.clients, dtype=torch.bool)
     for _ in range(WHOLE):
         found = rows.at_mean(mean, prior.expand(rows.clients, -1, -1))

@@ -57,8 +57,7 @@ class PackedRows:
 
     def thinned(self, by: int, least: int) -> PackedRows:
         """Return one unit of `by`, for all that it stands for; `least` of each client, if it has them."""
-        ends = self._ends()
-        counts = ends.diff(prepend=ends.new_zeros(1))
+        ends, counts = self._ends(), self.sizes
         stride = (counts // least).clamp(1, by)[self.client]
         place = torch.arange(len(self.client)) - (ends - counts)[self.client]
         at = (place % stride == 0).nonzero()[:, 0]
@@ -72,8 +71,13 @@ class PackedRows:
         sizes = torch.bincount((ends - 1).clamp(min=0) * POINTS // AT_ONCE)
         return torch.arange(self.clients).split(sizes[sizes > 0].tolist())
 
+    @property
+    def sizes(self) -> Tensor:
+        """How many units each client has, (C,)."""
+        return torch.bincount(self.client, minlength=self.clients)
+
     def _ends(self) -> Tensor:
-        return torch.bincount(self.client, minlength=self.clients).cumsum(0)
+        return self.sizes.cumsum(0)
 
     def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over units: at once, or one by one where the program cannot be mapped."""

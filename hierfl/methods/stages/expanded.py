@@ -67,7 +67,10 @@ class Polynomials:
             every = torch.ones(len(who), dtype=torch.bool)
             put(who, own := factor_of(quartic, belief, self.nodes, old, every))
             fits[who] = is_quiet(quartic, of_prior, own)
-        who = ((batch.counts >= LEAST_ROWS) & ~fits).nonzero()[:, 0]
+        large = (batch.counts >= LEAST_ROWS) & ~fits
+        if bool(large.any()):  # of rows that differ
+            large = large & (rows().sizes >= LEAST_ROWS)
+        who = large.nonzero()[:, 0]
         if len(who):
             new = expanded(rows().some(who), of_prior)
             for whole, part in zip(kept.quartic, new.quartic, strict=True):
