@@ -29,6 +29,9 @@ from hierfl.summaries.weighing import Ratios, ratios_of
 
 Rows = Callable[[], PackedRows]  # of a chunk of clients, packed when they are first needed
 Belief = tuple[Tensor, Tensor]
+FIRST = (
+    64  # draws at which a client of many rows is weighted first: more where it is not flat there
+)
 FITS = "fits"  # name of what says that a client's polynomial stands for its rows
 
 
@@ -93,25 +96,43 @@ class Polynomials:
 
         `how` gives other arguments of `ratios_of`, of clients at some positions.
         """
-        weigh = partial(ratios_of, self.hierarchy, draws=draws)
+        weigh = partial(ratios_of, self.hierarchy)
         count = len(work["precision"])
-        if not self.coefficients or not bool((work[FITS] > 0.0).any()):
-            every = torch.arange(count)
-            return weigh(rows(), **how(every)), {}
-        kept = self._kept(work)
-        fits, who = kept.fits.clone(), kept.fits.nonzero()[:, 0]
-        own, quartic = how(who), kept.quartic.some(who)
+        whole, kept = Ratios(*torch.zeros(2, count, len(draws))), dict[str, Tensor]()
+        left = torch.ones(count, dtype=torch.bool)
+
+        def put(who: Tensor, some: Ratios) -> None:
+            left[who] = False
+            for of, part in zip(whole, some, strict=True):
+                of[who] = part
+
+        if self.coefficients:
+            who = self._right(rows, work, draws, how)
+            if len(who):
+                put(who, weigh(self._kept(work).quartic.some(who), draws=draws, **how(who)))
+            kept = {FITS: (~left).to(work[FITS].dtype)}
+        if bool(left.any()) and len(draws) > 2 * FIRST:
+            large = left & (rows().sizes >= LEAST_ROWS)
+            if len(who := large.nonzero()[:, 0]):
+                some = weigh(rows().some(who), draws=draws[:: len(draws) // FIRST], **how(who))
+                flat = is_right(some.log.std(1), self.hierarchy.program.num_clients)
+                level = some.log[flat].mean(1, keepdim=True).expand(-1, len(draws))
+                put(who[flat], Ratios(level, torch.zeros_like(level)))
+        if len(who := left.nonzero()[:, 0]):
+            put(who, weigh(rows().some(who), draws=draws, **how(who)))
+        return whole, kept
+
+    def _right(
+        self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]
+    ) -> Tensor:
+        """Return positions of clients whose polynomials are right at draws of z, by rows at some."""
+        who = (work[FITS] > 0.0).nonzero()[:, 0]
+        if not len(who):
+            return who
+        own, quartic = how(who), self._kept(work).quartic.some(who)
         where = own["fields"], own["factor"]
         error = error_at_draws(self.hierarchy, rows().some(who), quartic, where, draws)
-        fits[who] = is_right(error, self.hierarchy.program.num_clients)
-        whole = Ratios(*torch.zeros(2, count, len(draws)))
-        for by, who in ((kept.quartic, fits), (None, ~fits)):
-            who = who.nonzero()[:, 0]
-            if len(who):
-                some = rows().some(who) if by is None else by.some(who)
-                for of, part in zip(whole, weigh(some, **how(who)), strict=True):
-                    of[who] = part
-        return whole, {FITS: fits.to(kept.quartic.terms.dtype)}
+        return who[is_right(error, self.hierarchy.program.num_clients)]
 
     def wide(self, rows: Rows, belief: Belief, before: Factor, work: Tree, steps: int) -> Factor:
         """Return factors about a wide belief, by a few steps."""
