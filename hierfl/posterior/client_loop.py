@@ -65,11 +65,10 @@ def each_client(
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)
-    most = clients_at_once(fit, data)
-    parts, read = torch.arange(data.num_clients).split(most), [data.counts]
+    read = [data.counts]
     if not new and rows is not None:
         read.append(federation.data.counts)
-    parts = cut_ragged(parts, *read, most=most, few=FEW_ROWS, padding=PADDING)
+    parts = _of_similar_sizes(fit, read)
     for ids, name in _without_rows(fit, parts, new=new):
         batch = full_batch(data, ids, seed=seed, at=at)
         if reads == "none" or (reads == "guide" and name is not None):
@@ -167,10 +166,24 @@ def what_is_read(program: Program) -> Reads:
     return "guide" if set(program.derived.values()) <= {None} else "rows"
 
 
-def clients_at_once(fit: Snapshot, data: ClientData) -> int:
-    """Return how many of the clients of `data` are carried at once."""
-    many = draws_at_once(max(1, int(data.counts.max())), fit.program) // DRAWS_A_CLIENT
-    return min(fit.federation.slots, max(CLIENTS_AT_ONCE, many), data.num_clients)
+def _of_similar_sizes(fit: Snapshot, read: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return chunks of clients in their order, by the numbers of rows that are `read` of each, (N,)."""
+    counts = torch.stack(list(read)).amax(0)
+    kind = (counts.clamp(min=1).log2() / 4.0).ceil()
+    runs = kind.unique_consecutive(return_counts=True)[1].tolist()
+    every = torch.arange(len(counts))
+    found: list[Tensor] = []
+    for run in every.split(runs if len(runs) <= MOST_RUNS else len(counts)):
+        most = clients_at_once(fit, read[0][run])
+        found += cut_ragged(run.split(most), *read, most=most, few=FEW_ROWS, padding=PADDING)
+    return tuple(found)
+
+
+def clients_at_once(fit: Snapshot, counts: Tensor) -> int:
+    """Return how many clients of so many rows, (C,), are carried at once."""
+    largest = max(1, int(counts.max()))
+    many = draws_at_once(largest, fit.program) // DRAWS_A_CLIENT
+    return min(fit.federation.slots_of(largest), max(CLIENTS_AT_ONCE, many), len(counts))
 
 
 def draws_at_once(rows: int, program: Program) -> int:
