@@ -23,8 +23,8 @@ from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import Proposal, own_shapes, point
 from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
-from hierfl.summaries.quartic import Quartic
 from hierfl.summaries.own_scale import drawn as exactly
+from hierfl.summaries.quartic import Quartic
 
 AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
