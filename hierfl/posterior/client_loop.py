@@ -19,7 +19,7 @@ from hierfl.data.ragged import cut_ragged
 from hierfl.engine.chunks import one_slot, over_clients, slots_of
 from hierfl.engine.client_store import taken
 from hierfl.laplace.trials import first_row
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 
@@ -95,9 +95,9 @@ def _without_rows(
     fit: Snapshot, parts: Sequence[Tensor], *, new: bool
 ) -> Iterator[tuple[Tensor, str | None]]:
     """Yield chunks of clients, with the name of what says of all of them that draws need no rows."""
-    name = fit.federation.client.rowless
+    name = None if new or lacks_rows(fit) else fit.federation.client.rowless
     for ids in parts:
-        if name is None or new:
+        if name is None:
             yield ids, None
             continue
         needless = taken(fit.progress.table, ids)[name] > 0.0

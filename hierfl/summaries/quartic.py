@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.device import CPU
 from hierfl.core.gaussians import inverse
 from hierfl.summaries.packed_rows import Expected
 
@@ -36,7 +37,7 @@ class Monomials(NamedTuple):
     highest: Tensor  # (P,) bool, of degree 4 in v
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)  # on the CPU, wherever clients work
 def monomials(size: int) -> Monomials:
     """Return the monomials of V = `size` numbers."""
     entries = range(size + 1)
@@ -44,13 +45,13 @@ def monomials(size: int) -> Monomials:
     place = {of: i for i, of in enumerate(tuples)}
     pairs = list(combinations_with_replacement(entries, 2))
     halves = [place.get((*a, *b), len(tuples)) for a in pairs for b in pairs]
-    grid = torch.cartesian_prod(*[torch.arange(size + 1)] * 4).sort(1).values
-    every = torch.tensor([place[tuple(of)] for of in grid.tolist()])
-    first, second = torch.tensor(pairs).unbind(1)
+    grid = torch.cartesian_prod(*[torch.arange(size + 1, device=CPU)] * 4).sort(1).values
+    every = torch.tensor([place[tuple(of)] for of in grid.tolist()], device=CPU)
+    first, second = torch.tensor(pairs, device=CPU).unbind(1)
     equal = [24 // prod(map(factorial, Counter(of).values())) for of in tuples]
-    highest = torch.tensor([of[0] > 0 for of in tuples])
-    at = torch.tensor(halves)
-    return Monomials(tuples, (first, second), at, every, torch.tensor(equal), highest)
+    highest = torch.tensor([of[0] > 0 for of in tuples], device=CPU)
+    at, times = torch.tensor(halves, device=CPU), torch.tensor(equal, device=CPU)
+    return Monomials(tuples, (first, second), at, every, times, highest)
 
 
 class Quartic(NamedTuple):
@@ -104,7 +105,9 @@ class Quartic(NamedTuple):
 
     def _expected(self, mean: Tensor, within: Tensor) -> Expected:
         known, size = monomials(self.center.shape[1]), self.center.shape[1] + 1
-        tensor = (self.terms / known.equal)[:, known.every].view(-1, size * size, size * size)
+        tensor = (self.terms / known.equal.to(self.terms))[:, known.every].view(
+            -1, size * size, size * size
+        )
         away = mean - self.center
         m = torch.cat([torch.ones_like(away[:, :1]), away], 1)
         covariance = torch.zeros(self.clients, size, size, dtype=m.dtype)
@@ -118,4 +121,5 @@ class Quartic(NamedTuple):
 
     def highest(self) -> Quartic:
         """Return the terms of degree 4 alone."""
-        return self._replace(terms=self.terms * monomials(self.center.shape[1]).highest)
+        is_highest = monomials(self.center.shape[1]).highest.to(self.terms)
+        return self._replace(terms=self.terms * is_highest)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.device import CPU
 from hierfl.summaries.packed_rows import PackedRows, gradients
 from hierfl.summaries.quartic import Quartic, monomials
 
@@ -30,7 +31,7 @@ class _Plan(NamedTuple):
     share: Tensor  # (P,) one over the factorials
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _plan(inside: Index, rest: Index) -> _Plan:
     """Return the plan for positions in v of l and of s."""
     size, lines = len(inside) + len(rest), len(inside)
@@ -61,7 +62,8 @@ def _plan(inside: Index, rest: Index) -> _Plan:
             first = pairs[own[:2]] * len(pairs) + pairs[own[2:]]
         places.append(start[index, len(own)] + first)
         shares.append(1.0 / prod(map(factorial, Counter(at).values())))
-    return _Plan(columns, torch.tensor(places), torch.tensor(shares, dtype=torch.float64))
+    share = torch.tensor(shares, dtype=torch.float64, device=CPU)
+    return _Plan(columns, torch.tensor(places, device=CPU), share)
 
 
 def quartic_of(rows: PackedRows, center: Tensor) -> Quartic:
@@ -81,7 +83,7 @@ def quartic_of(rows: PackedRows, center: Tensor) -> Quartic:
             known = sums[k]
             sums[k] = found if known is None else known + found
     whole = torch.stack([v for v in sums if v is not None])
-    return Quartic(center, whole[:, plan.place] * plan.share)
+    return Quartic(center, whole[:, plan.place] * plan.share.to(whole))
 
 
 def _derivatives(
