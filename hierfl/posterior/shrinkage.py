@@ -64,14 +64,12 @@ def shrinkage(
         return {}
     weights = {site: of for site, of in _origins(program).items() if site in known}
     one: Callable[..., Tree] = partial(_sampled, program, known, weights, draws)
-    width = draws * width_of(program)
+    how: dict[str, Any] = {"width": draws * width_of(program), "seed": seed, "salt": "shrinkage"}
     if _is_closed(fit):
-        turn = _turn(program, weights)
-        one, width = partial(_in_closed_form, program, known, turn), width_of(program)
+        one = partial(_in_closed_form, program, known, _turn(program, weights))
+        how |= {"width": width_of(program), "reads": "none"}
         points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)))
-    chunks = mapped_or_in_turn(
-        fit, lambda s: each_draw(s, one, draws=points, seed=seed, width=width, salt="shrinkage")
-    )
+    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=points, **how))
     # (N, S, ...), with the same plates as a draw
     found = joined_local(program, [chunk.found for chunk in chunks])
     return {

@@ -178,9 +178,10 @@ class Program:
         by_mean = Center({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
         own = {spec.name: spec.start for spec in self.params if spec.is_local}
+        names = [site.name for site in self.latents.local_block.sites]
         with Answer({**own, **params}, batch), by_mean:
-            trace = poutine.trace(model).get_trace(batch)
-        return {site.name: trace.nodes[site.name]["fn"] for site in self.latents.local_block.sites}
+            nodes = sites_until(lambda: model(batch), names)
+        return {name: nodes[name]["fn"] for name in names}
 
     def draw(self, params: Params, batch: ClientBatch) -> Values:
         """Draw every latent site from the guide once, by the batch's keys."""
