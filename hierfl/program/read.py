@@ -21,6 +21,7 @@ from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
     Enumerable,
+    OfRows,
     Recorded,
     check_density,
     check_names,
@@ -180,10 +181,8 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         # two clients first: only they show a local site that is read outside its plate
         try:
             pair, _ = _trace(model, two, "model", seed, _Start())
-        except Enumerable:
-            from hierfl.program.enumerated import summed_out  # few programs need it
-
-            model = summed_out(model, two)
+        except (Enumerable, OfRows):
+            model = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
         single, reads = _trace(model, one, "model", seed, _Start())
         with untouched_store():
@@ -219,6 +218,20 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         codes=codes_of(data),
     )
     return ModelRead(program, data, missing, (single, pair))
+
+
+def _without_hidden_sites(model: Model, data: ClientData, two: ClientBatch, seed: int) -> Model:
+    """Integrate sites of rows out of a program, and sum out discrete ones; few programs need it."""
+    from hierfl.program.row_structure import without_row_sites
+
+    model = without_row_sites(model, data)
+    try:
+        _trace(model, two, "model", seed, _Start())
+    except Enumerable:
+        from hierfl.program.enumerated import summed_out
+
+        model = summed_out(model, two)
+    return model
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,108 @@
+"""The distribution of an observed site over the latent sites of its row, given terms observed before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.func import vmap
+
+from hierfl.program.quadrature import nodes_of
+
+if TYPE_CHECKING:
+    from hierfl.program.row_sites import Rows, Term
+
+CANDIDATES = 64  # of a draw of a row's sites given what was observed of the row
+FINE = {1: 41, 2: 15}  # nodes of each number, of means and variances
+
+
+class RowMixture(TorchDistribution):
+    """The average of a distribution over the latent sites of its row.
+
+    Args:
+        fn: the distribution at the center of these sites.
+        rows: the program, which is run again at other values of them.
+        term: which site of the program this is.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, fn: Any, rows: Rows, term: Term) -> None:
+        self.fn, self.rows, self.term = fn, rows, term
+        super().__init__(fn.batch_shape, fn.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """That of the distribution at any value."""
+        return self.fn.support
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Always False."""
+        return False
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> RowMixture:
+        """Return the distribution for more plates."""
+        return RowMixture(self.fn.expand(torch.Size(batch_shape)), self.rows, self.term)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density, integrated over the sites of each row."""
+        own = value.shape[: value.dim() - self.event_dim]
+        shape = torch.broadcast_shapes(own, self.batch_shape)
+        return self.rows.log_integral(self.term, value, shape)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw the sites of each row, and a value given them."""
+        shape = torch.Size(sample_shape)
+        with torch.no_grad():
+            draws = [self._draw() for _ in range(shape.numel())]
+        return torch.stack(draws).reshape(*shape, *draws[0].shape)
+
+    def _draw(self) -> Tensor:
+        if not self.term.before:
+            fn = self.rows.drawn(self.term).fn
+        else:
+            free = drawn(self.rows, self.term, self.batch_shape, last=False)
+            fn = self.rows.at(free, self.term)[0][self.term.name].fn
+        value: Tensor = fn.expand(self.batch_shape).sample()
+        return value
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over the row's sites of the mean given them."""
+        return self._moments()[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of the mean over the row's sites, and the mean of the variance."""
+        return self._moments()[1]
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        rows, term = self.rows, self.term
+        place = rows.place(term, None, self.batch_shape, last=False)
+        z, counts = nodes_of(FINE.get(place.loc.shape[-1], 3), place.loc.shape[-1], place.loc)
+
+        def at(node: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            free = place.at(node)
+            fn = rows.at(free, term)[0][term.name].fn.expand(self.batch_shape)
+            return rows.density(term, None, last=False)(free), fn.mean, fn.variance
+
+        logs, means, variances = vmap(at)(z)
+        weights = (logs + counts.reshape(-1, *[1] * (logs.dim() - 1))).softmax(0)
+        weights = weights[(..., *[None] * self.event_dim)]
+        mean = (weights * means).sum(0)
+        return mean, (weights * (variances + (means - mean) ** 2)).sum(0)
+
+
+def drawn(rows: Rows, term: Term, shape: torch.Size, *, last: bool) -> Tensor:
+    """Draw unconstrained values (*shape, D) of a row's sites given its terms, by weighted candidates."""
+    place = rows.place(term, None, shape, last=last)
+    z = torch.randn(CANDIDATES, *place.loc.shape, dtype=place.loc.dtype)
+    free = place.at(z[0]) if len(z) == 1 else vmap(place.at)(z)
+    logs = vmap(rows.density(term, None, last=last))(free) + 0.5 * z.square().sum(-1)
+    noise = -torch.log(-torch.log(torch.rand_like(logs)))
+    best = (logs + noise).argmax(0)
+    index = best[None, ..., None].expand(1, *free.shape[1:])
+    return free.gather(0, index)[0]

@@ -1,0 +1,279 @@
+"""Continuous latent sites of rows, integrated out of a program before anything else reads it.
+
+    p(y | z) = int p(e | z) p(y | e, z) de,    z the sites of clients and of all, e those of one row
+
+Up to two numbers a row are integrated by adaptive Gauss-Hermite quadrature: nodes stand at the row's
+mode and width, which carry no gradient, since the integral does not depend on them. More are
+integrated by Laplace's approximation, whose mode moves with z. An observed site that depends on e
+keeps its name, and has its distribution given the sites observed before it.
+
+Reference: Liu and Pierce (1994), "A note on Gauss-Hermite quadrature", Biometrika 81.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from pyro.poutine import runtime
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import biject_to
+from torch.distributions.utils import _sum_rightmost
+
+from hierfl.data.batch import ClientBatch
+from hierfl.program.handlers import ModuleWeights, unchecked
+from hierfl.program.quadrature import Log, Normals, fitted, integral
+from hierfl.program.row_mixture import RowMixture
+from hierfl.program.sites import Model, Values
+from hierfl.program.traces import Site, center, is_deterministic, is_factor, is_latent
+
+
+class Term(NamedTuple):
+    """A site that depends on sites of its row.
+
+    sites: these.
+    before: the terms before it that depend on them too.
+    order: nodes of the quadrature for each number; 0 for Laplace's approximation.
+    error: of the integral, in nats a row: what more nodes change, or draws of the row's sites.
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    before: tuple[str, ...]
+    order: int = 0
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a program does with the sites of its rows.
+
+    sites: those that something depends on.
+    hidden: the others, and what is computed from any.
+    terms: what depends on them, in the program's order.
+    by_mean: site -> whether its center is the mean of its prior.
+    """
+
+    sites: tuple[str, ...]
+    hidden: frozenset[str]
+    terms: Mapping[str, Term]
+    by_mean: Mapping[str, bool]
+
+    def center(self, site: Site) -> Tensor:
+        """Return the center of the prior of a row's site."""
+        return center(site["fn"], self.by_mean[site["name"]])
+
+
+class Density(NamedTuple):
+    """A term at given values of its row: its distribution, observed value and mask."""
+
+    fn: Any
+    value: Any
+    mask: Any
+
+    def log_prob(self, value: Tensor | None = None) -> Tensor:
+        """Return the log density of a value, or of the observed one; 0 where it is masked."""
+        log: Tensor = self.fn.log_prob(self.value if value is None else value)
+        return log if self.mask is None else torch.where(torch.as_tensor(self.mask), log, 0.0)
+
+
+class _Reached(Exception):
+    """A program has come to the last site that is asked for."""
+
+
+@contextmanager
+def _isolated() -> Iterator[None]:
+    """Run a program inside of another one's run: no handler and no plate of that one is seen."""
+    stack, plates = list(runtime._PYRO_STACK), list(runtime._DIM_ALLOCATOR._stack)
+    runtime._PYRO_STACK.clear()
+    runtime._DIM_ALLOCATOR._stack.clear()
+    try:
+        with unchecked():
+            yield
+    finally:
+        runtime._PYRO_STACK[:] = stack
+        runtime._DIM_ALLOCATOR._stack[:] = plates
+
+
+class _At(Messenger):
+    """Sets the sites of rows by `choose`, all others and params to what they are; notes some terms."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        params: Mapping[str, Tensor],
+        choose: Callable[[Site], Tensor],
+        term: Term,
+    ) -> None:
+        super().__init__()
+        self.values, self.params, self.choose, self.term = values, params, choose, term
+        self.terms: dict[str, Density] = {}
+        self.weights = ModuleWeights()
+
+    def __exit__(self, *error: Any) -> None:
+        self.weights.leave()
+        super().__exit__(*error)
+
+    def _pyro_param(self, msg: Site) -> None:
+        msg["value"], msg["done"] = self.params[msg["name"]], True
+
+    def _pyro_post_param(self, msg: Site) -> None:
+        self.weights.take(msg)
+
+    def _pyro_sample(self, msg: Site) -> None:
+        name = msg["name"]
+        if name == self.term.name or name in self.term.before:
+            self.terms[name] = Density(msg["fn"], msg["value"], msg["mask"])
+            if name == self.term.name:
+                raise _Reached
+        elif is_latent(msg) and not msg["done"]:
+            value = self.values.get(name)
+            if name in self.term.sites or value is None:
+                value = self.choose(msg)
+            msg["value"], msg["done"] = value, True
+
+
+@dataclass
+class Rows:
+    """The rows of one run of a program, which can be run again at other values of their sites."""
+
+    model: Model
+    batch: ClientBatch
+    structure: Structure
+    values: Values = field(default_factory=dict)
+    params: Values = field(default_factory=dict)
+
+    def frozen(self) -> Rows:
+        """Return the rows with values that carry no gradient."""
+        values, params = (
+            {name: value.detach() for name, value in of.items()} for of in (self.values, self.params)
+        )
+        return Rows(self.model, self.batch, self.structure, values, params)
+
+    def run(self, term: Term, choose: Callable[[Site], Tensor]) -> dict[str, Density]:
+        """Run the program to a term, sites of rows set by `choose`."""
+        handler = _At(self.values, self.params, choose, term)
+        with _isolated(), suppress(_Reached), handler:
+            self.model(self.batch)
+        return handler.terms
+
+    def center(self, term: Term, shape: torch.Size) -> Tensor:
+        """Return the middles of the priors of a term's row sites, unconstrained, (*shape, D)."""
+        pieces: list[Tensor] = []
+
+        def choose(site: Site) -> Tensor:
+            value, fn = self.structure.center(site), site["fn"]
+            if site["name"] in term.sites:
+                free = biject_to(fn.support).inv(value)
+                inner = free.shape[len(fn.batch_shape) :]
+                pieces.append(free.expand(*shape, *inner).reshape(*shape, -1))
+            return value
+
+        self.run(term, choose)
+        return torch.cat(pieces, -1).detach()
+
+    def density(self, term: Term, value: Tensor | None, *, last: bool) -> Log:
+        """Return log p(e, terms before, and the term itself if `last`) as a function of (*shape, D)."""
+
+        def log(free: Tensor) -> Tensor:
+            terms, total = self.at(free, term)
+            for name in term.before:
+                total = total + terms[name].log_prob()
+            return total + terms[term.name].log_prob(value) if last else total
+
+        return log
+
+    def at(self, free: Tensor, term: Term) -> tuple[dict[str, Density], Tensor]:
+        """Return the terms at unconstrained values (*shape, D), and the sites' log density."""
+        place, logs = [0], [torch.zeros(())]
+
+        def choose(site: Site) -> Tensor:
+            fn = site["fn"]
+            if site["name"] not in term.sites:
+                return self.structure.center(site)
+            transform = biject_to(fn.support)
+            event = transform.inverse_shape(fn.shape())[len(fn.batch_shape) :]
+            piece = free[..., place[0] : place[0] + event.numel()]
+            place[0] += event.numel()
+            own = piece.reshape(*free.shape[:-1], *event)
+            value: Tensor = transform(own)
+            jacobian = transform.log_abs_det_jacobian(own, value)
+            extra = jacobian.dim() - (free.dim() - 1)
+            logs.append(fn.log_prob(value) + _sum_rightmost(jacobian, extra))
+            return value
+
+        terms = self.run(term, choose)
+        return terms, torch.stack(torch.broadcast_tensors(*logs)).sum(0)
+
+    def drawn(self, term: Term) -> Density:
+        """Return a term at a draw of its row sites from their priors."""
+        return self.run(term, lambda site: site["fn"].sample())[term.name]
+
+    def log_integral(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
+        """Return log p(term | terms before), of the shape."""
+        total = self.log_sum(term, value, shape)
+        if not term.before:
+            return total
+        before = self.structure.terms[term.before[-1]]
+        return total - self.log_sum(before, None, shape)
+
+    def log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
+        """Return log p(terms before, term)."""
+        log = self.density(term, value, last=True)
+        return integral(log, self.place(term, value, shape, last=True), term.order)
+
+    def place(self, term: Term, value: Tensor | None, shape: torch.Size, *, last: bool) -> Normals:
+        """Return the Normal of each row at the mode of its sites, without gradients."""
+        rows = self.frozen()
+        value = None if value is None else value.detach()
+        center = rows.center(term, shape)
+        prior = rows.density(term._replace(before=()), None, last=False)
+        return fitted(rows.density(term, value, last=last), prior, center)
+
+
+class Integrating(Messenger):
+    """Hides the sites of rows, and gives what depends on them its distribution without them."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.rows = rows  # filled with the sites and params of the run
+        self.latent: set[str] = set()
+
+    def _pyro_post_param(self, msg: Site) -> None:
+        self.rows.params[msg["name"]] = msg["value"]
+
+    def _pyro_sample(self, msg: Site) -> None:
+        name, structure = msg["name"], self.rows.structure
+        if name in structure.sites or name in structure.hidden:
+            msg["stop"] = True
+            if not is_deterministic(msg) and not msg["done"]:
+                msg["value"], msg["done"] = structure.center(msg), True
+        elif (term := structure.terms.get(name)) is not None:
+            if is_factor(msg):
+                total = self.rows.log_integral(term, None, msg["fn"].batch_shape)
+                msg["fn"] = dist.Unit(total)
+            else:
+                msg["fn"] = RowMixture(msg["fn"], self.rows, term)
+        elif is_latent(msg):  # handlers outside may condition it
+            self.latent.add(name)
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        if msg["name"] in self.latent:
+            self.rows.values[msg["name"]] = msg["value"]
+
+
+def integrated(model: Model, structure: Structure) -> Model:
+    """Return a program without the sites of its rows."""
+
+    @wraps(model, updated=())
+    def marginal(batch: ClientBatch) -> Any:
+        with Integrating(Rows(model, batch, structure)):
+            return model(batch)
+
+    return marginal

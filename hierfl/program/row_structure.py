@@ -1,0 +1,310 @@
+"""What depends on the latent sites of a program's rows, and how many nodes their integrals need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import biject_to
+
+from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
+from hierfl.data.clients import ClientData
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import ProgramError
+from hierfl.program.row_sites import Integrating, Rows, Structure, Term, integrated
+from hierfl.program.sites import Model, Values
+from hierfl.program.traces import (
+    Center,
+    Site,
+    center,
+    has_mean,
+    in_data,
+    is_deterministic,
+    is_enumerable,
+    is_latent,
+    samples,
+)
+
+# draws of a row's sites at which the program is compared with itself
+TRIALS = 4
+MOST_ROWS = 20_000  # at which a program is compared with itself, padding included
+ORDERS = {1: (9, 15, 25, 41, 65), 2: (7, 11, 17, 25)}  # numbers of a row -> nodes of each, tried in turn
+UNCHANGED = 1e-8  # nats a row
+POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
+WEIGHTED_DRAWS = 500
+LINKED = (
+    "so that rows are linked, and no integral of one row is theirs: let one site of the client hold "
+    "what its rows share, in batch.clients() and outside batch.data(), and let each row pick its "
+    "entry, curve[..., batch.day]; or, if it is Gaussian given the other sites, sum it out by "
+    "batch.joint_normal (docs/recipes.md)"
+)
+
+
+class _Fixed(Messenger):
+    """Sets latent sites to given values, discrete ones to their first, all others to their centers."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if not is_latent(msg) or msg["done"]:
+            return
+        value = self.values.get(msg["name"])
+        if value is None and is_enumerable(msg):
+            value = msg["fn"].enumerate_support(expand=True)[0]
+        elif value is None and in_data(msg):
+            value = _first(msg["fn"])
+        if value is not None:
+            msg["value"], msg["done"] = value, True
+
+
+def _first(fn: Any) -> Tensor:
+    """Return the center of a distribution, or of a discrete one a draw."""
+    return fn.sample() if getattr(fn.support, "is_discrete", False) else center(fn)
+
+
+@contextmanager
+def _unchecked_plates() -> Iterator[None]:
+    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+        torch.manual_seed(0)  # the generator is restored afterwards
+        yield
+
+
+@dataclass
+class _Runs:
+    """A program at the centers of its sites, and at other values of one of them."""
+
+    model: Model
+    batch: ClientBatch
+
+    def __post_init__(self) -> None:
+        self.nodes = self.at({})
+        self.values: Values = {n: s["value"] for n, s in self.nodes.items() if is_latent(s)}
+        self.rows = [n for n, s in self.nodes.items() if is_latent(s) and in_data(s)]
+
+    def at(self, values: Mapping[str, Tensor]) -> dict[str, Site]:
+        """Return the sample sites of the program, latent ones at given values."""
+        with Center(), _Fixed(values):
+            trace = poutine.trace(self.model).get_trace(self.batch)
+        return dict(samples(trace))
+
+    def others(self, name: str, row: int | None = None) -> Iterator[dict[str, Site]]:
+        """Yield sites at draws of one site from its prior, in all rows or in one of them."""
+        value, fn = self.values[name], self.nodes[name]["fn"]
+        for _ in range(TRIALS):
+            other = fn.sample()
+            if row is not None:
+                inside = torch.arange(self.batch.num_rows) == row
+                inside = inside.reshape(-1, *[1] * len(fn.event_shape))
+                other = torch.where(inside, other, value)
+            yield self.at({**self.values, name: other})
+
+    def reads(self, name: str) -> set[str]:
+        """Return the sites that depend on a site: by the recorded graph, or by their values."""
+        found: set[str] = set()
+        value = self.values[name]
+        if value.is_floating_point():
+            with torch.enable_grad():
+                marked = self.at({**self.values, name: value.detach().clone().requires_grad_()})
+            found |= {n for n, s in marked.items() if n != name and _said(s, n).requires_grad}
+        for nodes in self.others(name):
+            found |= {n for n, s in nodes.items() if n != name and self.differ(n, s)}
+        return found
+
+    def differ(self, name: str, site: Site) -> bool:
+        """Return whether a site differs from what it is at the centers."""
+        return not torch.equal(_said(site, name), _said(self.nodes[name], name))
+
+    def linked(self, name: str, reads: set[str]) -> str | None:
+        """Return a site of other rows, or of the client, that depends on one row's site."""
+        last = self.batch.num_rows - 1
+        for other in reads:
+            if not in_data(self.nodes[other]):
+                return other
+        for row in {0, last}:
+            for nodes in self.others(name, row):
+                for other in reads:
+                    here, there = _said(nodes[other], other), _said(self.nodes[other], other)
+                    if is_deterministic(nodes[other]):
+                        continue
+                    away = (here != there).reshape(here.shape)
+                    away = away.clone()
+                    away[..., row] = False
+                    if bool(away.any()):
+                        return other
+        return None
+
+
+def _said(site: Site, name: str) -> Tensor:
+    """Return the log density of a site's value, or the value of a computed one."""
+    if is_deterministic(site):
+        return torch.as_tensor(site["value"])
+    return torch.as_tensor(site["fn"].log_prob(site["value"]))
+
+
+class _Near(Messenger):
+    """Moves latent sites off their centers, by a part of a unit of the real line."""
+
+    def __init__(self, away: float, seed: int) -> None:
+        super().__init__()
+        self.away, self.generator = away, torch.Generator().manual_seed(seed)
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if is_latent(msg) and not msg["done"] and not is_enumerable(msg):
+            transform = biject_to(msg["fn"].support)
+            free = transform.inv(center(msg["fn"]))
+            noise = torch.randn(free.shape, generator=self.generator)
+            msg["value"], msg["done"] = transform(free + self.away * noise.to(free)), True
+
+
+def without_row_sites(model: Model, data: ClientData) -> Model:
+    """Return a program whose rows have no continuous latent sites; others are returned as they are."""
+    batch = _rows_of(data)
+    structure = structure_of(model, batch)
+    if structure is None:
+        return model
+    with _unchecked_plates(), double_precision():
+        terms = {}
+        for name, term in structure.terms.items():
+            terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
+    return integrated(model, replace(structure, terms=terms))
+
+
+def _rows_of(data: ClientData) -> ClientBatch:
+    """Return rows of clients: all rows where they are few."""
+    counts, chosen = data.counts.tolist(), list[int]()
+    for client in data.by_name.tolist():
+        if chosen and (len(chosen) + 1) * max(counts[i] for i in (*chosen, client)) > MOST_ROWS:
+            break
+        chosen.append(client)
+    ids = torch.tensor(chosen)
+    width = min(MOST_ROWS, max(counts[client] for client in chosen))
+    inside, index = first_rows(data, ids, width)
+    return gather(data, ids, index, inside, keys_of(data, ids, 0, 0))
+
+
+def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term) -> Term:
+    """Return a term with as many nodes as change nothing, and what is still off."""
+    points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
+    size = points[0].center(term, _shape(batch)).shape[-1]
+    if size not in ORDERS:
+        found = [_error_of_laplace(rows, term, batch) for rows in points]
+        return term._replace(order=0, error=max(found))
+
+    def at(order: int) -> list[Tensor]:
+        tried = term._replace(order=order)
+        return [rows.log_sum(tried, None, _shape(batch)) for rows in points]
+
+    mask, sums, error = batch.mask(), at(ORDERS[size][0]), float("inf")
+    for order, larger in pairwise(ORDERS[size]):
+        before, sums = sums, at(larger)
+        changes = [(a - b)[mask].abs().max() for a, b in zip(before, sums, strict=True)]
+        error = float(torch.stack(changes).max())
+        if error < UNCHANGED:
+            return term._replace(order=order, error=error)
+    return term._replace(order=ORDERS[size][-1], error=error)
+
+
+def _shape(batch: ClientBatch) -> torch.Size:
+    return torch.Size((batch.num_clients, batch.num_rows))
+
+
+def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> Rows:
+    """Return the rows of a program near the centers of its priors, in double precision."""
+    rows = Rows(model, batch, structure)
+    with Center(), _Fixed({}), _Near(AWAY * min(seed, 1), seed), Integrating(rows):
+        poutine.trace(model).get_trace(batch)
+    return rows
+
+
+def _error_of_laplace(rows: Rows, term: Term, batch: ClientBatch) -> float:
+    """Return how far Laplace's approximation is off at most, by importance sampling."""
+    place = rows.place(term, None, _shape(batch), last=True)
+    z = torch.randn(WEIGHTED_DRAWS, *place.loc.shape)
+    size = z.shape[-1]
+    log = rows.density(term, None, last=True)
+    logs = torch.stack([log(place.at(one)) + 0.5 * one.square().sum(-1) for one in z])
+    by_draws = logs.logsumexp(0) - math.log(len(z)) + 0.5 * size * math.log(2.0 * math.pi)
+    approximate = rows.log_sum(term._replace(order=0), None, _shape(batch))
+    return float((by_draws + place.log_volume - approximate)[batch.mask()].abs().max())
+
+
+def structure_of(model: Model, batch: ClientBatch) -> Structure | None:
+    """Return what depends on the latent sites of a program's rows; None without such sites.
+
+    Args:
+        model: the program.
+        batch: rows of some clients, more than two.
+
+    Raises:
+        ProgramError: a site of other rows, or of clients, depends on that of a row.
+    """
+    with _unchecked_plates():
+        runs = _Runs(model, batch)
+        rows = [name for name in runs.rows if not is_enumerable(runs.nodes[name])]
+        if not rows:
+            return None
+        reads = {name: runs.reads(name) for name in rows}
+        for name, depending in reads.items():
+            if (linked := runs.linked(name, depending)) is not None:
+                raise ProgramError(
+                    f"site '{linked}' depends on the site '{name}' of other rows, {LINKED}"
+                )
+    return _grouped(runs, rows, reads)
+
+
+def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) -> Structure:
+    """Group the sites of rows with what depends on them."""
+    order = list(runs.nodes)
+    computed = {name for of in reads.values() for name in of if is_deterministic(runs.nodes[name])}
+    groups: list[set[str]] = []
+    for name in rows:
+        whole = {name, *reads[name]} - computed
+        touching = [group for group in groups if group & whole]
+        groups = [group for group in groups if not group & whole]
+        groups.append(whole.union(*touching))
+    terms: dict[str, Term] = {}
+    sites: set[str] = set()
+    for group in groups:
+        inside = sorted(group, key=order.index)
+        before: tuple[str, ...] = ()
+        own = [name for name in inside if name in rows]
+        for name in inside:
+            if name not in rows:
+                _check(runs, name, own)
+                earlier = tuple(n for n in own if order.index(n) < order.index(name))
+                terms[name] = Term(name, earlier, before)
+                before = (*before, name)
+                sites |= {*earlier}
+    hidden = ({*rows} - sites) | computed
+    by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
+    return Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
+
+
+def _check(runs: _Runs, name: str, sites: Sequence[str]) -> None:
+    """Refuse a term that is latent, or in other plates than the sites that it depends on."""
+    site = runs.nodes[name]
+    if is_latent(site):
+        raise ProgramError(
+            f"site '{name}' is latent, and depends on the site '{sites[0]}' of a row: {LINKED}"
+        )
+    plates = {frame.name for frame in site["cond_indep_stack"]}
+    for row in sites:
+        if {frame.name for frame in runs.nodes[row]["cond_indep_stack"]} != plates:
+            raise ProgramError(
+                f"site '{name}' depends on the site '{row}' of a row, which lies in other plates: "
+                f"make it one site, with the values of the row as its event, .to_event(1)"
+            )
+
+
