@@ -7,6 +7,7 @@ m is the mode of f, and L L' = (-f'')^-1 there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
@@ -14,11 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, vjp, vmap
+
+from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
-STEPS = 15  # of Newton's method to the mode
+STEPS = 10  # of Newton's method to the mode
 FARTHEST = 4.0  # a step, in sds of the prior
+CANDIDATES = 64  # of a draw from a density that is near a Normal
+POINTS = 1024  # with which Laplace's approximation is compared
 FLATTEST = 1e-8  # the curvature of a direction, relative to the prior's, where a density is flat
 
 
@@ -30,7 +35,7 @@ class Normals(NamedTuple):
 
     @property
     def log_volume(self) -> Tensor:
-        """log |L|, (*shape)."""
+        """Log |L|, (*shape)."""
         return self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def at(self, z: Tensor) -> Tensor:
@@ -45,8 +50,9 @@ def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
         found: Tensor = grad(lambda v: log(v).sum())(u)
         return found
 
-    rows = [grad(lambda v, d=d: slope(v)[..., d].sum())(u) for d in range(u.shape[-1])]
-    return slope(u), torch.stack(rows, -2)
+    at, back = vjp(slope, u)
+    unit = torch.eye(u.shape[-1], dtype=u.dtype)
+    return at, torch.stack([back(unit[d].expand(u.shape))[0] for d in range(len(unit))], -2)
 
 
 def fitted(log: Log, prior: Log, start: Tensor) -> Normals:
@@ -91,6 +97,15 @@ def integral(log: Log, place: Normals, order: int) -> Tensor:
     return torch.logsumexp(values + counts, 0) + place.log_volume
 
 
+def by_points(log: Log, place: Normals) -> Tensor:
+    """Return the integral by importance sampling from the Normals, at quasi-random points."""
+    z = normal_points(POINTS, place.loc.shape[-1]).to(place.loc)
+    logs = vmap(lambda point: log(place.at(point)))(z)
+    counts = 0.5 * z.square().sum(-1) + 0.5 * z.shape[-1] * math.log(2.0 * math.pi)
+    counts = counts.reshape(-1, *[1] * (logs.dim() - 1)) - math.log(len(z))
+    return torch.logsumexp(logs + counts, 0) + place.log_volume
+
+
 def _laplace(log: Log, place: Normals) -> Tensor:
     """Return Laplace's approximation; two steps of Newton's method give the mode its derivatives."""
     u = place.loc
@@ -99,4 +114,13 @@ def _laplace(log: Log, place: Normals) -> Tensor:
         u = u - torch.linalg.solve(curvature, slope[..., None])[..., 0]
     curvature = derivatives(log, u)[1]
     half = torch.linalg.cholesky_ex(-curvature).L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return log(u) - half + 0.5 * u.shape[-1] * np.log(2.0 * np.pi)
+    return log(u) - half + 0.5 * u.shape[-1] * math.log(2.0 * math.pi)
+
+
+def drawn(log: Log, place: Normals, z: Tensor, chances: Tensor) -> Tensor:
+    """Return a draw (*shape, D) of each row by the weights of candidates m + L z, z (n, *shape, D)."""
+    free = vmap(place.at)(z)
+    weights = (vmap(log)(free) + 0.5 * z.square().sum(-1)).softmax(0)
+    index = (weights.cumsum(0)[:-1] <= chances).sum(0)
+    index = index[None, ..., None].expand(1, *free.shape[1:])
+    return free.gather(0, index)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyro
 import torch
@@ -56,6 +56,9 @@ from hierfl.program.read_traces import (
 )
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.traces import Center, Site, is_deterministic, samples
+
+if TYPE_CHECKING:
+    from hierfl.program.row_sites import Structure
 
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
@@ -177,12 +180,13 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     # by name: what a method begins with must not depend on the order in which clients are given
     ends = data.by_name[[0, -1]].tolist()
     one, two = _prototype(data, ends[:1]), _prototype(data, ends)
+    row_sites = None
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:
             pair, _ = _trace(model, two, "model", seed, _Start())
         except (Enumerable, OfRows):
-            model = _without_hidden_sites(model, data, two, seed)
+            model, row_sites = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
         single, reads = _trace(model, one, "model", seed, _Start())
         with untouched_store():
@@ -216,22 +220,25 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         joint=joint,
         factors=factors,
         codes=codes_of(data),
+        row_sites=row_sites,
     )
     return ModelRead(program, data, missing, (single, pair))
 
 
-def _without_hidden_sites(model: Model, data: ClientData, two: ClientBatch, seed: int) -> Model:
+def _without_hidden_sites(
+    model: Model, data: ClientData, two: ClientBatch, seed: int
+) -> tuple[Model, Structure | None]:
     """Integrate sites of rows out of a program, and sum out discrete ones; few programs need it."""
     from hierfl.program.row_structure import without_row_sites
 
-    model = without_row_sites(model, data)
+    model, structure = without_row_sites(model, data)
     try:
         _trace(model, two, "model", seed, _Start())
     except Enumerable:
         from hierfl.program.enumerated import summed_out
 
         model = summed_out(model, two)
-    return model
+    return model, structure
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:

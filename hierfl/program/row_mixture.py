@@ -9,12 +9,11 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.func import vmap
 
-from hierfl.program.quadrature import nodes_of
+from hierfl.program.quadrature import CANDIDATES, nodes_of
 
 if TYPE_CHECKING:
     from hierfl.program.row_sites import Rows, Term
 
-CANDIDATES = 64  # of a draw of a row's sites given what was observed of the row
 FINE = {1: 41, 2: 15}  # nodes of each number, of means and variances
 
 
@@ -62,9 +61,14 @@ class RowMixture(TorchDistribution):
 
     def _draw(self) -> Tensor:
         if not self.term.before:
-            fn = self.rows.drawn(self.term).fn
+            fn = self.rows.from_priors(self.term).fn
         else:
-            free = drawn(self.rows, self.term, self.batch_shape, last=False)
+            size = self.rows.center(self.term, self.batch_shape).shape[-1]
+            z, chances = (
+                torch.randn(CANDIDATES, *self.batch_shape, size),
+                torch.rand(self.batch_shape),
+            )
+            free = self.rows.drawn_given(self.term, self.batch_shape, z, chances, last=False)
             fn = self.rows.at(free, self.term)[0][self.term.name].fn
         value: Tensor = fn.expand(self.batch_shape).sample()
         return value
@@ -94,15 +98,3 @@ class RowMixture(TorchDistribution):
         weights = weights[(..., *[None] * self.event_dim)]
         mean = (weights * means).sum(0)
         return mean, (weights * (variances + (means - mean) ** 2)).sum(0)
-
-
-def drawn(rows: Rows, term: Term, shape: torch.Size, *, last: bool) -> Tensor:
-    """Draw unconstrained values (*shape, D) of a row's sites given its terms, by weighted candidates."""
-    place = rows.place(term, None, shape, last=last)
-    z = torch.randn(CANDIDATES, *place.loc.shape, dtype=place.loc.dtype)
-    free = place.at(z[0]) if len(z) == 1 else vmap(place.at)(z)
-    logs = vmap(rows.density(term, None, last=last))(free) + 0.5 * z.square().sum(-1)
-    noise = -torch.log(-torch.log(torch.rand_like(logs)))
-    best = (logs + noise).argmax(0)
-    index = best[None, ..., None].expand(1, *free.shape[1:])
-    return free.gather(0, index)[0]

@@ -12,8 +12,9 @@ Reference: Liu and Pierce (1994), "A note on Gauss-Hermite quadrature", Biometri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NamedTuple
@@ -28,10 +29,14 @@ from torch.distributions.utils import _sum_rightmost
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import ModuleWeights, unchecked
-from hierfl.program.quadrature import Log, Normals, fitted, integral
+from hierfl.program.program import Params, Program
+from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral
 from hierfl.program.row_mixture import RowMixture
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site, center, is_deterministic, is_factor, is_latent
+
+# where a run of a program leaves its rows
+_ROWS: ContextVar[list[Rows] | None] = ContextVar("rows", default=None)
 
 
 class Term(NamedTuple):
@@ -40,14 +45,12 @@ class Term(NamedTuple):
     sites: these.
     before: the terms before it that depend on them too.
     order: nodes of the quadrature for each number; 0 for Laplace's approximation.
-    error: of the integral, in nats a row: what more nodes change, or draws of the row's sites.
     """
 
     name: str
     sites: tuple[str, ...]
     before: tuple[str, ...]
     order: int = 0
-    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,8 @@ class Rows:
     def frozen(self) -> Rows:
         """Return the rows with values that carry no gradient."""
         values, params = (
-            {name: value.detach() for name, value in of.items()} for of in (self.values, self.params)
+            {name: value.detach() for name, value in of.items()}
+            for of in (self.values, self.params)
         )
         return Rows(self.model, self.batch, self.structure, values, params)
 
@@ -191,7 +195,14 @@ class Rows:
 
     def at(self, free: Tensor, term: Term) -> tuple[dict[str, Density], Tensor]:
         """Return the terms at unconstrained values (*shape, D), and the sites' log density."""
-        place, logs = [0], [torch.zeros(())]
+        terms, _, total = self.constrained(free, term)
+        return terms, total
+
+    def constrained(
+        self, free: Tensor, term: Term
+    ) -> tuple[dict[str, Density], dict[str, Tensor], Tensor]:
+        """Return the terms at unconstrained values, the sites' values, and their log density."""
+        place, logs, values = [0], [torch.zeros(())], {}
 
         def choose(site: Site) -> Tensor:
             fn = site["fn"]
@@ -206,12 +217,26 @@ class Rows:
             jacobian = transform.log_abs_det_jacobian(own, value)
             extra = jacobian.dim() - (free.dim() - 1)
             logs.append(fn.log_prob(value) + _sum_rightmost(jacobian, extra))
+            values[site["name"]] = value
             return value
 
         terms = self.run(term, choose)
-        return terms, torch.stack(torch.broadcast_tensors(*logs)).sum(0)
+        return terms, values, torch.stack(torch.broadcast_tensors(*logs)).sum(0)
 
-    def drawn(self, term: Term) -> Density:
+    def last_terms(self) -> list[Term]:
+        """Return the last term of each group, which has all sites of the group before it."""
+        terms = self.structure.terms
+        earlier = {name for term in terms.values() for name in term.before}
+        return [term for name, term in terms.items() if name not in earlier]
+
+    def drawn_given(
+        self, term: Term, shape: torch.Size, z: Tensor, chances: Tensor, *, last: bool
+    ) -> Tensor:
+        """Draw unconstrained values (*shape, D) of a row's sites given its terms, by noise."""
+        place = self.place(term, None, shape, last=last)
+        return drawn(self.density(term, None, last=last), place, z, chances)
+
+    def from_priors(self, term: Term) -> Density:
         """Return a term at a draw of its row sites from their priors."""
         return self.run(term, lambda site: site["fn"].sample())[term.name]
 
@@ -227,6 +252,14 @@ class Rows:
         """Return log p(terms before, term)."""
         log = self.density(term, value, last=True)
         return integral(log, self.place(term, value, shape, last=True), term.order)
+
+    def error(self, term: Term, shape: torch.Size) -> Tensor:
+        """Return what more nodes change in the integral of each row, or points in Laplace's."""
+        sums = self.log_sum(term, None, shape)
+        if term.order:
+            return self.log_sum(term._replace(order=2 * term.order + 1), None, shape) - sums
+        log = self.density(term, None, last=True)
+        return by_points(log, self.place(term, None, shape, last=True)) - sums
 
     def place(self, term: Term, value: Tensor | None, shape: torch.Size, *, last: bool) -> Normals:
         """Return the Normal of each row at the mode of its sites, without gradients."""
@@ -273,7 +306,21 @@ def integrated(model: Model, structure: Structure) -> Model:
 
     @wraps(model, updated=())
     def marginal(batch: ClientBatch) -> Any:
-        with Integrating(Rows(model, batch, structure)):
+        rows, kept = Rows(model, batch, structure), _ROWS.get()
+        if kept is not None:
+            kept.append(rows)
+        with Integrating(rows):
             return model(batch)
 
     return marginal
+
+
+def rows_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> Rows | None:
+    """Return the rows of a program at given values of its other sites; None without sites of rows."""
+    kept: list[Rows] = []
+    token = _ROWS.set(kept)
+    try:
+        program.conditioned(values, params, batch)
+    finally:
+        _ROWS.reset(token)
+    return kept[0] if kept else None

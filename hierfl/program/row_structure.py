@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,10 +37,12 @@ from hierfl.program.traces import (
 # draws of a row's sites at which the program is compared with itself
 TRIALS = 4
 MOST_ROWS = 20_000  # at which a program is compared with itself, padding included
-ORDERS = {1: (9, 15, 25, 41, 65), 2: (7, 11, 17, 25)}  # numbers of a row -> nodes of each, tried in turn
+ORDERS = {
+    1: (9, 15, 25, 41, 65),
+    2: (7, 11, 17, 25),
+}  # numbers of a row -> nodes of each, tried in turn
 UNCHANGED = 1e-8  # nats a row
 POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
-WEIGHTED_DRAWS = 500
 LINKED = (
     "so that rows are linked, and no integral of one row is theirs: let one site of the client hold "
     "what its rows share, in batch.clients() and outside batch.data(), and let each row pick its "
@@ -168,17 +169,18 @@ class _Near(Messenger):
             msg["value"], msg["done"] = transform(free + self.away * noise.to(free)), True
 
 
-def without_row_sites(model: Model, data: ClientData) -> Model:
-    """Return a program whose rows have no continuous latent sites; others are returned as they are."""
+def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure | None]:
+    """Return a program whose rows have no continuous latent sites, and what was integrated out."""
     batch = _rows_of(data)
     structure = structure_of(model, batch)
     if structure is None:
-        return model
+        return model, None
     with _unchecked_plates(), double_precision():
         terms = {}
         for name, term in structure.terms.items():
             terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
-    return integrated(model, replace(structure, terms=terms))
+    structure = replace(structure, terms=terms)
+    return integrated(model, structure), structure
 
 
 def _rows_of(data: ClientData) -> ClientBatch:
@@ -195,25 +197,23 @@ def _rows_of(data: ClientData) -> ClientBatch:
 
 
 def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term) -> Term:
-    """Return a term with as many nodes as change nothing, and what is still off."""
+    """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
     points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
     size = points[0].center(term, _shape(batch)).shape[-1]
     if size not in ORDERS:
-        found = [_error_of_laplace(rows, term, batch) for rows in points]
-        return term._replace(order=0, error=max(found))
+        return term
 
     def at(order: int) -> list[Tensor]:
         tried = term._replace(order=order)
         return [rows.log_sum(tried, None, _shape(batch)) for rows in points]
 
-    mask, sums, error = batch.mask(), at(ORDERS[size][0]), float("inf")
+    mask, sums = batch.mask(), at(ORDERS[size][0])
     for order, larger in pairwise(ORDERS[size]):
         before, sums = sums, at(larger)
         changes = [(a - b)[mask].abs().max() for a, b in zip(before, sums, strict=True)]
-        error = float(torch.stack(changes).max())
-        if error < UNCHANGED:
-            return term._replace(order=order, error=error)
-    return term._replace(order=ORDERS[size][-1], error=error)
+        if float(torch.stack(changes).max()) < UNCHANGED:
+            return term._replace(order=order)
+    return term._replace(order=ORDERS[size][-1])
 
 
 def _shape(batch: ClientBatch) -> torch.Size:
@@ -226,18 +226,6 @@ def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) 
     with Center(), _Fixed({}), _Near(AWAY * min(seed, 1), seed), Integrating(rows):
         poutine.trace(model).get_trace(batch)
     return rows
-
-
-def _error_of_laplace(rows: Rows, term: Term, batch: ClientBatch) -> float:
-    """Return how far Laplace's approximation is off at most, by importance sampling."""
-    place = rows.place(term, None, _shape(batch), last=True)
-    z = torch.randn(WEIGHTED_DRAWS, *place.loc.shape)
-    size = z.shape[-1]
-    log = rows.density(term, None, last=True)
-    logs = torch.stack([log(place.at(one)) + 0.5 * one.square().sum(-1) for one in z])
-    by_draws = logs.logsumexp(0) - math.log(len(z)) + 0.5 * size * math.log(2.0 * math.pi)
-    approximate = rows.log_sum(term._replace(order=0), None, _shape(batch))
-    return float((by_draws + place.log_volume - approximate)[batch.mask()].abs().max())
 
 
 def structure_of(model: Model, batch: ClientBatch) -> Structure | None:
@@ -287,9 +275,22 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
                 terms[name] = Term(name, earlier, before)
                 before = (*before, name)
                 sites |= {*earlier}
+    for name in {*rows} - sites:
+        _check_read(runs, name)
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
     return Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
+
+
+def _check_read(runs: _Runs, name: str) -> None:
+    """Refuse a site on which nothing depends, but that of `obs_mask=`: of rows without a response."""
+    stem = name.removesuffix("_unobserved")
+    if stem == name or f"{stem}_observed" not in runs.nodes:
+        fields = ", ".join(f"batch.{field}" for field in runs.batch.fields)
+        raise ProgramError(
+            f"site '{name}' is latent in the data plate, and no observed site depends on it: observe "
+            f"it, obs= one of {fields}, or leave it out (fit.predict and fit.replicate draw new rows)"
+        )
 
 
 def _check(runs: _Runs, name: str, sites: Sequence[str]) -> None:
@@ -306,5 +307,3 @@ def _check(runs: _Runs, name: str, sites: Sequence[str]) -> None:
                 f"site '{name}' depends on the site '{row}' of a row, which lies in other plates: "
                 f"make it one site, with the values of the row as its event, .to_event(1)"
             )
-
-

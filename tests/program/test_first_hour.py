@@ -190,7 +190,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no obs": (
         run(without_observation),
-        r"site 'y' is latent in the data plate, .*: observe it \(obs=batch\.y\)",
+        r"site 'y' is latent in the data plate, .*: observe it, obs= one of batch\.\w+",
     ),
     "a plate without its call": (run(forgotten_call), LINE + r".*`with batch\.clients\(\):`"),
     "two arguments": (
