@@ -233,7 +233,7 @@ def check_callable(model: Any, guide: Any) -> None:
     if type(guide).__module__.startswith("pyro.infer.autoguide") or isinstance(guide, type):
         raise ProgramError(
             f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, "
-            "such as hierfl.guides.mean_field"
+            "such as hierfl.guides.mean_field (docs/from_pyro.md lists what stands for Pyro's)"
         )
     if not isinstance(guide, Family) and not callable(guide):
         raise ProgramError(

@@ -85,6 +85,10 @@ def read(
             the support of their site; the message names client and field.
         ProgramError: the program itself is wrong; the message names the site and the fix.
     """
+    if not isinstance(guide, Family):
+        from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
+
+        guide = family_of(guide)
     check_callable(model, guide)
     return read_model(model, data, seed=seed).under(guide, learn=learn)
 

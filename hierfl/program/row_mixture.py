@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from hierfl.program.quadrature import CANDIDATES, nodes_of
+from hierfl.program.row_steps import pieces_of
 
 if TYPE_CHECKING:
     from hierfl.program.row_sites import Rows, Term
 
+MEAN, VARIANCE = attrgetter("mean"), attrgetter("variance")
 FINE = {1: 41, 2: 15}  # nodes of each number, of means and variances
 
 
@@ -85,6 +88,11 @@ class RowMixture(TorchDistribution):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         rows, term = self.rows, self.term
+        if term.steps:
+            pieces = pieces_of(rows, term, self.batch_shape)
+            each = [rows.given(at, term).fn.expand(self.batch_shape) for at in pieces.values]
+            logs = torch.stack(torch.broadcast_tensors(*pieces.logs))
+            return self._of(logs, *(torch.stack([f(fn) for fn in each]) for f in (MEAN, VARIANCE)))
         place = rows.place(term, None, self.batch_shape, last=False)
         z, counts = nodes_of(FINE.get(place.loc.shape[-1], 3), place.loc.shape[-1], place.loc)
 
@@ -94,7 +102,10 @@ class RowMixture(TorchDistribution):
             return rows.density(term, None, last=False)(free), fn.mean, fn.variance
 
         logs, means, variances = vmap(at)(z)
-        weights = (logs + counts.reshape(-1, *[1] * (logs.dim() - 1))).softmax(0)
-        weights = weights[(..., *[None] * self.event_dim)]
+        return self._of(logs + counts.reshape(-1, *[1] * (logs.dim() - 1)), means, variances)
+
+    def _of(self, logs: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and variance of components, by their log weights."""
+        weights = logs.softmax(0)[(..., *[None] * self.event_dim)]
         mean = (weights * means).sum(0)
         return mean, (weights * (variances + (means - mean) ** 2)).sum(0)

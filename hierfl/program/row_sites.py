@@ -32,6 +32,7 @@ from hierfl.program.handlers import ModuleWeights, unchecked
 from hierfl.program.program import Params, Program
 from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral
 from hierfl.program.row_mixture import RowMixture
+from hierfl.program.row_steps import pieces_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site, center, is_deterministic, is_factor, is_latent
 
@@ -44,12 +45,14 @@ class Term(NamedTuple):
 
     sites: these.
     before: the terms before it that depend on them too.
+    steps: which comparisons of the program have its only site on one side, if it is only compared.
     order: nodes of the quadrature for each number; 0 for Laplace's approximation.
     """
 
     name: str
     sites: tuple[str, ...]
     before: tuple[str, ...]
+    steps: tuple[int, ...] = ()
     order: int = 0
 
 
@@ -236,6 +239,10 @@ class Rows:
         place = self.place(term, None, shape, last=last)
         return drawn(self.density(term, None, last=last), place, z, chances)
 
+    def given(self, value: Tensor, term: Term) -> Density:
+        """Return a term at a value of its only site."""
+        return self.run(term, lambda site: value)[term.name]
+
     def from_priors(self, term: Term) -> Density:
         """Return a term at a draw of its row sites from their priors."""
         return self.run(term, lambda site: site["fn"].sample())[term.name]
@@ -250,12 +257,19 @@ class Rows:
 
     def log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
         """Return log p(terms before, term)."""
+        if term.steps:
+            pieces = pieces_of(self, term, shape)
+            densities = [self.given(at, term).log_prob(value) for at in pieces.values]
+            logs = [p + log for p, log in zip(pieces.logs, densities, strict=True)]
+            return torch.stack(torch.broadcast_tensors(*logs)).logsumexp(0)
         log = self.density(term, value, last=True)
         return integral(log, self.place(term, value, shape, last=True), term.order)
 
     def error(self, term: Term, shape: torch.Size) -> Tensor:
         """Return what more nodes change in the integral of each row, or points in Laplace's."""
         sums = self.log_sum(term, None, shape)
+        if term.steps:
+            return torch.zeros_like(sums)
         if term.order:
             return self.log_sum(term._replace(order=2 * term.order + 1), None, shape) - sums
         log = self.density(term, None, last=True)

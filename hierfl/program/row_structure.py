@@ -21,6 +21,7 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.row_sites import Integrating, Rows, Structure, Term, integrated
+from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
     Center,
@@ -44,10 +45,11 @@ ORDERS = {
 UNCHANGED = 1e-8  # nats a row
 POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
 LINKED = (
-    "so that rows are linked, and no integral of one row is theirs: let one site of the client hold "
-    "what its rows share, in batch.clients() and outside batch.data(), and let each row pick its "
-    "entry, curve[..., batch.day]; or, if it is Gaussian given the other sites, sum it out by "
-    "batch.joint_normal (docs/recipes.md)"
+    "so that rows are linked, and no integral of one row is theirs: sample one vector of the client, "
+    "of T entries, in batch.clients() and outside batch.data(), curve = pyro.sample(name, "
+    "fn.expand([T]).to_event(1)), and let each row pick its entry, (curve * "
+    "torch.nn.functional.one_hot(batch.{field}, T)).sum(-1), of whole numbers {field} from 0; or, if it is Gaussian given the other sites, "
+    "sum it out by batch.joint_normal (docs/recipes.md)"
 )
 
 
@@ -111,14 +113,19 @@ class _Runs:
                 other = torch.where(inside, other, value)
             yield self.at({**self.values, name: other})
 
+    def slopes(self, name: str) -> set[str]:
+        """Return the sites whose recorded graph has a site in it."""
+        value = self.values[name]
+        if not value.is_floating_point():
+            return set()
+        marked = value.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            nodes = self.at({**self.values, name: marked})
+            return {n for n, s in nodes.items() if n != name and _said(s, n).requires_grad}
+
     def reads(self, name: str) -> set[str]:
         """Return the sites that depend on a site: by the recorded graph, or by their values."""
-        found: set[str] = set()
-        value = self.values[name]
-        if value.is_floating_point():
-            with torch.enable_grad():
-                marked = self.at({**self.values, name: value.detach().clone().requires_grad_()})
-            found |= {n for n, s in marked.items() if n != name and _said(s, n).requires_grad}
+        found = self.slopes(name)
         for nodes in self.others(name):
             found |= {n for n, s in nodes.items() if n != name and self.differ(n, s)}
         return found
@@ -198,6 +205,8 @@ def _rows_of(data: ClientData) -> ClientBatch:
 
 def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term) -> Term:
     """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
+    if term.steps:
+        return term
     points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
     size = points[0].center(term, _shape(batch)).shape[-1]
     if size not in ORDERS:
@@ -228,6 +237,12 @@ def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) 
     return rows
 
 
+def _linked(batch: ClientBatch) -> str:
+    """Return what to write where rows are linked, with a field of integers of these rows."""
+    whole = [n for n, v in batch.fields.items() if v.dtype == torch.int64 and v.dim() == 2]
+    return LINKED.format(field=whole[0] if whole else "time")
+
+
 def structure_of(model: Model, batch: ClientBatch) -> Structure | None:
     """Return what depends on the latent sites of a program's rows; None without such sites.
 
@@ -247,7 +262,7 @@ def structure_of(model: Model, batch: ClientBatch) -> Structure | None:
         for name, depending in reads.items():
             if (linked := runs.linked(name, depending)) is not None:
                 raise ProgramError(
-                    f"site '{linked}' depends on the site '{name}' of other rows, {LINKED}"
+                    f"site '{linked}' depends on the site '{name}' of other rows, {_linked(batch)}"
                 )
     return _grouped(runs, rows, reads)
 
@@ -279,7 +294,29 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
         _check_read(runs, name)
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
-    return Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
+    structure = Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
+    stepped = {name: _stepped(runs, structure, term) for name, term in terms.items()}
+    return replace(structure, terms=stepped)
+
+
+def _stepped(runs: _Runs, structure: Structure, term: Term) -> Term:
+    """Return a term with its comparisons, if it has no slope in a site; these must be linear in it."""
+    flat = [name for name in term.sites if term.name not in runs.slopes(name)]
+    if not flat:
+        return term
+    alone = len(term.sites) == 1 and not term.before and not runs.nodes[flat[0]]["fn"].event_shape
+    rows = Rows(runs.model, runs.batch, structure)
+    with Center(), _Fixed({}), Integrating(rows):
+        poutine.trace(runs.model).get_trace(runs.batch)
+    steps = steps_of(rows, term, runs.values[flat[0]]) if alone else ()
+    if not steps:
+        raise ProgramError(
+            f"site '{term.name}' depends on the site '{flat[0]}' of a row in steps: they are summed "
+            "out where it has one number, no other observed site depends on it, and it is compared "
+            "as it is, (e > cut); write the probabilities of the steps as the distribution of "
+            f"'{term.name}' instead"
+        )
+    return term._replace(steps=steps)
 
 
 def _check_read(runs: _Runs, name: str) -> None:
@@ -298,7 +335,8 @@ def _check(runs: _Runs, name: str, sites: Sequence[str]) -> None:
     site = runs.nodes[name]
     if is_latent(site):
         raise ProgramError(
-            f"site '{name}' is latent, and depends on the site '{sites[0]}' of a row: {LINKED}"
+            f"site '{name}' is latent, and depends on the site '{sites[0]}' of a row, "
+            f"{_linked(runs.batch)}"
         )
     plates = {frame.name for frame in site["cond_indep_stack"]}
     for row in sites:

@@ -199,6 +199,49 @@ def lacking_by_hand(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(own + 0.5 * x, variance.sqrt()), obs=batch.y)
 
 
+# ------------------------------------------------------------ probit augmentation, and cuts
+def probit(batch: ClientBatch) -> None:
+    mu, scale = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, scale))
+        with batch.data():
+            utility = pyro.sample("utility", dist.Normal(own + 0.5 * batch.x, 1.0))
+            pyro.sample("w", dist.Bernoulli((utility > 0.0).to(own.dtype)), obs=batch.w)
+
+
+def probit_by_hand(batch: ClientBatch) -> None:
+    mu, scale = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, scale))
+        with batch.data():
+            eta = own + 0.5 * batch.x
+            up, down = (torch.special.log_ndtr(sign * eta) for sign in (1.0, -1.0))
+            pyro.sample("w", dist.Bernoulli(logits=up - down), obs=batch.w)
+
+
+def cuts(batch: ClientBatch) -> None:
+    mu, scale = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            utility = pyro.sample("utility", dist.Normal(own, 1.0))
+            at = torch.stack([-scale, scale])
+            level = (utility[..., None] > at).sum(-1)
+            probs = 0.1 + 0.7 * torch.eye(3)[level]
+            pyro.sample("level", dist.Categorical(probs), obs=batch.n.clamp(max=2.0))
+
+
+def cuts_by_hand(batch: ClientBatch) -> None:
+    mu, scale = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            low, high = dist.Normal(own, 1.0).cdf(-scale), dist.Normal(own, 1.0).cdf(scale)
+            shares = torch.stack([low, high - low, 1.0 - high], -1)
+            fn = dist.Categorical(0.1 + 0.7 * shares)
+            pyro.sample("level", fn, obs=batch.n.clamp(max=2.0))
+
+
 Program = Callable[[ClientBatch], None]
 PAIRS: dict[str, tuple[Program, Program]] = {
     "normal": (normal, normal_by_hand),
@@ -208,6 +251,8 @@ PAIRS: dict[str, tuple[Program, Program]] = {
     "labeled": (labeled, labeled_by_hand),
     "masked": (masked, masked_by_hand),
     "lacking": (lacking, lacking_by_hand),
+    "probit": (probit, probit_by_hand),
+    "cuts": (cuts, cuts_by_hand),
 }
 
 
@@ -384,7 +429,7 @@ def unread(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (walk, r"'y' depends on the site 'step' of other rows.*curve\[\.\.\., batch\.day\]"),
+        (walk, r"'y' depends on the site 'step' of other rows.*one_hot\(batch\.time, T\)"),
         (total, r"'pull' depends on the site 'e' of other rows"),
         (unread, r"'other' is latent in the data plate, and no observed site depends on it"),
     ],
