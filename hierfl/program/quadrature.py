@@ -47,8 +47,8 @@ def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return the slope (*shape, D) and the curvature (*shape, D, D) of the log density of each row."""
 
     def slope(u: Tensor) -> Tensor:
-        found: Tensor = grad(lambda v: log(v).sum())(u)
-        return found
+        slopes: Tensor = grad(lambda v: log(v).sum())(u)
+        return slopes
 
     at, back = vjp(slope, u)
     unit = torch.eye(u.shape[-1], dtype=u.dtype)

@@ -233,7 +233,7 @@ def _without_hidden_sites(
     model: Model, data: ClientData, two: ClientBatch, seed: int
 ) -> tuple[Model, Structure | None]:
     """Integrate sites of rows out of a program, and sum out discrete ones; few programs need it."""
-    from hierfl.program.row_structure import without_row_sites
+    from hierfl.program.row_orders import without_row_sites
 
     model, structure = without_row_sites(model, data)
     try:

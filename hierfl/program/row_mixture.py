@@ -90,9 +90,13 @@ class RowMixture(TorchDistribution):
         rows, term = self.rows, self.term
         if term.steps:
             pieces = pieces_of(rows, term, self.batch_shape)
-            each = [rows.given(at, term).fn.expand(self.batch_shape) for at in pieces.values]
+            components = [
+                rows.density_at(at, term).fn.expand(self.batch_shape) for at in pieces.values
+            ]
             logs = torch.stack(torch.broadcast_tensors(*pieces.logs))
-            return self._of(logs, *(torch.stack([f(fn) for fn in each]) for f in (MEAN, VARIANCE)))
+            return self._of(
+                logs, *(torch.stack([f(fn) for fn in components]) for f in (MEAN, VARIANCE))
+            )
         place = rows.place(term, None, self.batch_shape, last=False)
         z, counts = nodes_of(FINE.get(place.loc.shape[-1], 3), place.loc.shape[-1], place.loc)
 

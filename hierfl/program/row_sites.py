@@ -154,6 +154,8 @@ class Rows:
     structure: Structure
     values: Values = field(default_factory=dict)
     params: Values = field(default_factory=dict)
+    observed: Values = field(default_factory=dict)
+    sums: dict[tuple[Term, torch.Size], Tensor] = field(default_factory=dict)
 
     def frozen(self) -> Rows:
         """Return the rows with values that carry no gradient."""
@@ -239,7 +241,7 @@ class Rows:
         place = self.place(term, None, shape, last=last)
         return drawn(self.density(term, None, last=last), place, z, chances)
 
-    def given(self, value: Tensor, term: Term) -> Density:
+    def density_at(self, value: Tensor, term: Term) -> Density:
         """Return a term at a value of its only site."""
         return self.run(term, lambda site: value)[term.name]
 
@@ -256,10 +258,17 @@ class Rows:
         return total - self.log_sum(before, None, shape)
 
     def log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
-        """Return log p(terms before, term)."""
+        """Return log p(terms before, term), once where it is of the observed value."""
+        if value is None or value is self.observed.get(term.name):
+            if (term, shape) not in self.sums:
+                self.sums[term, shape] = self._log_sum(term, None, shape)
+            return self.sums[term, shape]
+        return self._log_sum(term, value, shape)
+
+    def _log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
         if term.steps:
             pieces = pieces_of(self, term, shape)
-            densities = [self.given(at, term).log_prob(value) for at in pieces.values]
+            densities = [self.density_at(at, term).log_prob(value) for at in pieces.values]
             logs = [p + log for p, log in zip(pieces.logs, densities, strict=True)]
             return torch.stack(torch.broadcast_tensors(*logs)).logsumexp(0)
         log = self.density(term, value, last=True)
@@ -306,6 +315,7 @@ class Integrating(Messenger):
                 total = self.rows.log_integral(term, None, msg["fn"].batch_shape)
                 msg["fn"] = dist.Unit(total)
             else:
+                self.rows.observed[name] = msg["value"]
                 msg["fn"] = RowMixture(msg["fn"], self.rows, term)
         elif is_latent(msg):  # handlers outside may condition it
             self.latent.add(name)
@@ -320,9 +330,9 @@ def integrated(model: Model, structure: Structure) -> Model:
 
     @wraps(model, updated=())
     def marginal(batch: ClientBatch) -> Any:
-        rows, kept = Rows(model, batch, structure), _ROWS.get()
-        if kept is not None:
-            kept.append(rows)
+        rows, runs = Rows(model, batch, structure), _ROWS.get()
+        if runs is not None:
+            runs.append(rows)
         with Integrating(rows):
             return model(batch)
 
@@ -331,10 +341,10 @@ def integrated(model: Model, structure: Structure) -> Model:
 
 def rows_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> Rows | None:
     """Return the rows of a program at given values of its other sites; None without sites of rows."""
-    kept: list[Rows] = []
-    token = _ROWS.set(kept)
+    runs: list[Rows] = []
+    token = _ROWS.set(runs)
     try:
         program.conditioned(values, params, batch)
     finally:
         _ROWS.reset(token)
-    return kept[0] if kept else None
+    return runs[0] if runs else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import pyro
@@ -13,14 +12,11 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import biject_to
 
-from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
-from hierfl.data.clients import ClientData
-from hierfl.program.few_rows import double_precision, in_double
+from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
-from hierfl.program.row_sites import Integrating, Rows, Structure, Term, integrated
+from hierfl.program.row_sites import Integrating, Rows, Structure, Term
 from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
@@ -37,23 +33,16 @@ from hierfl.program.traces import (
 
 # draws of a row's sites at which the program is compared with itself
 TRIALS = 4
-MOST_ROWS = 20_000  # at which a program is compared with itself, padding included
-ORDERS = {
-    1: (9, 15, 25, 41, 65),
-    2: (7, 11, 17, 25),
-}  # numbers of a row -> nodes of each, tried in turn
-UNCHANGED = 1e-8  # nats a row
-POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
 LINKED = (
     "so that rows are linked, and no integral of one row is theirs: sample one vector of the client, "
     "of T entries, in batch.clients() and outside batch.data(), curve = pyro.sample(name, "
     "fn.expand([T]).to_event(1)), and let each row pick its entry, (curve * "
-    "torch.nn.functional.one_hot(batch.{field}, T)).sum(-1), of whole numbers {field} from 0; or, if it is Gaussian given the other sites, "
-    "sum it out by batch.joint_normal (docs/recipes.md)"
+    "torch.nn.functional.one_hot(batch.{field}, T)).sum(-1), of whole numbers {field} from 0; or, if "
+    "it is Gaussian given the other sites, sum it out by batch.joint_normal (docs/recipes.md)"
 )
 
 
-class _Fixed(Messenger):
+class Fixed(Messenger):
     """Sets latent sites to given values, discrete ones to their first, all others to their centers."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
@@ -78,7 +67,8 @@ def _first(fn: Any) -> Tensor:
 
 
 @contextmanager
-def _unchecked_plates() -> Iterator[None]:
+def unchecked_runs() -> Iterator[None]:
+    """Run a program without checks, and restore the param store and the generator."""
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         torch.manual_seed(0)  # the generator is restored afterwards
         yield
@@ -98,7 +88,7 @@ class _Runs:
 
     def at(self, values: Mapping[str, Tensor]) -> dict[str, Site]:
         """Return the sample sites of the program, latent ones at given values."""
-        with Center(), _Fixed(values):
+        with Center(), Fixed(values):
             trace = poutine.trace(self.model).get_trace(self.batch)
         return dict(samples(trace))
 
@@ -121,18 +111,18 @@ class _Runs:
         marked = value.detach().clone().requires_grad_()
         with torch.enable_grad():
             nodes = self.at({**self.values, name: marked})
-            return {n for n, s in nodes.items() if n != name and _said(s, n).requires_grad}
+            return {n for n, s in nodes.items() if n != name and _measure(s, n).requires_grad}
 
     def reads(self, name: str) -> set[str]:
         """Return the sites that depend on a site: by the recorded graph, or by their values."""
-        found = self.slopes(name)
+        names = self.slopes(name)
         for nodes in self.others(name):
-            found |= {n for n, s in nodes.items() if n != name and self.differ(n, s)}
-        return found
+            names |= {n for n, s in nodes.items() if n != name and self.differ(n, s)}
+        return names
 
     def differ(self, name: str, site: Site) -> bool:
         """Return whether a site differs from what it is at the centers."""
-        return not torch.equal(_said(site, name), _said(self.nodes[name], name))
+        return not torch.equal(_measure(site, name), _measure(self.nodes[name], name))
 
     def linked(self, name: str, reads: set[str]) -> str | None:
         """Return a site of other rows, or of the client, that depends on one row's site."""
@@ -143,7 +133,7 @@ class _Runs:
         for row in {0, last}:
             for nodes in self.others(name, row):
                 for other in reads:
-                    here, there = _said(nodes[other], other), _said(self.nodes[other], other)
+                    here, there = _measure(nodes[other], other), _measure(self.nodes[other], other)
                     if is_deterministic(nodes[other]):
                         continue
                     away = (here != there).reshape(here.shape)
@@ -154,87 +144,11 @@ class _Runs:
         return None
 
 
-def _said(site: Site, name: str) -> Tensor:
+def _measure(site: Site, name: str) -> Tensor:
     """Return the log density of a site's value, or the value of a computed one."""
     if is_deterministic(site):
         return torch.as_tensor(site["value"])
     return torch.as_tensor(site["fn"].log_prob(site["value"]))
-
-
-class _Near(Messenger):
-    """Moves latent sites off their centers, by a part of a unit of the real line."""
-
-    def __init__(self, away: float, seed: int) -> None:
-        super().__init__()
-        self.away, self.generator = away, torch.Generator().manual_seed(seed)
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if is_latent(msg) and not msg["done"] and not is_enumerable(msg):
-            transform = biject_to(msg["fn"].support)
-            free = transform.inv(center(msg["fn"]))
-            noise = torch.randn(free.shape, generator=self.generator)
-            msg["value"], msg["done"] = transform(free + self.away * noise.to(free)), True
-
-
-def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure | None]:
-    """Return a program whose rows have no continuous latent sites, and what was integrated out."""
-    batch = _rows_of(data)
-    structure = structure_of(model, batch)
-    if structure is None:
-        return model, None
-    with _unchecked_plates(), double_precision():
-        terms = {}
-        for name, term in structure.terms.items():
-            terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
-    structure = replace(structure, terms=terms)
-    return integrated(model, structure), structure
-
-
-def _rows_of(data: ClientData) -> ClientBatch:
-    """Return rows of clients: all rows where they are few."""
-    counts, chosen = data.counts.tolist(), list[int]()
-    for client in data.by_name.tolist():
-        if chosen and (len(chosen) + 1) * max(counts[i] for i in (*chosen, client)) > MOST_ROWS:
-            break
-        chosen.append(client)
-    ids = torch.tensor(chosen)
-    width = min(MOST_ROWS, max(counts[client] for client in chosen))
-    inside, index = first_rows(data, ids, width)
-    return gather(data, ids, index, inside, keys_of(data, ids, 0, 0))
-
-
-def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term) -> Term:
-    """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
-    if term.steps:
-        return term
-    points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
-    size = points[0].center(term, _shape(batch)).shape[-1]
-    if size not in ORDERS:
-        return term
-
-    def at(order: int) -> list[Tensor]:
-        tried = term._replace(order=order)
-        return [rows.log_sum(tried, None, _shape(batch)) for rows in points]
-
-    mask, sums = batch.mask(), at(ORDERS[size][0])
-    for order, larger in pairwise(ORDERS[size]):
-        before, sums = sums, at(larger)
-        changes = [(a - b)[mask].abs().max() for a, b in zip(before, sums, strict=True)]
-        if float(torch.stack(changes).max()) < UNCHANGED:
-            return term._replace(order=order)
-    return term._replace(order=ORDERS[size][-1])
-
-
-def _shape(batch: ClientBatch) -> torch.Size:
-    return torch.Size((batch.num_clients, batch.num_rows))
-
-
-def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> Rows:
-    """Return the rows of a program near the centers of its priors, in double precision."""
-    rows = Rows(model, batch, structure)
-    with Center(), _Fixed({}), _Near(AWAY * min(seed, 1), seed), Integrating(rows):
-        poutine.trace(model).get_trace(batch)
-    return rows
 
 
 def _linked(batch: ClientBatch) -> str:
@@ -253,7 +167,7 @@ def structure_of(model: Model, batch: ClientBatch) -> Structure | None:
     Raises:
         ProgramError: a site of other rows, or of clients, depends on that of a row.
     """
-    with _unchecked_plates():
+    with unchecked_runs():
         runs = _Runs(model, batch)
         rows = [name for name in runs.rows if not is_enumerable(runs.nodes[name])]
         if not rows:
@@ -306,7 +220,7 @@ def _stepped(runs: _Runs, structure: Structure, term: Term) -> Term:
         return term
     alone = len(term.sites) == 1 and not term.before and not runs.nodes[flat[0]]["fn"].event_shape
     rows = Rows(runs.model, runs.batch, structure)
-    with Center(), _Fixed({}), Integrating(rows):
+    with Center(), Fixed({}), Integrating(rows):
         poutine.trace(runs.model).get_trace(runs.batch)
     steps = steps_of(rows, term, runs.values[flat[0]]) if alone else ()
     if not steps:

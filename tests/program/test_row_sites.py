@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides, methods
+from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
@@ -386,6 +388,26 @@ def test_rows_are_drawn_from_their_conditional() -> None:
     assert found.draws["e"].shape == (2000, 21)
     with pytest.raises(ValueError, match=r"no continuous latent site in batch.data\(\)"):
         hierfl.fit(normal_by_hand, data(), seed=0).infer_rows()
+
+
+def test_over_nodes_the_numbers_are_those_of_one_process(tmp_path: Path) -> None:
+    method, settings = methods.fedsvi(counts), hierfl.Settings(compile=False)
+    over = hierfl.nodes.fit(method, hierfl.nodes.in_process(data(), tmp_path), rounds=2, seed=3)
+    here = hierfl.fit(method, data(), rounds=2, seed=3, progress=False, settings=settings)
+    theirs = named_leaves(over.message)
+    for name, value in named_leaves(here.message).items():
+        assert float((theirs[name] - value).abs().max()) < 1e-6, name
+    with pytest.raises(Exception, match="values of rows; fit the node's own rows there"):
+        over.infer_rows()
+
+
+def test_messages_are_those_of_the_closed_form() -> None:
+    tables = [
+        hierfl.diagnostics.audit(methods.fedsvi(model), data(), rounds=1).table
+        for model in PAIRS["normal"]
+    ]
+    columns = ["direction", "name", "shape"]
+    assert tables[0][columns].equals(tables[1][columns])
 
 
 @pytest.mark.slow
