@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hierfl.core.gaussians import log_normal_between, log_normal_cdf
+
 if TYPE_CHECKING:
     from hierfl.program.row_sites import Rows, Term
 
@@ -92,18 +94,9 @@ def _between(fn: Any, bounds: list[Tensor]) -> Pieces:
         fn = fn.base_dist
     if isinstance(fn, torch.distributions.Normal):
         units = [(bound - fn.loc) / fn.scale for bound in bounds]
-        log = torch.special.log_ndtr
-        inner = [_log_difference(a, b) for a, b in pairwise(units)]
-        return Pieces(values, [log(units[0]), *inner, log(-units[-1])])
+        inner = [log_normal_between(a, b) for a, b in pairwise(units)]
+        return Pieces(values, [log_normal_cdf(units[0]), *inner, log_normal_cdf(-units[-1])])
     below = [fn.cdf(bound) for bound in bounds]
     inner = [b - a for a, b in pairwise(below)]
     tiny = torch.finfo(below[0].dtype).tiny
     return Pieces(values, [p.clamp(min=tiny).log() for p in (below[0], *inner, 1.0 - below[-1])])
-
-
-def _log_difference(low: Tensor, high: Tensor) -> Tensor:
-    """Return log(Phi(high) - Phi(low)), on the side of 0 where both are small."""
-    flip = low > 0.0
-    a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
-    difference = torch.special.ndtr(b) - torch.special.ndtr(a)
-    return difference.clamp(min=torch.finfo(difference.dtype).tiny).log()
