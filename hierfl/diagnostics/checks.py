@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,9 @@ from hierfl.diagnostics.entries import checks_of_draws
 from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
+
+if TYPE_CHECKING:
+    from hierfl.program.row_runs import Structure
 
 CONVERGED = "Has the run converged?"
 UNCERTAINTY = "Does every parameter have an uncertainty?"
@@ -117,7 +121,8 @@ def _posterior(found: Evidence) -> Iterator[Check]:
             "doubt",
         )
     yield from _scales(found.fit, found.points)
-    yield from _row_sites(found.fit)
+    if found.fit.program.row_sites is not None:
+        yield from _row_sites(found.fit, found.fit.program.row_sites)
     yield from _guides_of_clients(found.k_hats)
 
 
@@ -149,10 +154,9 @@ def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
     )
 
 
-def _row_sites(fit: Snapshot) -> Iterator[Check]:
+def _row_sites(fit: Snapshot, structure: Structure) -> Iterator[Check]:
     """Report the error of integrals over continuous sites of rows."""
-    structure = fit.program.row_sites
-    if structure is None or not structure.terms:
+    if not structure.terms:
         return
     from hierfl.posterior.row_values import error_of_rows  # few programs need it
 

@@ -23,7 +23,7 @@ from hierfl.program.traces import Center, Site, scored
 from hierfl.program.without_rows import of_all_sites, values_of
 
 if TYPE_CHECKING:
-    from hierfl.program.row_sites import Structure
+    from hierfl.program.row_runs import Structure
 
 Params = dict[str, Tensor]
 T = TypeVar("T")

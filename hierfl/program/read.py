@@ -58,7 +58,7 @@ from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 
 if TYPE_CHECKING:
-    from hierfl.program.row_sites import Structure
+    from hierfl.program.row_runs import Structure
 
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 

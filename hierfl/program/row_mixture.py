@@ -14,7 +14,8 @@ from hierfl.program.quadrature import CANDIDATES, nodes_of
 from hierfl.program.row_steps import pieces_of
 
 if TYPE_CHECKING:
-    from hierfl.program.row_sites import Rows, Term
+    from hierfl.program.row_runs import Term
+    from hierfl.program.row_sites import Rows
 
 MEAN, VARIANCE = attrgetter("mean"), attrgetter("variance")
 FINE = {1: 41, 2: 15}  # nodes of each number, of means and variances

@@ -14,7 +14,8 @@ from torch.distributions import biject_to
 from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.row_sites import Integrating, Rows, Structure, Term, integrated
+from hierfl.program.row_runs import Structure, Term
+from hierfl.program.row_sites import Integrating, Rows, integrated
 from hierfl.program.row_structure import Fixed, structure_of, unchecked_runs
 from hierfl.program.sites import Model
 from hierfl.program.traces import Center, Site, center, is_enumerable, is_latent

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from hierfl.core.gaussians import log_normal_between, log_normal_cdf
 
 if TYPE_CHECKING:
-    from hierfl.program.row_sites import Rows, Term
+    from hierfl.program.row_runs import Term
+    from hierfl.program.row_sites import Rows
 
 NAMES = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
 WRAPPERS = ("ExpandedDistribution", "MaskedDistribution")

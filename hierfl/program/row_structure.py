@@ -16,7 +16,8 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
-from hierfl.program.row_sites import Integrating, Rows, Structure, Term
+from hierfl.program.row_runs import Structure, Term
+from hierfl.program.row_sites import Integrating, Rows
 from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (

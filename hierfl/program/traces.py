@@ -174,31 +174,33 @@ class Center(Messenger):
         fn, start, by_mean = msg["fn"], msg["infer"].get("start"), self.by_mean.get(msg["name"])
         if start is not None:  # a program may set where a site starts, such as a network's weights
             value = torch.as_tensor(start).expand(fn.shape())
+        elif has_mean(fn) if by_mean is None else by_mean:
+            value = fn.mean.expand(fn.shape())
         else:
-            value = center(fn, by_mean)
+            shape, transform = fn.shape(), biject_to(fn.support)
+            parts = [transform]
+            while parts:
+                match parts.pop():
+                    case ComposeTransform(parts=more):
+                        parts += more
+                    case IndependentTransform(base_transform=base):
+                        parts.append(base)
+                    case AffineTransform():  # keeps the shape, and would import sympy, 0.5 s
+                        pass
+                    case part:
+                        shape = part.inverse_shape(shape)
+            value = transform(torch.zeros(shape))
+            unit = unit_of(fn)
+            value = value if unit is None else value * unit
         msg["value"], msg["done"] = value, True
 
 
 def center(fn: Any, by_mean: bool | None = None) -> Tensor:
-    """Return the mean of a distribution, or the image of 0 on the real line, of shape `fn.shape()`."""
-    if has_mean(fn) if by_mean is None else by_mean:
-        mean: Tensor = fn.mean.expand(fn.shape())
-        return mean
-    shape, transform = fn.shape(), biject_to(fn.support)
-    parts = [transform]
-    while parts:
-        match parts.pop():
-            case ComposeTransform(parts=more):
-                parts += more
-            case IndependentTransform(base_transform=base):
-                parts.append(base)
-            case AffineTransform():  # keeps the shape, and would import sympy, 0.5 s
-                pass
-            case part:
-                shape = part.inverse_shape(shape)
-    value: Tensor = transform(torch.zeros(shape))
-    unit = unit_of(fn)
-    return value if unit is None else value * unit
+    """Return what `Center` sets a site of a distribution to, of shape `fn.shape()`."""
+    site: Site = {"name": "", "fn": fn, "infer": {}, "done": False, "is_observed": False}
+    Center({} if by_mean is None else {"": by_mean})._pyro_sample(site)
+    value: Tensor = site["value"]
+    return value
 
 
 class Middle(Messenger):

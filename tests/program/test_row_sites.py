@@ -355,6 +355,31 @@ def test_methods_take_them_as_the_closed_form(method: Any, rounds: int | None) -
         torch.testing.assert_close(value, drawn[1].shared[site], rtol=1e-4, atol=1e-4)
 
 
+def learned(batch: ClientBatch) -> None:
+    mu = pyro.param("mu", torch.zeros(()))
+    scale = pyro.param("scale", torch.ones(()), constraint=dist.constraints.positive)
+    with batch.clients(), batch.data():
+        e = pyro.sample("e", dist.Normal(mu, scale))
+        pyro.sample("y", dist.Normal(e, 0.7), obs=batch.y)
+
+
+def learned_by_hand(batch: ClientBatch) -> None:
+    mu = pyro.param("mu", torch.zeros(()))
+    scale = pyro.param("scale", torch.ones(()), constraint=dist.constraints.positive)
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(mu, (scale**2 + 0.49).sqrt()), obs=batch.y)
+
+
+def test_params_are_averaged_as_in_the_closed_form() -> None:
+    fits = [
+        hierfl.fit(methods.fedavg(model), data(), rounds=3, seed=0)
+        for model in (learned, learned_by_hand)
+    ]
+    theirs = named_leaves(fits[1].message)
+    for name, value in named_leaves(fits[0].message).items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["normal", "measured"])
 def test_posteriors_are_those_of_the_closed_form(name: str) -> None:
     drawn = [hierfl.fit(model, data(), seed=0).draws(4000, seed=0) for model in PAIRS[name]]
