@@ -10,7 +10,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.func import vmap
 
-from hierfl.program.quadrature import CANDIDATES, nodes_of
+from hierfl.core.importance_sampling import normal_points
+from hierfl.program.quadrature import CANDIDATES, POINTS, nodes_of
 from hierfl.program.row_steps import pieces_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class RowMixture(TorchDistribution):
     def support(self) -> Any:
         """That of the distribution at any value."""
         return self.fn.support
+
+    @property
+    def total_count(self) -> Any:
+        """The number of trials, of a Binomial's."""
+        return self.fn.total_count
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -99,7 +105,12 @@ class RowMixture(TorchDistribution):
                 logs, *(torch.stack([f(fn) for fn in components]) for f in (MEAN, VARIANCE))
             )
         place = rows.place(term, None, self.batch_shape, last=False)
-        z, counts = nodes_of(FINE.get(place.loc.shape[-1], 3), place.loc.shape[-1], place.loc)
+        size = place.loc.shape[-1]
+        if size in FINE:
+            z, counts = nodes_of(FINE[size], size, place.loc)
+        else:
+            z = normal_points(POINTS, size).to(place.loc)
+            counts = 0.5 * z.square().sum(-1)
 
         def at(node: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             free = place.at(node)

@@ -52,6 +52,17 @@ class Structure:
         return center(site["fn"], self.by_mean[site["name"]])
 
 
+def log_prob_of(fn: Any, value: Tensor) -> Tensor:
+    """Return the log density of a value, as a float where the distribution takes no integers."""
+    try:
+        log: Tensor = fn.log_prob(value)
+    except (RuntimeError, TypeError, ValueError):
+        if value.is_floating_point():
+            raise
+        log = fn.log_prob(value.to(torch.get_default_dtype()))
+    return log
+
+
 class Density(NamedTuple):
     """A term at given values of its row: its distribution, observed value and mask."""
 
@@ -61,7 +72,7 @@ class Density(NamedTuple):
 
     def log_prob(self, value: Tensor | None = None) -> Tensor:
         """Return the log density of a value, or of the observed one; 0 where it is masked."""
-        log: Tensor = self.fn.log_prob(self.value if value is None else value)
+        log = log_prob_of(self.fn, self.value if value is None else value)
         return log if self.mask is None else torch.where(torch.as_tensor(self.mask), log, 0.0)
 
 

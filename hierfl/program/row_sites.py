@@ -49,7 +49,7 @@ class Rows:
     values: Values = field(default_factory=dict)
     params: Values = field(default_factory=dict)
     observed: Values = field(default_factory=dict)
-    sums: dict[tuple[Term, torch.Size], Tensor] = field(default_factory=dict)
+    sums: dict[tuple[Term, torch.Size, bool], Tensor] = field(default_factory=dict)
 
     def frozen(self) -> Rows:
         """Return the rows with values that carry no gradient."""
@@ -154,9 +154,10 @@ class Rows:
     def log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
         """Return log p(terms before, term), once where it is of the observed value."""
         if value is None or value is self.observed.get(term.name):
-            if (term, shape) not in self.sums:
-                self.sums[term, shape] = self._log_sum(term, None, shape)
-            return self.sums[term, shape]
+            key = term, shape, torch.is_grad_enabled()
+            if key not in self.sums:
+                self.sums[key] = self._log_sum(term, None, shape)
+            return self.sums[key]
         return self._log_sum(term, value, shape)
 
     def _log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:

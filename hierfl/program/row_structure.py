@@ -16,7 +16,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
-from hierfl.program.row_runs import Structure, Term
+from hierfl.program.row_runs import Structure, Term, log_prob_of
 from hierfl.program.row_sites import Integrating, Rows
 from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
@@ -149,7 +149,7 @@ def _measure(site: Site, name: str) -> Tensor:
     """Return the log density of a site's value, or the value of a computed one."""
     if is_deterministic(site):
         return torch.as_tensor(site["value"])
-    return torch.as_tensor(site["fn"].log_prob(site["value"]))
+    return torch.as_tensor(log_prob_of(site["fn"], torch.as_tensor(site["value"])))
 
 
 def _linked(batch: ClientBatch) -> str:

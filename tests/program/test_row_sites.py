@@ -25,9 +25,12 @@ from hierfl.program.program import ProgramError
 from hierfl.program.read import read
 from hierfl.program.terms import log_joint
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit.script.*:DeprecationWarning"  # torch.func's own
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.jit.script.*:DeprecationWarning"
+    ),  # torch.func's own
+    pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning"),
+]
 NOISE = 0.4
 
 
@@ -339,7 +342,11 @@ def test_gamma_rates_make_negative_binomial_counts() -> None:
 
 
 # ------------------------------------------------------------ methods, predictions, over draws
-@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+def quick(model: Program) -> hierfl.Fit:
+    """Return a quick fit: what is inferred of rows holds at whatever draws it has."""
+    return hierfl.fit(methods.fedsvi(model), data(), rounds=5, seed=0, progress=False)
+
+
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
@@ -390,14 +397,15 @@ def test_posteriors_are_those_of_the_closed_form(name: str) -> None:
 
 
 def test_predictions_average_over_the_sites_of_rows() -> None:
-    fits = [hierfl.fit(model, data(), seed=0) for model in PAIRS["measured"]]
+    # after few rounds both have the same draws, which predictions average over
+    fits = [quick(model) for model in PAIRS["measured"]]
     here, there = (fit.predict(data(), site="y") for fit in fits)
     torch.testing.assert_close(here.mean, there.mean, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(here.log_score, there.log_score, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(here.scores(), there.scores(), rtol=1e-3)
 
 
 def test_rows_are_drawn_from_their_conditional() -> None:
-    fit = hierfl.fit(normal, data(), seed=0)
+    fit = quick(normal)
     found = fit.infer_rows(draws=2000, seed=0)
     draws = fit.draws(2000, seed=0)
     own = draws.own["a"].repeat_interleave(fit.federation.data.counts.long(), 1)
@@ -412,7 +420,7 @@ def test_rows_are_drawn_from_their_conditional() -> None:
     torch.testing.assert_close(torch.tensor(found.frame["sd"]), sd.double(), rtol=0.08, atol=0)
     assert found.draws["e"].shape == (2000, 21)
     with pytest.raises(ValueError, match=r"no continuous latent site in batch.data\(\)"):
-        hierfl.fit(normal_by_hand, data(), seed=0).infer_rows()
+        quick(normal_by_hand).infer_rows()
 
 
 def test_over_nodes_the_numbers_are_those_of_one_process(tmp_path: Path) -> None:
