@@ -50,7 +50,7 @@ def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
         slopes: Tensor = grad(lambda v: log(v).sum())(u)
         return slopes
 
-    at, back = vjp(slope, u)
+    at, back = vjp(slope, u)[:2]
     unit = torch.eye(u.shape[-1], dtype=u.dtype)
     return at, torch.stack([back(unit[d].expand(u.shape))[0] for d in range(len(unit))], -2)
 

@@ -51,7 +51,7 @@ def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure 
     if structure is None:
         return model, None
     with unchecked_runs(), double_precision():
-        terms = {}
+        terms: dict[str, Term] = {}
         for name, term in structure.terms.items():
             terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
     structure = replace(structure, terms=terms)

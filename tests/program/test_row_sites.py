@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning"),
 ]
 NOISE = 0.4
+SETTINGS = hierfl.Settings(compile=False)
 
 
 def data(seed: int = 0) -> ClientData:
@@ -344,7 +345,8 @@ def test_gamma_rates_make_negative_binomial_counts() -> None:
 # ------------------------------------------------------------ methods, predictions, over draws
 def quick(model: Program) -> hierfl.Fit:
     """Return a quick fit: what is inferred of rows holds at whatever draws it has."""
-    return hierfl.fit(methods.fedsvi(model), data(), rounds=5, seed=0, progress=False)
+    method = methods.fedsvi(model)
+    return hierfl.fit(method, data(), rounds=4, seed=0, progress=False, settings=SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +381,7 @@ def learned_by_hand(batch: ClientBatch) -> None:
 
 def test_params_are_averaged_as_in_the_closed_form() -> None:
     fits = [
-        hierfl.fit(methods.fedavg(model), data(), rounds=3, seed=0)
+        hierfl.fit(methods.fedavg(model), data(), rounds=2, seed=0, settings=SETTINGS)
         for model in (learned, learned_by_hand)
     ]
     theirs = named_leaves(fits[1].message)
@@ -424,9 +426,9 @@ def test_rows_are_drawn_from_their_conditional() -> None:
 
 
 def test_over_nodes_the_numbers_are_those_of_one_process(tmp_path: Path) -> None:
-    method, settings = methods.fedsvi(counts), hierfl.Settings(compile=False)
+    method = methods.fedsvi(counts)
     over = hierfl.nodes.fit(method, hierfl.nodes.in_process(data(), tmp_path), rounds=2, seed=3)
-    here = hierfl.fit(method, data(), rounds=2, seed=3, progress=False, settings=settings)
+    here = hierfl.fit(method, data(), rounds=2, seed=3, progress=False, settings=SETTINGS)
     theirs = named_leaves(over.message)
     for name, value in named_leaves(here.message).items():
         assert float((theirs[name] - value).abs().max()) < 1e-6, name
@@ -456,6 +458,13 @@ def test_posterior_is_that_of_nuts_with_all_rows_sampled() -> None:
         nuts = sampler.get_samples()[site].double()
         away = (draws.shared[site].mean() - nuts.mean()) / nuts.std()
         assert abs(float(away)) < 0.1
+
+
+def test_classes_are_predicted_as_classes() -> None:
+    fits = [quick(model) for model in PAIRS["probit"]]
+    here, there = (fit.predict(data()) for fit in fits)
+    assert here.kind == there.kind
+    torch.testing.assert_close(here.mean, there.mean, rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------ what is refused
