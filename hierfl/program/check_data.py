@@ -60,10 +60,10 @@ class Enumerable(ProgramError):
     """A discrete latent site of finite support: the program is read once it is summed out."""
 
 
-def check_support(site: Site) -> None:
-    """Refuse a latent site that no vector of real numbers can stand for."""
+def check_support(site: Site, *, integrates: bool = False) -> None:
+    """Refuse a latent site that no vector of real numbers can stand for; `integrates`: also one of rows."""
     name, fn = site["name"], site["fn"]
-    if in_data(site) and not is_enumerable(site):
+    if not integrates and in_data(site) and not is_enumerable(site):
         raise OfRows(f"site '{name}' is latent in the data plate")
     kind = kind_of(fn)
     support = support_of(name, fn)

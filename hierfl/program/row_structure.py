@@ -14,6 +14,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.check_data import check_support
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.row_runs import Structure, Term, log_prob_of
@@ -205,8 +206,11 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
                 terms[name] = Term(name, earlier, before)
                 before = (*before, name)
                 sites |= {*earlier}
-    for name in {*rows} - sites:
-        _check_read(runs, name)
+    for name in rows:
+        if name in sites:
+            check_support(runs.nodes[name], integrates=True)
+        else:
+            _check_read(runs, name)
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
     structure = Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
