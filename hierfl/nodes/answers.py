@@ -145,6 +145,7 @@ AT_NODES = {
     "update": "rows; fit them again, hierfl.nodes.fit(fit.method.model.update(text), nodes), at nodes of "
     "that formula",
     "infer_discrete": "labels of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
+    "infer_rows": "values of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
     "personalize": "rows of a new client; take its node in, fit.updated(nodes)",
 }
 

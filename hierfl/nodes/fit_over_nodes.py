@@ -182,7 +182,7 @@ class FitOverNodes:
     predictions, marginal_means, r2 = map(refused, ("predictions", "marginal_means", "r2"))
     posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
     personalize, update = map(refused, ("personalize", "update"))
-    infer_discrete = refused("infer_discrete")
+    infer_discrete, infer_rows = map(refused, ("infer_discrete", "infer_rows"))
 
     def report(
         self,
