@@ -231,12 +231,5 @@ def _accept(self: torch.distributions.Distribution, value: Tensor) -> None:
 @contextmanager
 def untouched_store() -> Iterator[None]:
     """Restore Pyro's param store and torch's generator on leaving."""
-    store = pyro.get_param_store()
-    before = store.get_state()  # scope() of the store restores nothing where a program fails
-    store.clear()  # which set_state() alone does not
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        store.clear()
-        store.set_state(before)
+    with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
+        yield

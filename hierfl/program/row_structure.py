@@ -180,7 +180,7 @@ def structure_of(model: Model, batch: ClientBatch) -> Structure | None:
                 raise ProgramError(
                     f"site '{linked}' depends on the site '{name}' of other rows, {_linked(batch)}"
                 )
-    return _grouped(runs, rows, reads)
+        return _grouped(runs, rows, reads)
 
 
 def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) -> Structure:
