@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.drawn import Drawn, Fitted, drawn
-from hierfl.effects.intervals import ends, labeled, share_above, tabulated
-
-if TYPE_CHECKING:
-    from xarray import DataArray
+from hierfl.effects.answer import Answer, labeled, share_above
+from hierfl.effects.drawn import Drawing, Drawn, Fitted, drawn
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -35,42 +28,13 @@ NUMBER = re.compile(r"\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
 WORD = re.compile(r"[^\W\d]\w*")
 
 
-def _shown(found: Hypotheses) -> Shown:
-    note = f"{ends(found.prob)} p is P(left > right); of a hypothesis with '<', P(left < right)."
-    return Shown(found.title, found.frame, note)
-
-
-@shown_as(_shown)
-@dataclass(frozen=True, eq=False)
-class Hypotheses:
-    """How far the left side of each hypothesis lies above its right side.
-
-    Args:
-        title: what is compared.
-        frame: one row per hypothesis: `hypothesis`; of the left side minus the right one `mean`,
-            `sd`, `low` and `high`, the ends of the interval; and `p`, the posterior probability
-            that the left side is larger, or of a hypothesis with "<" smaller.
-        draws: the draws of the differences, an xarray.DataArray of the dimensions `chain`, `draw`
-            and `hypothesis`.
-        prob: of the interval.
-    """
-
-    title: str
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
-
-
 @one_at_a_time
 @spelled
 def hypotheses(
     fit: Fitted,
     hypothesis: str | Sequence[str],
-    *,
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Hypotheses:
+    **drawing: Unpack[Drawing],
+) -> Answer:
     """Compare two sides of an equation of parameters, at each draw.
 
         fit.hypotheses("sex[male] = 0")
@@ -85,16 +49,18 @@ def hypotheses(
         fit: of a `hierfl.formula`.
         hypothesis: "left = right", "left > right" or "left < right"; or a list of them. The sign
             chooses the side that `p` is the probability of.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per hypothesis: `hypothesis`, the left side minus the right one, and `p`, the
+        posterior probability that the left side is larger, or of a hypothesis with "<" smaller.
 
     Raises:
         TypeError: the fit is of another model; or a hypothesis is no text.
         ValueError: a hypothesis cannot be read to its end, or names what is no parameter; or a
             difference is not finite.
     """
-    found = drawn(fit, "hypotheses", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "hypotheses", **drawing)
     several = isinstance(hypothesis, Iterable) and not isinstance(hypothesis, str)
     texts = list(hypothesis) if several else [hypothesis]
     known = parameters(found)
@@ -111,12 +77,12 @@ def hypotheses(
         shares.append(1.0 - above if sign == "<" else above)
     if not texts:
         raise ValueError("no hypothesis is given: write one, such as 'sex[male] = 0'")
-    every = labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference")
-    return Hypotheses(
-        title="Hypotheses, left side minus right side",
-        frame=tabulated(every, prob).assign(p=shares),
-        draws=every,
-        prob=prob,
+    return Answer.of(
+        "Hypotheses, left side minus right side",
+        labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference"),
+        found,
+        p=shares,
+        note="p is P(left > right); of a hypothesis with '<', P(left < right).",
     )
 
 

@@ -13,7 +13,6 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.check import R_HAT, number, share
 from hierfl.diagnostics.formula_tables import titled
-from hierfl.engine.rounds import chosen_of
 from hierfl.formulas.formula import Formula
 from hierfl.report import pictures
 from hierfl.report.measure import Entry, Measured
@@ -55,7 +54,7 @@ def _run(found: Measured) -> Section:
     stopped = ", after which the method stopped automatically" if finished else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
-        "Method": chosen_of(fit.progress.history) or fit.method.name,
+        "Method": fit.progress.chosen or fit.method.name,
         "Model": name,
         "Guide (approximate posterior)": GUIDES.get(guide, guide),
         "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "

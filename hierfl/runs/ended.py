@@ -118,19 +118,14 @@ def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> 
     with watched(Watch(say)):
         found = chains.run(state, len(state["final"]["draws"]))
         state = chained(rounds, state, found)
-        where = Progress(state, where.table, where.history, where.round, where.compiled)
+        where = replace(where, server=state)
         try:
             while not federation.server.finished(where.server):
                 where = one_round(federation, where, where.round + 2)
         except ClientError:  # no factor of these rows: what is sampled of all clients stays
-            where = Progress(closed(where.server), *_rest(where))
+            where = replace(where, server=closed(where.server))
     if len(where.history) == before:
         record = {"round": where.round, **federation.server.logged(where.server)}
-        history = (*where.history, record)
-        where = Progress(where.server, where.table, history, where.round + 1, where.compiled)
+        where = where.advanced(where.server, where.table, [record])
     where.history[-1][ENDED] = f"{chains.count} chains on all clients' rows, since {why}"
     return where
-
-
-def _rest(where: Progress) -> tuple[Any, ...]:
-    return where.table, where.history, where.round, where.compiled

@@ -20,7 +20,7 @@ from hierfl.engine.chunks import ClientError
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import CHOSEN, Progress, begin, settle
+from hierfl.engine.rounds import Progress, begin, settle
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
@@ -58,6 +58,7 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, eager, who, call.resume) if folder else None
         where = where or begin(eager, folder, compiled=_compiles(method, eager, planned))
+        where = where if choice is None else replace(where, chosen=choice.why)
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
         fitted = Fit(method, federation, where, planned)
         if call.progress and where.round < planned:
@@ -66,8 +67,6 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
-                if choice is not None and where.round == 1:
-                    where.history[0][CHOSEN] = choice.why
                 last = where.round == planned or is_over(fitted, call.patience)
                 kept = folder is not None and where.round % call.checkpoint_every == 0
                 if federation.client.settle and (last or kept or call.callback is not None):

@@ -94,7 +94,7 @@ def _one_step(federation: Federation, how: Setting, progress: Progress, rounds: 
         server, table, elbo = _moved(federation, how, progress.server, table, batch, clock)
     record = {"round": clock.round, "clients": len(everyone), "elbo": elbo}
     record |= {"bytes_down": 0, "bytes_up": 0, "seconds": time.perf_counter() - began}
-    return Progress(server, table, (*progress.history, record), clock.round + 1)
+    return progress.advanced(server, table, [record])
 
 
 def _moved(

@@ -76,7 +76,7 @@ def _is_entry(value: Any) -> bool:
     return isinstance(value, int | float | str | None)
 
 
-def _is(kind: type) -> Callable[[Any], bool]:
+def _is(kind: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -84,6 +84,9 @@ _is_text = _is(str)
 RECORD: dict[str, Callable[[Any], bool]] = {
     "round": _is_count,
     "compiled": _is(bool),
+    "chosen": _is(str | None),
+    "verdict": _is(str | None),
+    "corrected": _is(bool),
     "hashes": lambda value: (
         isinstance(value, dict) and all(_is_text(value.get(key)) for key in ("global", "local"))
     ),

@@ -18,7 +18,6 @@ from hierfl.effects.predictions import predictions
 from hierfl.effects.profile import profile
 from hierfl.effects.proportional_hazards import proportional_hazards
 from hierfl.effects.r2 import r2
-from hierfl.effects.slopes import slopes
 from hierfl.formulas.formula import Formula
 from hierfl.runs.planning import simulate
 from tests.effects.made import repeated
@@ -113,7 +112,7 @@ OF_ROWS: dict[str, Any] = {
     "sex": lambda found, frame: predictions(found, "sex", frame).draws,
     "dose": lambda found, frame: predictions(found, "dose", frame, values=[1.0, 2.0]).draws,
     "step": lambda found, frame: comparisons(found, "dose", frame, values=1.0).draws,
-    "slope": lambda found, frame: slopes(found, "dose", frame).draws,
+    "slope": lambda found, frame: comparisons(found, "dose", frame, comparison="slope").draws,
     "rows": lambda found, frame: predictions(found, by="site").draws,
     "r2": lambda found, frame: r2(found).draws,
     "profile": lambda found, frame: profile(found).draws["ratio"],
