@@ -121,7 +121,7 @@ def groups() -> list[Group]:
                 ],
                 "What they return": [
                     "hierfl.effects.answer.Answer",
-                    "hierfl.effects.conditional_effects.Effects",
+                    "hierfl.effects.conditional_effects.ConditionalEffects",
                     "hierfl.effects.profile.Profile",
                     "hierfl.effects.survival_curves.Survival",
                     "hierfl.effects.drawn.Drawing",

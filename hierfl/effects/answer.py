@@ -27,7 +27,7 @@ def ends(prob: float) -> str:
 
 
 class Interval(Protocol):
-    """Draws whose intervals have a probability: `hierfl.effects.drawn.Drawn`."""
+    """Draws whose intervals have a probability: `hierfl.effects.drawn.CoefficientDraws`."""
 
     @property
     def prob(self) -> float:

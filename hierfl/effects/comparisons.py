@@ -14,9 +14,9 @@ from torch import Tensor
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
-from hierfl.effects.averages import NewData, Setting, averages
+from hierfl.effects.averages import Intervention, NewData, averages
 from hierfl.effects.conditional_effects import chosen, listed
-from hierfl.effects.drawn import Drawing, Drawn, Fitted, drawn
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
 from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
@@ -117,7 +117,7 @@ def comparisons(
 class Contrast(NamedTuple):
     """Settings of a column, the pairs (before, after) of them, a label each, and what differences are over."""
 
-    settings: list[Setting]
+    settings: list[Intervention]
     pairs: list[tuple[int, int]]
     labels: list[str]
     width: float = 1.0
@@ -129,7 +129,11 @@ def is_typical(newdata: NewData) -> bool:
 
 
 def _slope(
-    coefficients: Drawn, variable: str, values: Any, comparison: str, at: Mapping[str, Any] | None
+    coefficients: CoefficientDraws,
+    variable: str,
+    values: Any,
+    comparison: str,
+    at: Mapping[str, Any] | None,
 ) -> Contrast:
     """Return a step to either side of where a slope is taken."""
     if values is not None:
@@ -141,12 +145,16 @@ def _slope(
         )
     center = checked(variable, column, at[variable]) if at and variable in at else column.mean
     step, start = STEP * column.sd, center - column.mean
-    settings = [Setting(variable, step=start + side) for side in (-step, step)]
+    settings = [Intervention(variable, step=start + side) for side in (-step, step)]
     return Contrast(settings, [(0, 1)], ["slope"], 2.0 * step)
 
 
 def _pairs(
-    coefficients: Drawn, variable: str, values: Any, comparison: str, at: Mapping[str, Any] | None
+    coefficients: CoefficientDraws,
+    variable: str,
+    values: Any,
+    comparison: str,
+    at: Mapping[str, Any] | None,
 ) -> Contrast:
     """Return every two values of a column, or a step of it."""
     (column,) = chosen(coefficients.formula, [variable], at).values()
@@ -157,14 +165,14 @@ def _pairs(
                 f"values is {values!r}: a step is a finite number other than 0, of a column of "
                 "numbers; of others give a list of levels"
             )
-        settings = [Setting(variable, step=side) for side in (-step / 2, step / 2)]
+        settings = [Intervention(variable, step=side) for side in (-step / 2, step / 2)]
         return Contrast(settings, [(0, 1)], [f"{step:+.4g}"])
     compared = several(variable, column, values)
     names = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in compared]
     pairs = [*combinations(range(len(compared)), 2)]
     sign = "-" if comparison == "difference" else "/"
     labels = [f"{names[after]} {sign} {names[before]}" for before, after in pairs]
-    return Contrast([Setting(variable, value) for value in compared], pairs, labels)
+    return Contrast([Intervention(variable, value) for value in compared], pairs, labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +186,9 @@ class Responses:
 
 
 def respond(
-    coefficients: Drawn,
+    coefficients: CoefficientDraws,
     newdata: NewData,
-    settings: Sequence[Setting],
+    settings: Sequence[Intervention],
     *,
     at: Mapping[str, Any] | None,
     client: Any,
@@ -227,7 +235,7 @@ def several(
     return compared
 
 
-def _check_ratio(coefficients: Drawn, scale: Scale) -> None:
+def _check_ratio(coefficients: CoefficientDraws, scale: Scale) -> None:
     """Refuse ratios of what may be negative."""
     family = coefficients.family
     if scale == "link" and family.link not in LOGARITHMS and family.name != "lognormal":

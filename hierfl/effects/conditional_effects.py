@@ -29,7 +29,7 @@ TAKEN = ("client", "level", "chain", "draw", *STATISTICS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Effects(Answer):
+class ConditionalEffects(Answer):
     """The response along one column, the others held fixed.
 
     Args:
@@ -66,7 +66,7 @@ def effects(
     grid: Sequence[Any] | None = None,
     scale: Scale = "response",
     **drawing: Unpack[Drawing],
-) -> Effects:
+) -> ConditionalEffects:
     """Return the response along one column, the other columns held at typical values.
 
     No rows are read: typical values are those of the schema, numbers at their means and categories
@@ -116,7 +116,7 @@ def effects(
         parts.append(at_draws)
     response = formula.declared.parts.response
     label = response if scale == "response" else f"linear predictor of {response}"
-    return Effects.of(
+    return ConditionalEffects.of(
         f"{response} along {variable}{fixed(formula, asked_for, at)}",
         labeled(torch.stack(parts, 1), {"client": names, **dims, "level": levels}, response),
         found,

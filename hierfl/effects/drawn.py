@@ -28,7 +28,7 @@ from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites, lacks_
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class CoefficientDraws:
     """S draws of a formula's coefficients for N clients: `shared`, (S, *shape), and `own`, (S, N, *shape), float64."""
 
     formula: Formula
@@ -84,7 +84,7 @@ class Drawn:
         return found
 
     @cached_property
-    def with_terms(self) -> dict[str, Drawn]:
+    def with_terms(self) -> dict[str, CoefficientDraws]:
         """The coefficients of each parameter that has terms."""
         found = self.formula.parameters
         return {
@@ -199,7 +199,7 @@ class Drawn:
 NEW, EACH = "new", "each"  # of an argument `client`: not names
 
 
-class OverNodes(Protocol):
+class AtNodes(Protocol):
     """A fit whose clients' own coefficients are at nodes: `here` is what the server has."""
 
     @property
@@ -210,11 +210,13 @@ class OverNodes(Protocol):
     def clients(self) -> tuple[str, ...]:
         """The clients' names."""
 
-    def with_own(self, coefficients: Drawn, what: str, names: Collection[str] | None) -> Drawn:
+    def with_own(
+        self, coefficients: CoefficientDraws, what: str, names: Collection[str] | None
+    ) -> CoefficientDraws:
         """Return the coefficients with those of clients, whose nodes send their draws; None: of all who do."""
 
 
-Fitted = Snapshot | OverNodes | Drawn
+Fitted = Snapshot | AtNodes | CoefficientDraws
 
 
 class Drawing(TypedDict, total=False):
@@ -239,13 +241,13 @@ def drawn(
     draws: int = 1000,
     seed: int | None = None,
     prob: float = PROB,
-) -> Drawn:
+) -> CoefficientDraws:
     """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws.
 
     `client` says whose own coefficients nodes are asked for: a name, several, "each", or nobody's.
     """
     check_prob(prob)
-    if isinstance(fit, Drawn):
+    if isinstance(fit, CoefficientDraws):
         return replace(fit, prob=prob, seed=fit.seed if seed is None else seed)
     seed = 0 if seed is None else seed
     over = getattr(fit, "here", None)  # of a run over nodes
@@ -266,7 +268,7 @@ def drawn(
         keep = global_sites(whole.program) if over is not None else known_sites(whole)
         sites = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
     own = {name: value.detach().double() for name, value in sites.own.items()}
-    coefficients = Drawn(
+    coefficients = CoefficientDraws(
         model,
         whole.clients if over is None else (),  # own coefficients are at the nodes
         whole.federation.data,
@@ -279,7 +281,7 @@ def drawn(
         return coefficients
     over_nodes: Any = fit
     names = None if client == EACH else [client] if isinstance(client, str) else client
-    with_own: Drawn = over_nodes.with_own(coefficients, what, names)
+    with_own: CoefficientDraws = over_nodes.with_own(coefficients, what, names)
     return with_own
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
-from hierfl.effects.drawn import Drawing, Drawn, Fitted, drawn
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -86,7 +86,7 @@ def hypotheses(
     )
 
 
-def parameters(found: Drawn) -> dict[str, Tensor]:
+def parameters(found: CoefficientDraws) -> dict[str, Tensor]:
     """Return the draws of every parameter, (S,), by its name in a summary."""
     known: dict[str, Tensor] = {}
     dims = found.formula.dims

@@ -13,8 +13,8 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, statistics
-from hierfl.effects.drawn import Drawing, Drawn, Fitted, drawn
-from hierfl.effects.predictor_rows import Rows, typical
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.predictor_rows import DesignRows, typical
 from hierfl.formulas.layout import GroupTerm
 
 LOGISTIC, GUMBEL = math.pi**2 / 3.0, math.pi**2 / 6.0
@@ -85,7 +85,7 @@ def icc(
     )
 
 
-def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
+def _between(found: CoefficientDraws, term: GroupTerm, row: DesignRows) -> Tensor:
     """Return the variance between groups of a row, z' Sigma z, (S,)."""
     if found.outputs > 1:
         raise _refused(found)
@@ -101,7 +101,7 @@ def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
     return ((lower.mT @ scaled[..., None])[..., 0] ** 2).sum(1)
 
 
-def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
+def residual(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
     """Return the family's variance on the linear predictor's scale, (S,) or (), given that between groups, (S,)."""
     family, shared = found.family, found.shared
     if found.with_terms:
@@ -129,14 +129,14 @@ def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
     raise _refused(found)
 
 
-def _mean_count(found: Drawn, row: Rows, between: Tensor) -> Tensor:
+def _mean_count(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
     design = found.formula.agreed.design
     means = torch.tensor([design[n].mean for n in found.layout.common.columns]).double()
     eta = found.base[:, 0] + (means * found.common[..., 0]).sum(1) + row.offset[0]
     return torch.exp(eta + 0.5 * between)
 
 
-def _refused(found: Drawn) -> ValueError:
+def _refused(found: CoefficientDraws) -> ValueError:
     family = found.family
     return ValueError(
         f"family {family.name} with link {family.link} has no agreed latent variance: take "

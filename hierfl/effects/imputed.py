@@ -16,11 +16,11 @@ from hierfl.core.noise import client_keys, fold, normals, root_key, uniforms, wo
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.effects.answer import Answer, labeled, statistics
-from hierfl.effects.drawn import Drawing, Drawn, drawn
+from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.predictor import parameters_at, predictor, step_of
 from hierfl.effects.predictor_rows import (
+    DesignRows,
     Lacking,
-    Rows,
     data_of,
     has_covariate,
     in_turn,
@@ -42,7 +42,7 @@ class NothingMissing(ValueError):
 @one_at_a_time
 @spelled
 def imputed(
-    fit: Snapshot | Drawn,
+    fit: Snapshot | CoefficientDraws,
     newdata: Frames | Literal["rows"] = "rows",
     **drawing: Unpack[Drawing],
 ) -> Answer:
@@ -95,7 +95,7 @@ def imputed(
 
 
 def _tabled(
-    found: Drawn,
+    found: CoefficientDraws,
     data: ClientData,
     parts: Mapping[str, list[tuple[Tensor, Tensor]]],
 ) -> Answer:
@@ -133,7 +133,7 @@ def _tabled(
 
 
 # ------------------------------------------------------------ a client's rows
-def completed(found: Drawn, data: ClientData, place: int, client: int) -> Rows:
+def completed(found: CoefficientDraws, data: ClientData, place: int, client: int) -> DesignRows:
     """Return a client's rows, those at `place` of some data, with draws of the covariates that they lack."""
     formula = found.formula
     rows = rows_of_client(formula, data, place)
@@ -165,7 +165,7 @@ def completed(found: Drawn, data: ClientData, place: int, client: int) -> Rows:
 
 
 def _given_response(
-    found: Drawn, rows: Rows, client: int, noise: list[Tensor], unit: Tensor
+    found: CoefficientDraws, rows: DesignRows, client: int, noise: list[Tensor], unit: Tensor
 ) -> list[Tensor]:
     """Return draws of each covariate given the response, (S, n), from draws given the other covariates.
 
@@ -192,7 +192,7 @@ def _given_response(
 
 
 def _standardized(
-    found: Drawn, rows: Rows, client: int, loc: Tensor, sd: Tensor, unit: Tensor
+    found: CoefficientDraws, rows: DesignRows, client: int, loc: Tensor, sd: Tensor, unit: Tensor
 ) -> Tensor:
     """Return draws of the standardized linear predictor given the responses of rows, (S, n)."""
     parameters, y = parameters_at(found, rows, client), rows.fields["y"]

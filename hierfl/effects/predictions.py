@@ -8,10 +8,10 @@ from typing import Any, Unpack
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled
-from hierfl.effects.averages import NewData, Setting, averages
+from hierfl.effects.averages import Intervention, NewData, averages
 from hierfl.effects.comparisons import several
 from hierfl.effects.conditional_effects import chosen, few
-from hierfl.effects.drawn import Drawing, Drawn, drawn
+from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.predictor import Scale, check_scale
 from hierfl.posterior.snapshot import Snapshot
 
@@ -19,7 +19,7 @@ from hierfl.posterior.snapshot import Snapshot
 @one_at_a_time
 @spelled
 def predictions(
-    fit: Snapshot | Drawn,
+    fit: Snapshot | CoefficientDraws,
     variable: str | None = None,
     newdata: NewData = "rows",
     *,
@@ -63,13 +63,13 @@ def predictions(
     """
     check_scale(scale)
     coefficients = drawn(fit, "predictions", **drawing)
-    settings, dims, what = [Setting()], dict[str, Any](), "rows as they are"
+    settings, dims, what = [Intervention()], dict[str, Any](), "rows as they are"
     if variable is None and values is not None:
         raise ValueError("values is given without variable: name the column that they are of")
     if variable is not None:
         (column,) = chosen(coefficients.formula, [variable]).values()
         grid = few(column) if values is None else several(variable, column, values, least=1)
-        settings = [Setting(variable, value) for value in grid]
+        settings = [Intervention(variable, value) for value in grid]
         dims, what = {variable: grid}, f"{variable} set in all rows"
         if by == variable:
             raise ValueError(f"by is '{by}', which is set in all rows: leave out one of the two")

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hierfl.effects.drawn import EACH, NEW, Drawn
-from hierfl.effects.predictor_rows import Rows
+from hierfl.effects.drawn import EACH, NEW, CoefficientDraws
+from hierfl.effects.predictor_rows import DesignRows
 from hierfl.formulas.layout import GroupTerm
 
 Who = int | Literal["new"] | None
 Scale = Literal["response", "link"]
 
 
-def predictor(drawn: Drawn, rows: Rows, who: Who) -> Tensor:
+def predictor(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> Tensor:
     """Return the linear predictor at each draw, (S, n), or (S, n, O) of several.
 
         eta = base + offset + x . b + sum over terms with a bar of z . (deviations of its group)
@@ -38,12 +38,14 @@ def predictor(drawn: Drawn, rows: Rows, who: Who) -> Tensor:
     return eta[..., 0] if drawn.outputs == 1 else eta
 
 
-def step_of(drawn: Drawn, step: Rows, rows: Rows, who: Who) -> Tensor:
+def step_of(drawn: CoefficientDraws, step: DesignRows, rows: DesignRows, who: Who) -> Tensor:
     """Return what a unit of a covariate adds to the linear predictor of rows, (S, n), from what it adds to columns."""
     return predictor(drawn, replace(step, codes=rows.codes), who) - drawn.base
 
 
-def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who) -> Tensor | None:
+def _deviations(
+    drawn: CoefficientDraws, rows: DesignRows, term: GroupTerm, who: Who
+) -> Tensor | None:
     """Return the deviations of each row's group, (S, n, q, O); None where they are zero."""
     codes = rows.codes.get(term.site)
     known = isinstance(who, int)
@@ -61,7 +63,7 @@ def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who) -> Tensor |
     return None if one is None else one[:, None].expand(-1, rows.count, -1, -1)
 
 
-def parameters_at(drawn: Drawn, rows: Rows, who: Who) -> dict[str, Tensor]:
+def parameters_at(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> dict[str, Tensor]:
     """Return the family's parameters at each draw: (S, 1, *event), or (S, n) of one with terms."""
     found = dict(drawn.parameters)
     for name, own in drawn.with_terms.items():
@@ -73,7 +75,10 @@ def parameters_at(drawn: Drawn, rows: Rows, who: Who) -> dict[str, Tensor]:
 
 
 def distribution(
-    drawn: Drawn, eta: Tensor, parameters: Mapping[str, Tensor], rows: Rows | None = None
+    drawn: CoefficientDraws,
+    eta: Tensor,
+    parameters: Mapping[str, Tensor],
+    rows: DesignRows | None = None,
 ) -> Any:
     """Return the distribution of responses at each draw, uncensored; by default of one trial."""
     needs = {}
@@ -85,7 +90,10 @@ def distribution(
 
 
 def mean_response(
-    drawn: Drawn, eta: Tensor, parameters: Mapping[str, Tensor], rows: Rows | None = None
+    drawn: CoefficientDraws,
+    eta: Tensor,
+    parameters: Mapping[str, Tensor],
+    rows: DesignRows | None = None,
 ) -> Tensor:
     """Return the expected response (of a Student t its location), (S, n), or its levels' probabilities, (S, n, K)."""
     if drawn.family.name == "student":
@@ -95,7 +103,9 @@ def mean_response(
     return found
 
 
-def on_scale(drawn: Drawn, rows: Rows, who: Who, scale: Scale) -> tuple[Tensor, tuple[str, ...]]:
+def on_scale(
+    drawn: CoefficientDraws, rows: DesignRows, who: Who, scale: Scale
+) -> tuple[Tensor, tuple[str, ...]]:
     """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
     found = predictor(drawn, rows, who)
     if scale == "link" and drawn.layout.steps:
@@ -117,7 +127,7 @@ def check_scale(scale: object) -> None:
         raise ValueError(f"scale is {scale!r}: it must be 'response' or 'link'")
 
 
-def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
+def asked(drawn: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
     """Yield, once each, the clients that a user asks for: name and position, "new", or None (the average)."""
     if client is None:
         yield "", None

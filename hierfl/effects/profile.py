@@ -20,7 +20,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown
 from hierfl.data.absent import is_absent
 from hierfl.effects.answer import Answer, labeled, statistics
-from hierfl.effects.drawn import Drawing, Drawn, Fitted, drawn
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import mean_response, parameters_at, predictor
@@ -165,7 +165,7 @@ def _together(of_each: Mapping[str, Tensor], clients: Sequence[str]) -> Dataset:
     return xarray.Dataset({name: labeled(v, dims, name) for name, v in of_each.items()})
 
 
-def own_effects(found: Drawn, column: str) -> Tensor:
+def own_effects(found: CoefficientDraws, column: str) -> Tensor:
     """Return how far each client lies from the average one at each draw, (S, N), by `column`."""
     terms = found.layout.at("clients")
     if not terms:
@@ -210,7 +210,7 @@ def _ranked(ranks: Tensor, prob: float) -> dict[str, Any]:
 
 
 def _with_ratios(
-    found: Drawn, frame: pd.DataFrame, prob: float
+    found: CoefficientDraws, frame: pd.DataFrame, prob: float
 ) -> tuple[pd.DataFrame, float | None, Tensor]:
     """Add observed and expected events and their ratios; return the rate a trial too, and draws of ratios, (S, N)."""
     records, ratios = [], []
@@ -241,7 +241,7 @@ def _with_ratios(
     return pd.concat([frame, table], axis=1), rate, torch.stack(ratios, 1)
 
 
-def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
+def sums_of_client(found: CoefficientDraws, client: int) -> tuple[float, float, Tensor, Tensor]:
     """Return a client's events, trials or rows, and events expected at each draw, (S,): average client's, own."""
     rows = completed(found, found.data, client, client)
     # deviations of groups within the client are its own too, and those of groups above it are not

@@ -12,10 +12,10 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, statistics
-from hierfl.effects.drawn import Drawing, Drawn, drawn
+from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
-from hierfl.effects.predictor_rows import Rows, in_turn
+from hierfl.effects.predictor_rows import DesignRows, in_turn
 from hierfl.posterior.snapshot import Snapshot
 
 SHARES = ("conditional", "marginal")
@@ -29,7 +29,7 @@ WITHOUT_VARIANCE = {
 
 @one_at_a_time
 @spelled
-def r2(fit: Snapshot | Drawn, **drawing: Unpack[Drawing]) -> Answer:
+def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
     """Return the Bayesian R2 of a formula, conditional on groups and marginal.
 
         conditional = var(mu) / (var(mu) + mean(v)),    marginal = var(mu_0) / (var(mu) + mean(v))
@@ -78,13 +78,13 @@ def r2(fit: Snapshot | Drawn, **drawing: Unpack[Drawing]) -> Answer:
     )
 
 
-def _without_groups(rows: Rows) -> Rows:
+def _without_groups(rows: DesignRows) -> DesignRows:
     """Return rows that name no group."""
     others = {name: replace(own, codes={}) for name, own in rows.of_parameters.items()}
     return replace(rows, codes={}, of_parameters=others)
 
 
-def sums_of_client(found: Drawn, client: int) -> Tensor:
+def sums_of_client(found: CoefficientDraws, client: int) -> Tensor:
     """Return a client's sums at each draw, (6, S): rows, mu, mu^2, mu_0, mu_0^2, variance of the response."""
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for some in in_turn(completed(found, found.data, client, client), found.count):

@@ -14,7 +14,7 @@ from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.conditional_effects import chosen, few, fixed
-from hierfl.effects.drawn import EACH, Drawing, Drawn, Fitted, drawn
+from hierfl.effects.drawn import EACH, CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.predictor import asked, distribution, parameters_at, predictor
 from hierfl.effects.predictor_rows import typical
 from hierfl.models.families.survival import hazards
@@ -121,7 +121,7 @@ def survival(
     )
 
 
-def _checked(found: Drawn, times: Sequence[float] | None) -> Tensor:
+def _checked(found: CoefficientDraws, times: Sequence[float] | None) -> Tensor:
     """Return the times, float64; refuse one below 0 or not finite, and none at all."""
     if times is None:
         return torch.linspace(0.0, 2.0 * found.response.mean, POINTS, dtype=torch.float64)

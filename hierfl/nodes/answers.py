@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 
 Found = TypeVar("Found")
 
@@ -49,7 +49,9 @@ class FromNodes(Generic[Found]):
 
 
 # ------------------------------------------------------------ clients' own draws
-def with_own(fit: Any, found: Drawn, what: str, names: Collection[str] | None) -> Drawn:
+def with_own(
+    fit: Any, found: CoefficientDraws, what: str, names: Collection[str] | None
+) -> CoefficientDraws:
     """Return draws of a formula's coefficients with those of clients whose nodes send them.
 
     Of `names` a client whose node does not is an error; of None it is left out with a warning.
@@ -85,7 +87,7 @@ def with_own(fit: Any, found: Drawn, what: str, names: Collection[str] | None) -
     return replace(found, clients=clients, own=own)
 
 
-def _unlike(found: Drawn, draws: Mapping[str, Any]) -> str | None:
+def _unlike(found: CoefficientDraws, draws: Mapping[str, Any]) -> str | None:
     """Return why what a node sent is no draws of its client's coefficients; None: they are."""
     for of in (found, *found.with_terms.values()):
         for term in of.layout.groups:

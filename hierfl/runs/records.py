@@ -163,7 +163,7 @@ def _sealed(about: Mapping[str, Any], salt: str | None) -> dict[str, JSON]:
     return {**found, **private, "salt": salt}
 
 
-class Compared(NamedTuple):
+class Difference(NamedTuple):
     """In what two runs differ, by name, in words; and what cannot be compared, in words."""
 
     differs: dict[str, str]
@@ -175,7 +175,7 @@ class Compared(NamedTuple):
         return "; ".join([*self.differs.values()][:3])
 
 
-def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
+def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Difference:
     """Compare a run on disk with another; private entries are only said to differ."""
     salt = record.get("salt")
     here = _sealed(about, salt if isinstance(salt, str) else None)
@@ -187,7 +187,7 @@ def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
             continue
         both = f"{_short(there)} there, {_short(here[key])} here"
         differs[key] = f"{key} ({key}: {'others there than here' if key in PRIVATE else both})"
-    return Compared(differs, method.unknown)
+    return Difference(differs, method.unknown)
 
 
 def is_of(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:

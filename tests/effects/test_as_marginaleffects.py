@@ -16,7 +16,7 @@ import torch
 
 import hierfl
 from hierfl.effects.comparisons import comparisons
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.hypotheses import hypotheses
 from hierfl.effects.predictions import predictions
 
@@ -47,7 +47,7 @@ def people() -> pd.DataFrame:
 
 
 @cache
-def estimated() -> Drawn:
+def estimated() -> CoefficientDraws:
     rows = people()
     assert abs(rows["age"].sum() - 7079.932356132127) < 1e-9
     made = hierfl.formula("died ~ age * sex + arm", "bernoulli", clients="site").on(rows)
@@ -61,7 +61,7 @@ def estimated() -> Drawn:
             20, *[len(values)] * bool(term.coords)
         )
     data = made.data(rows)
-    return Drawn(made, data.names, data, shared, {})
+    return CoefficientDraws(made, data.names, data, shared, {})
 
 
 ASKED: list[tuple[Any, dict[str, Any], list[float]]] = [
@@ -110,7 +110,7 @@ def test_averages_of_counts_with_an_offset_and_weights(labeled: bool) -> None:
     shared = {"Intercept_centered": center * one, "age": b["age"] * one}
     shared["sex"] = b["sex[m]"] * one[:, None]
     data = made.data(rows)
-    found = Drawn(made, data.names, data, shared, {})
+    found = CoefficientDraws(made, data.names, data, shared, {})
 
     def mean(age: float = 0.0, male: Any = rows["sex"] == "m") -> float:
         eta = start + b["age"] * (rows["age"] + age) + b["sex[m]"] * male

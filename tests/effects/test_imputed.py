@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from hierfl.effects.comparisons import comparisons
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import imputed
 from hierfl.effects.predictions import predictions
 from hierfl.effects.profile import profile
@@ -40,11 +40,13 @@ MORE = {
 }
 
 
-def at(formula: Formula, frame: pd.DataFrame, values: dict[str, Any], draws: int) -> Drawn:
+def at(
+    formula: Formula, frame: pd.DataFrame, values: dict[str, Any], draws: int
+) -> CoefficientDraws:
     """One value of every latent site, as draws."""
     data = formula.data(frame)
     own = {n for n in values if n.removeprefix("dose_") in ("site", "site:ward")}
-    found = Drawn(
+    found = CoefficientDraws(
         formula,
         data.names,
         data,

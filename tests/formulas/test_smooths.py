@@ -402,10 +402,10 @@ def test_nodes_agree_on_knots_and_a_fit_is_saved(tmp_path: Any) -> None:
 
 
 def test_averages_set_a_column_of_a_smooth() -> None:
-    from hierfl.effects.averages import Setting
+    from hierfl.effects.averages import Intervention
     from tests.effects.made import frame
 
     found, rows = drawn("y ~ s(age, k=5) + sex + (1 | site)", draws=4), frame()
-    by_rows = averages(found, "rows", [Setting("age", 47.0)], None, "response").draws
-    by_frame = averages(found, rows, [Setting("age", 47.0)], None, "response").draws
+    by_rows = averages(found, "rows", [Intervention("age", 47.0)], None, "response").draws
+    by_frame = averages(found, rows, [Intervention("age", 47.0)], None, "response").draws
     np.testing.assert_allclose(by_rows, by_frame, rtol=1e-5)
