@@ -34,11 +34,7 @@ SMALL = 0.05  # p below which hazards are said not to be proportional
 ALL = "all"
 
 
-def _shown(found: ProportionalHazards) -> Shown:
-    return Shown(found.title, found.frame, found.verdict)
-
-
-@shown_as(_shown)
+@shown_as(lambda test: Shown(test.title, test.frame, test.verdict))
 @dataclass(frozen=True, eq=False)
 class ProportionalHazards:
     """Whether effects on the hazard change with time.

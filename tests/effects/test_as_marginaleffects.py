@@ -225,10 +225,14 @@ UNREAD = {
     "arm[b] = 0 = age": "has 2 of the signs",
     "arm[d] = 0": r"'arm\[d\]' is no parameter of the fit: .*the parameters are Intercept",
     "ages = 0": "'ages' is no parameter",
-    "age age = 0": "'age age' cannot be read from 'age' on",
-    "(age = 0": "cannot be read from 'its end' on",
-    "age + = 0": "cannot be read from 'its end' on",
+    "age age = 0": "'age age' cannot be read: write sums",
+    "(age = 0": "cannot be read: write sums",
+    "age + = 0": "cannot be read: write sums",
     "`age = 0": "has 0 of the signs",
+    "age if age else 1 = 0": "cannot be read",
+    "True = 0": "cannot be read",
+    "age) + (age = 0": "cannot be read",
+    "age, age = 0": "cannot be read",
     "log(arm[b]) = 0": "is not finite at some draws",
 }
 

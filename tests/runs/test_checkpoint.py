@@ -273,7 +273,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "another version": (
         "state.json",
         lambda b: b.replace(b'"version": 3', b'"version": 1'),
-        "format 1; this hierfl reads 2",
+        "format 1; this hierfl reads 3",
     ),
 }
 
