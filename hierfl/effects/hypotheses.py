@@ -160,18 +160,18 @@ def _value(text: str, known: Mapping[str, Tensor], count: int) -> Tensor:
 
 
 class _Side(NamedTuple):
-    """A side of a hypothesis: the draws (S,) of each name, and the word of `places` that stands for it."""
+    """A side of a hypothesis: the draws (S,) of each name, S, and the name that each word of `places` stands for."""
 
     text: str
     known: Mapping[str, Tensor]
-    count: int
+    size: int
     places: Mapping[str, str]
 
     def value(self, node: ast.expr) -> Tensor:
         """Return the value of a part at each draw, (S,)."""
         match node:
             case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-                return torch.full((self.count,), float(number), dtype=torch.float64)
+                return torch.full((self.size,), float(number), dtype=torch.float64)
             case ast.Name(id=word) if word in self.places:
                 return self.known[self.places[word]]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
