@@ -28,7 +28,7 @@ OR_NONE = ("rounds", "cohort", "patience")
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class FitArguments:
     """The arguments of `hierfl.fit` after the model and the data, checked."""
 
     rounds: int | None
@@ -76,7 +76,7 @@ def check_model(model: Any, data: Any) -> None:
     expect_client_data(data, "data")
 
 
-def with_rows(data: ClientData, call: Call) -> tuple[ClientData, Call]:
+def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArguments]:
     """Return clients with `min_rows` rows or more, and the call for them; warn of the others."""
     least, validation = call.settings.min_rows, call.validation
     lacking = (data.counts < least).nonzero()[:, 0].tolist()

@@ -18,7 +18,7 @@ from hierfl.diagnostics.trend import course_of
 from hierfl.methods.stages.checks import Misread
 from hierfl.posterior.snapshot import learned_params
 from hierfl.runs import checkpoint as state
-from hierfl.runs.call import Call
+from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
 from hierfl.runs.ended import NoGain
 from hierfl.runs.one_run import is_over, repeat_warnings, run
@@ -32,7 +32,7 @@ DRAWS = 64  # for the gradient at the end
 WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it takes minutes
 
 
-def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
+def run_chosen(choice: Choice, data: ClientData, call: FitArguments) -> Fit:
     """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
     method = choice.method
     repeat_warnings(choice.said)
@@ -56,7 +56,9 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     return fitted
 
 
-def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:
+def _until_good(
+    choice: Choice, data: ClientData, call: FitArguments, attempts: Sequence[int]
+) -> Fit:
     """Run a method for more and more rounds, until it is good or more rounds will not help."""
     done = _recorded(call.checkpoint) if call.resume else 0
     left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]

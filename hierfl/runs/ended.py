@@ -25,7 +25,7 @@ from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.program.recipes import recipe_of
-from hierfl.runs.call import Call
+from hierfl.runs.call import FitArguments
 from hierfl.runs.expected import in_words
 
 PATIENCE, GAIN = (
@@ -42,14 +42,16 @@ class NoGain(Exception):
     """Rounds have ceased to gain, and chains on the rows are not possible; the message says why."""
 
 
-def line_of(call: Call) -> Callable[[str], None] | None:
+def line_of(call: FitArguments) -> Callable[[str], None] | None:
     """Return what prints a line of progress; None where the call wants none."""
     if not call.lines:
         return None
     return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
 
 
-def ends_by_chains(method: Method, federation: Federation, call: Call, *, chosen: bool) -> bool:
+def ends_by_chains(
+    method: Method, federation: Federation, call: FitArguments, *, chosen: bool
+) -> bool:
     """Return whether a run may go over to chains: two_stage without row noise, rows in one process."""
     recipe = recipe_of(method)
     if recipe is None or method.name != "two_stage" or not (chosen or call.time_limit):
@@ -59,7 +61,7 @@ def ends_by_chains(method: Method, federation: Federation, call: Call, *, chosen
     return is_whole and local and seen_in(federation.program).spread is None
 
 
-def watch_of(federation: Federation, call: Call, *, chains: bool) -> Watch:
+def watch_of(federation: Federation, call: FitArguments, *, chains: bool) -> Watch:
     """Return the watch of a run: its time limit; with chains, some times what these would take."""
     say = line_of(call)
     if call.time_limit is not None or not chains:
@@ -104,7 +106,7 @@ def chains_of(federation: Federation) -> Chains:
     return Chains(rounds, seen_in(program).score, batch, federation.seed)
 
 
-def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> Progress:
+def by_chains(federation: Federation, where: Progress, call: FitArguments, why: str) -> Progress:
     """Return the progress of a run that chains have ended; its last record says why."""
     chains, say = chains_of(federation), line_of(call)
     seconds = chains.seconds()

@@ -13,7 +13,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.program.sites import Model
-from hierfl.runs.call import Call, check_model, with_rows
+from hierfl.runs.call import FitArguments, check_model, with_rows
 from hierfl.runs.choice import choose, too_much
 from hierfl.runs.chosen import run_chosen
 from hierfl.runs.one_run import run
@@ -103,7 +103,7 @@ def fit(
 
         model, data, validation = of_frames(model, data, validation)
     check_model(model, data)
-    call = Call(
+    call = FitArguments(
         rounds=rounds,
         seed=seed,
         cohort=cohort,

@@ -26,7 +26,7 @@ from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
 from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
-from hierfl.runs.call import Call
+from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
 from hierfl.runs.ended import by_chains, ends_by_chains, watch_of, why_over
 from hierfl.runs.expected import expected, in_words, seconds_expected
@@ -37,7 +37,7 @@ from hierfl.runs.run_folder import clear, held
 SCORE = "validation_log_score"  # its name in the history
 
 
-def run(method: Method, data: ClientData, call: Call, choice: Choice | None = None) -> Fit:
+def run(method: Method, data: ClientData, call: FitArguments, choice: Choice | None = None) -> Fit:
     """Run a method on the clients' rows; `choice` is None where the user named the method."""
     planned = planned_of(method, call.rounds)
     if call.validation is not None:
@@ -99,7 +99,7 @@ def planned_of(method: Method, rounds: int | None) -> int:
     return method.most_rounds
 
 
-def _each_round(fitted: Fit, call: Call, *, chosen: bool) -> Generator[Fit, None, None]:
+def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[Fit, None, None]:
     """Run the rounds that are left, and yield the fit after each; workers end with the last."""
     # a run that had stopped before it was resumed stays as it was
     over = fitted.progress.round and is_over(fitted, call.patience)

@@ -93,9 +93,9 @@ def test_without_rows_what_needs_draws_alone_is_answered(tmp_path: Path) -> None
     assert loaded.icc(draws=50).frame.equals(fitted.icc(draws=50).frame)
     here, there = (one.profile(draws=50).frame for one in (fitted, loaded))
     np.testing.assert_allclose(here["effect"], there["effect"], rtol=1e-6)
-    for ask in (lambda: loaded.r2(), lambda: loaded.predictions("sex")):
+    for name in ("r2", "predictions"):
         with pytest.raises(hierfl.RowsNotSaved, match="saved without its clients' rows"):
-            ask()
+            getattr(loaded, name)()
 
 
 def test_a_client_that_came_later_has_its_effects() -> None:
