@@ -58,7 +58,7 @@ def steps(name: str, path: Path) -> dict[str, float]:
     done("summary")
     fit.posterior()
     done("posterior")
-    fit.marginal_means(_first_term(problem.formula))
+    fit.predictions(_first_term(problem.formula))
     done("effects")
     fit.predict(frame)
     done("predict")

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from hierfl.comparisons.federations import Federation, of_study
+from hierfl.comparisons.federations import StudyFederation, of_study
 from hierfl.comparisons.measures import Watch
 from hierfl.comparisons.study_data import LINES, REGRESSION
-from hierfl.comparisons.study_file import Entry, Net, Study
+from hierfl.comparisons.study_file import Net, Study, StudyEntry
 from hierfl.core.disk import replace_text
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
@@ -54,7 +54,7 @@ def code() -> str:
     return found.hexdigest()[:12]
 
 
-def described(study: Study, entry: Entry) -> dict[str, Any]:
+def described(study: Study, entry: StudyEntry) -> dict[str, Any]:
     """Return all that a method's numbers depend on but the seed, as JSON-compatible values."""
     parts = {"data", "net", "run", "evaluation", "tuning"}
     found = study.model_dump(mode="json", include=parts)
@@ -91,7 +91,7 @@ def keep(path: Path, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps({"key": key, "found": found}, indent=1))
 
 
-def cell_file(out: Path, study: Study, entry: Entry, seed: int) -> tuple[Path, dict[str, Any]]:
+def cell_file(out: Path, study: Study, entry: StudyEntry, seed: int) -> tuple[Path, dict[str, Any]]:
     """Return the file of a cell, and its key."""
     key = {**described(study, entry), "seed": seed}
     return file_of(out, "cells", f"{entry.label}-{seed}", key), key
@@ -164,7 +164,7 @@ def value_of(name: str, value: Any, lr: float) -> Any:
 
 def method_of(
     study: Study,
-    entry: Entry,
+    entry: StudyEntry,
     options: Options,
     train: ClientData,
     classes: int,
@@ -189,7 +189,7 @@ def method_of(
     return averaging_some(made, share=min(1.0, cohort / train.num_clients))
 
 
-def plan_of(study: Study, entry: Entry, clients: int, rounds: int) -> tuple[int, int | None]:
+def plan_of(study: Study, entry: StudyEntry, clients: int, rounds: int) -> tuple[int, int | None]:
     """Return the rounds and the cohort of a run; fewer rounds if the method needs all clients."""
     asked = entry.cohort or study.run.cohort
     cohort = None if study.run.everyone_trains or asked is None else min(asked, clients)
@@ -200,7 +200,7 @@ def plan_of(study: Study, entry: Entry, clients: int, rounds: int) -> tuple[int,
 
 def trained(
     study: Study,
-    entry: Entry,
+    entry: StudyEntry,
     options: Options,
     train: ClientData,
     classes: int,
@@ -222,9 +222,9 @@ def trained(
     )
 
 
-def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[str, Any]:
+def computed(study: Study, entry: StudyEntry, options: Options, seed: int) -> dict[str, Any]:
     """Return the scores of one cell; a run that diverges has none."""
-    federation: Federation = of_study(study, seed)
+    federation: StudyFederation = of_study(study, seed)
     how, train = baseline(entry.name), federation.train
     rounds, _ = plan_of(study, entry, train.num_clients, study.run.rounds)
     bias = study.net.bias if study.data.name in LINES else None

@@ -19,7 +19,7 @@ from hierfl.comparisons.cells import cell_file, keep, kept
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.result_files import FIGURES, FILES, STUDY, write
 from hierfl.comparisons.score_table import published
-from hierfl.comparisons.study_file import Entry, Study
+from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen
 from hierfl.core.disk import claim, replace_text
 from hierfl.demo.workers import set_up_worker
@@ -136,13 +136,13 @@ def left(seconds: float) -> str:
     return f"about {60.0 * hours:.0f} min" if hours < 1.5 else f"about {hours:.1f} h"
 
 
-def _choice(out: Path, study: Study, entry: Entry) -> tuple[dict[str, Any], bool]:
+def _choice(out: Path, study: Study, entry: StudyEntry) -> tuple[dict[str, Any], bool]:
     found = chosen(out, study, entry)
     return found, found["computed"] > 0
 
 
 def _cell(
-    out: Path, study: Study, entry: Entry, seed: int, options: dict[str, float]
+    out: Path, study: Study, entry: StudyEntry, seed: int, options: dict[str, float]
 ) -> tuple[dict[str, Any], bool]:
     file, key = cell_file(out, study, entry, seed)
     found = kept(file)

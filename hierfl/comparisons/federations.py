@@ -26,7 +26,7 @@ Both = tuple[ClientData, ClientData]  # training and test rows of the same clien
 
 
 @dataclass(frozen=True)
-class Federation:
+class StudyFederation:
     """Rows of a study; `classes` 0: real labels in sds; `foreign`: images of no client, by set."""
 
     train: ClientData
@@ -40,7 +40,7 @@ class Federation:
 @lru_cache(maxsize=1)
 def federation(
     data: Data, new_clients: int, seed: int, foreign: tuple[str, ...] = ()
-) -> Federation:
+) -> StudyFederation:
     """Return a study's clients, scaled by participants' training rows; random `new_clients` join later."""
     train, test, joining, classes = _raw(data, new_clients, seed)
     flat = _flat(train)
@@ -58,10 +58,10 @@ def federation(
         name: scaling.apply(foreign_rows(name, _flat(test), data, seed)) for name in foreign
     }
     variance = 1.0 if classes else float(own.fields["y"].double().var(correction=0))
-    return Federation(own, scored, later, classes, strangers, variance)
+    return StudyFederation(own, scored, later, classes, strangers, variance)
 
 
-def of_study(study: Study, seed: int) -> Federation:
+def of_study(study: Study, seed: int) -> StudyFederation:
     """Return the clients of a study for one seed."""
     return federation(study.data, study.evaluation.new_clients, seed, study.evaluation.foreign)
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from hierfl import plots
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.result_files import ALONG, curves_of, part_of, results, study_of
-from hierfl.comparisons.score_table import Column, by_seed, published
+from hierfl.comparisons.score_table import ScoreColumn, by_seed, published
 from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
 from hierfl.studies.drawn_clients import least_squares
@@ -61,7 +61,7 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
     metric, weighting = study.evaluation.metric, study.evaluation.weighting
     measured = [score for score in SHIFTS if (scores["score"] == score).any()]
     for score, shift in ((score, SHIFTS[score]) for score in measured):
-        column = Column(score, "participating", "local", metric)
+        column = ScoreColumn(score, "participating", "local", metric)
         values = by_seed(scores, column, weighting)
         own = values.reindex(labels)
         axes.errorbar(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hierfl.comparisons.federations import Federation, renamed
+from hierfl.comparisons.federations import StudyFederation, renamed
 from hierfl.comparisons.score_means import WEIGHTINGS, Score, by_client, means, means_of
 from hierfl.comparisons.study_data import Evaluation
 from hierfl.data.clients import ClientData
@@ -41,7 +41,7 @@ class Watch:
     def __init__(
         self,
         how: Baseline,
-        federation: Federation,
+        federation: StudyFederation,
         evaluation: Evaluation,
         rounds: int,
         seed: int,

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from hierfl.comparisons.study_data import SHIPPED, Table, nearest
+from hierfl.comparisons.study_data import SHIPPED, StudyTable, nearest
 from hierfl.comparisons.study_file import Study
 
 # a variant's name becomes a folder's
 FOLDER_NAME = re.compile(r"[\w(][\w .,+=()-]{0,80}(?<![. ])")
 
 
-class Listing(Table):
+class Listing(StudyTable):
     """The table `[list]` of a study file: what it shows, how long both its forms take."""
 
     shows: str = ""

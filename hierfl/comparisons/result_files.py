@@ -13,7 +13,7 @@ import pandas as pd
 
 from hierfl.comparisons.cells import cell_file, kept
 from hierfl.comparisons.score_means import Score
-from hierfl.comparisons.study_file import Entry, Study
+from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen, in_words
 from hierfl.core.disk import replace_text
 
@@ -73,7 +73,7 @@ def write(study: Study, out: Path) -> None:
     replace_text(out / COSTS, as_csv(names, costs))
 
 
-def _trials(out: Path, study: Study, entry: Entry) -> Iterable[dict[str, Any]]:
+def _trials(out: Path, study: Study, entry: StudyEntry) -> Iterable[dict[str, Any]]:
     try:
         found = chosen(out, study, entry)
     except ValueError:  # every trial diverged

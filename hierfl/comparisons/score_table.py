@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.stats import ttest_rel
 
 from hierfl.comparisons.result_files import costs_of, results, study_of
-from hierfl.comparisons.study_file import Entry, Study
+from hierfl.comparisons.study_file import Study, StudyEntry
 
 FAR = 1.5  # points from a published number from which a difference is named
 # column of costs.csv -> heading, and form of its mean
@@ -56,7 +56,9 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
     return _with_costs(shown, costs) if study.costs else shown
 
 
-def _put_published(shown: pd.DataFrame, study: Study, column: Column, values: pd.DataFrame) -> None:
+def _put_published(
+    shown: pd.DataFrame, study: Study, column: ScoreColumn, values: pd.DataFrame
+) -> None:
     """Add the published numbers of a column, and our differences from them, where there are any."""
     metric = beside(study, column)
     if metric is None:
@@ -100,7 +102,7 @@ def _cell(own: pd.Series, form: str, *, bold: bool, diverged: int, missing: int)
     return f"**{text}**" if bold else text
 
 
-def beside(study: Study, column: Column) -> str | None:
+def beside(study: Study, column: ScoreColumn) -> str | None:
     """Return the paper's metric that stands beside a column; None: nothing does."""
     local = column.test == "local" and column.metric == study.evaluation.metric
     if study.published is None or not local:
@@ -133,7 +135,7 @@ ALWAYS_SHOWN = ("auroc", "distance", "calibration_error")  # whatever the study'
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     """A column of scores; `adapted` counts rounds of new clients, None: of participating clients."""
 
     score: str
@@ -168,25 +170,25 @@ class Column:
         return f"{self.score}{who}{after}{rows}"
 
 
-def columns(scores: pd.DataFrame, metric: str) -> list[Column]:
+def columns(scores: pd.DataFrame, metric: str) -> list[ScoreColumn]:
     """Return the columns of a table: scores by the study's metric, P's log score, and the rest."""
     keys = ["score", "clients", "test", "metric", "adapted"]
     every = dict.fromkeys(
-        Column(score, clients, test, of, adapted if clients == "new" else None)
+        ScoreColumn(score, clients, test, of, adapted if clients == "new" else None)
         for score, clients, test, of, adapted in scores[keys].drop_duplicates().to_numpy()
     )
-    served = Column("P", "participating", "local", "log_score")
+    served = ScoreColumn("P", "participating", "local", "log_score")
     found = [c for c in every if c.metric in (metric, *ALWAYS_SHOWN) or c == served]
     order = {metric: 0, "participating": 0, "local": 0, "P": 0, "P+FT": 1, "G": 2}
 
-    def place(column: Column) -> list[int]:
+    def place(column: ScoreColumn) -> list[int]:
         named = (column.metric, column.clients, column.test, column.score)
         return [*(order.get(v, 1) for v in named), column.adapted or 0]
 
     return sorted(found, key=place)
 
 
-def by_seed(scores: pd.DataFrame, column: Column, weighting: str) -> pd.DataFrame:
+def by_seed(scores: pd.DataFrame, column: ScoreColumn, weighting: str) -> pd.DataFrame:
     """Return one column's numbers, (methods, seeds); NaN where a run diverged."""
     own = scores[
         (scores["score"] == column.score)
@@ -228,7 +230,9 @@ def _all_published() -> pd.DataFrame:
     return pd.read_csv(PUBLISHED, dtype={"std": str})
 
 
-def published(study: Study, entry: Entry, score: str, metric: str | None = None) -> float | None:
+def published(
+    study: Study, entry: StudyEntry, score: str, metric: str | None = None
+) -> float | None:
     """Return the published number beside a score, in %, or None; `metric` defaults to the paper's."""
     if study.published is None or score not in entry.published:
         return None

@@ -21,7 +21,7 @@ SHIPPED = (*DRAWN, "digits", "heart_disease", "radon")  # all others are read fr
 REGRESSION = ("radon", "school_ilea", *LINES)  # real labels; all others have classes
 
 
-class Table(BaseModel):
+class StudyTable(BaseModel):
     """A table of a study file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -38,7 +38,7 @@ class Table(BaseModel):
         return given
 
 
-class Partition(Table):
+class Partition(StudyTable):
     """How rows are split among clients.
 
     Args:
@@ -72,7 +72,7 @@ class Partition(Table):
         return self
 
 
-class Data(Table):
+class Data(StudyTable):
     """The rows.
 
     Args:
@@ -119,7 +119,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 Foreign = Literal["mnist", "fashion_mnist", "notmnist", "unseen_classes", "shuffled_pixels"]
 
 
-class Evaluation(Table):
+class Evaluation(StudyTable):
     """What is measured.
 
     Args:

@@ -38,7 +38,7 @@ from hierfl.comparisons.study_data import (
     TO_PARTITION,
     Data,
     Evaluation,
-    Table,
+    StudyTable,
     nearest,
 )
 from hierfl.studies.baseline_methods import BASELINES, baseline
@@ -50,7 +50,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 SAME_METHOD = {"fedprox": "fedavg", "fedper": "fedrep"}  # built from a method of another name
 
 
-class Net(Table):
+class Net(StudyTable):
     """The network of every method.
 
     Args:
@@ -69,7 +69,7 @@ class Net(Table):
     bias: bool = True
 
 
-class Run(Table):
+class Run(StudyTable):
     """A run of a method.
 
     Args:
@@ -107,7 +107,7 @@ class Run(Table):
         return self
 
 
-class Tuning(Table):
+class Tuning(StudyTable):
     """How options are chosen: by grids of equal size, on rows or clients kept from the fit.
 
     Args:
@@ -130,7 +130,7 @@ class Tuning(Table):
     metric: Literal["evaluation", "log_score"] = "evaluation"
 
 
-class Entry(Table):
+class StudyEntry(StudyTable):
     """A method of the comparison.
 
     Args:
@@ -162,7 +162,7 @@ class Entry(Table):
     )
 
     @model_validator(mode="after")
-    def _known(self) -> Entry:
+    def _known(self) -> StudyEntry:
         plain = self.name.split("+")[0]
         try:
             baseline(self.name)
@@ -188,7 +188,7 @@ class Entry(Table):
         return self
 
 
-class Published(Table):
+class Published(StudyTable):
     """Which published numbers stand beside ours, of `hierfl/comparisons/published.csv`.
 
     Args:
@@ -210,7 +210,7 @@ class Published(Table):
     new_metric: str = ""
 
 
-class Study(Table):
+class Study(StudyTable):
     """A study file.
 
     Args:
@@ -234,7 +234,7 @@ class Study(Table):
     run: Run = Run()
     evaluation: Evaluation = Evaluation()
     tuning: Tuning = Tuning()
-    methods: tuple[Entry, ...] = Field(min_length=1)
+    methods: tuple[StudyEntry, ...] = Field(min_length=1)
     leave_out: tuple[str, ...] = ()
     published: Published | None = None
     costs: bool = False
@@ -301,7 +301,7 @@ class Study(Table):
             raise ValueError("evaluation.last_rounds: more than run.rounds")
         return self
 
-    def grid_of(self, entry: Entry) -> dict[str, tuple[float, ...]]:
+    def grid_of(self, entry: StudyEntry) -> dict[str, tuple[float, ...]]:
         """Return option -> the values that are tried for a method."""
         return entry.grid or {"lr": self.tuning.lr}
 

@@ -17,7 +17,7 @@ from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, tr
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import with_everyone
 from hierfl.comparisons.score_means import means
-from hierfl.comparisons.study_file import Entry, Study
+from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
 from hierfl.runs.result import Fit
@@ -27,13 +27,13 @@ Options = dict[str, float]
 RUNGS = 3  # times at which a trial is compared with those before it
 
 
-def points(study: Study, entry: Entry) -> list[Options]:
+def points(study: Study, entry: StudyEntry) -> list[Options]:
     """Return the points of a method's grid."""
     grid = study.grid_of(entry)
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
+def chosen(out: Path, study: Study, entry: StudyEntry) -> dict[str, Any]:
     """Return a method's options, all trials and how many are new; the first seed fixes the clients."""
     if not study.tuning.rounds:
         return {"options": {}, "trials": [], "computed": 0}
@@ -85,7 +85,7 @@ def pruner(study: Study) -> BasePruner:
     return SuccessiveHalvingPruner(min_resource=least, reduction_factor=2)
 
 
-def tried(study: Study, entry: Entry, options: Options, trial: Trial) -> dict[str, Any]:
+def tried(study: Study, entry: StudyEntry, options: Options, trial: Trial) -> dict[str, Any]:
     """Run one trial; return its score, its scores by round, and whether it was ended early."""
     how, seed = baseline(entry.name), study.run.seeds[0]
     federation = of_study(study, seed)

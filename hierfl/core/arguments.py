@@ -116,7 +116,6 @@ def names_by_rule(
 
 
 T = TypeVar("T", bound=Callable[..., Any])
-NOWHERE: Mapping[str, str] = {}
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -138,17 +137,10 @@ def spelled(thing: T) -> T:
     return _checked(thing, thing.__name__, keywords(thing))
 
 
-def spelled_or(elsewhere: Mapping[str, str]) -> Callable[[T], T]:
-    """Return `spelled` with what to write in place of arguments that do not exist."""
-    return lambda function: _checked(function, function.__name__, keywords(function), elsewhere)
-
-
-def _checked(
-    function: T, name: str, known: tuple[str, ...] | None, elsewhere: Mapping[str, str] = NOWHERE
-) -> T:
+def _checked(function: T, name: str, known: tuple[str, ...] | None) -> T:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        check_names(name, kwargs, known, elsewhere)
+        check_names(name, kwargs, known)
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]
@@ -169,18 +161,13 @@ def keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(known)
 
 
-def check_names(
-    name: str,
-    given: Iterable[str],
-    known: tuple[str, ...] | None,
-    elsewhere: Mapping[str, str] = NOWHERE,
-) -> None:
+def check_names(name: str, given: Iterable[str], known: tuple[str, ...] | None) -> None:
     """Refuse an argument outside `known` (None: any); say what to write in its place."""
     for word in given:
         if known is not None and word not in known:
             nearest = difflib.get_close_matches(word, known, n=1)
             fix = f"did you mean '{nearest[0]}'?" if nearest else f"it takes {', '.join(known)}"
-            raise TypeError(f"{name}() has no argument '{word}': {elsewhere.get(word, fix)}")
+            raise TypeError(f"{name}() has no argument '{word}': {fix}")
 
 
 def imported(text: str, folder: str | Path = "") -> Any:

@@ -17,7 +17,6 @@ from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import JUDGED, chosen_of, is_corrected
 from hierfl.posterior.site_table import SiteTable, in_right_digits, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 
@@ -138,18 +137,17 @@ def brief(fit: Snapshot) -> Shown:
         f"{skipped}{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a "
         f"client, {kept} bytes kept by one)"
     )
-    known, chosen = of_history(fit), chosen_of(fit.progress.history)
+    known, chosen, judged = of_history(fit), fit.progress.chosen, fit.progress.verdict
     hint = "fit.summary() shows every site by client, and whether to trust it."
     lines = [f"Chosen: {chosen}."] if chosen else []
-    judged = fit.progress.history[-1].get(JUDGED) if fit.progress.history else None
-    lines += [str(judged)] if known is None and judged else [] if known is None else [known.words]
+    lines += [judged] if known is None and judged else [] if known is None else [known.words]
     return Shown(title, note="\n".join((*lines, hint)))
 
 
 def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
-    chosen = chosen_of(fit.progress.history)
+    chosen = fit.progress.chosen
     remarks = [f"Chosen: {chosen}."] if chosen else []
-    if is_corrected(fit.progress.history):
+    if fit.progress.corrected:
         remarks.append(
             "The table shows the guide's own draws; fit.posterior() corrects them by importance "
             "weights."

@@ -1,4 +1,4 @@
-"""What a fitted formula says: effects, contrasts, profiles of clients, survival curves, R2."""
+"""What a fitted formula says: effects, comparisons, profiles of clients, survival curves, R2."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ METHODS = {
     "effects": "conditional_effects",
     "predictions": "predictions",
     "comparisons": "comparisons",
-    "contrasts": "contrasts",
-    "marginal_means": "marginal_means",
-    "slopes": "slopes",
     "hypotheses": "hypotheses",
     "profile": "profile",
     "survival": "survival_curves",

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import Scale, on_scale
 from hierfl.effects.predictor_rows import (
-    Rows,
+    DesignRows,
     data_of,
     evaluated,
     in_turn,
@@ -31,7 +31,7 @@ NewData: TypeAlias = Frames | Literal["mean", "rows"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class Intervention:
     """What is done to a column of all rows: None: nothing; else it is set to `value`, or moved by `step`."""
 
     variable: str | None = None
@@ -57,7 +57,11 @@ class Averages:
 
 
 def averages(
-    found: Drawn, newdata: NewData, settings: Sequence[Setting], by: str | None, scale: Scale
+    found: CoefficientDraws,
+    newdata: NewData,
+    settings: Sequence[Intervention],
+    by: str | None,
+    scale: Scale,
 ) -> Averages:
     """Return the mean response over rows of clients under each setting, by the values of a column."""
     if not isinstance(by, str | None):
@@ -86,7 +90,7 @@ def averages(
     return Averages(means, tuple(ordered), levels)
 
 
-def _in_order(found: Drawn, by: str | None, names: list[str]) -> list[str]:
+def _in_order(found: CoefficientDraws, by: str | None, names: list[str]) -> list[str]:
     """Return groups in the order of the clients, of a column's levels, or of their names."""
     known = found.formula.agreed.columns.get(by or "")
     places = found.clients if by == found.formula.clients else known.levels if known else ()
@@ -94,7 +98,7 @@ def _in_order(found: Drawn, by: str | None, names: list[str]) -> list[str]:
 
 
 def _sums(
-    found: Drawn, sets: Sequence[Rows], member: Tensor, client: int, scale: Scale
+    found: CoefficientDraws, sets: Sequence[DesignRows], member: Tensor, client: int, scale: Scale
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return a client's sums of responses, (S, groups, settings, levels), and the levels."""
     parts = []
@@ -109,11 +113,13 @@ def _sums(
     return torch.stack(parts, 2), levels
 
 
-Each = Iterator[tuple[int, list[Rows], NDArray[np.str_]]]
+Each = Iterator[tuple[int, list[DesignRows], NDArray[np.str_]]]
 
 
 # ------------------------------------------------------------ the rows of the fit
-def _of_fit(found: Drawn, newdata: Any, settings: Sequence[Setting], by: str | None) -> Each:
+def _of_fit(
+    found: CoefficientDraws, newdata: Any, settings: Sequence[Intervention], by: str | None
+) -> Each:
     """Yield each client, its rows under each setting, and the group of each row."""
     formula = found.formula
     if newdata != "rows":
@@ -141,7 +147,7 @@ def _of_fit(found: Drawn, newdata: Any, settings: Sequence[Setting], by: str | N
 Places = dict[str | None, list[int]]
 
 
-def _set_by(formula: Formula, setting: Setting) -> tuple[Rows, Places] | None:
+def _set_by(formula: Formula, setting: Intervention) -> tuple[DesignRows, Places] | None:
     """Return a row with a column at a value, and the places of what reads it; None: rows stay as they are."""
     if setting.variable is None:
         return None
@@ -155,7 +161,7 @@ def _set_by(formula: Formula, setting: Setting) -> tuple[Rows, Places] | None:
     return typical(formula, None, {setting.variable: [setting.value]}), places
 
 
-def _with_columns(own: Rows, one: Rows, places: Places) -> Rows:
+def _with_columns(own: DesignRows, one: DesignRows, places: Places) -> DesignRows:
     """Return rows with the columns at some places as in `one`."""
     new = {}
     for site, value in own.groups.items():
@@ -191,7 +197,9 @@ def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
 
 
 # ------------------------------------------------------------ rows of frames
-def _of_frames(found: Drawn, frames: Any, settings: Sequence[Setting], by: str | None) -> Each:
+def _of_frames(
+    found: CoefficientDraws, frames: Any, settings: Sequence[Intervention], by: str | None
+) -> Each:
     """Yield each client of some frames, its rows under each setting, and the group of each row."""
     formula, declared = found.formula, found.formula.declared
     data, parts, kinds, labeled = data_of(formula, frames)
@@ -213,12 +221,12 @@ def _of_frames(found: Drawn, frames: Any, settings: Sequence[Setting], by: str |
 
 
 def _set_in(
-    own: Rows, formula: Formula, frame: pd.DataFrame, setting: Setting, client: str
-) -> Rows:
+    own: DesignRows, formula: Formula, frame: pd.DataFrame, setting: Intervention, client: str
+) -> DesignRows:
     """Return a client's rows under a setting, from their frame, in which 0 stands for what they lack."""
     columns = predictors(formula)
 
-    def made(frame: pd.DataFrame) -> Rows:
+    def made(frame: pd.DataFrame) -> DesignRows:
         return evaluated(formula, prepared(setting.on(frame), columns, client), client, _codes(own))
 
     rows, lacking = made(frame), {}
@@ -229,14 +237,16 @@ def _set_in(
     return replace(rows, codes=own.codes, fields=own.fields, lacking=lacking)
 
 
-def _change(rows: Rows, more: Rows, where: Tensor) -> Rows:
+def _change(rows: DesignRows, more: DesignRows, where: Tensor) -> DesignRows:
     """Return by how much columns are larger in `more`, in some of the rows."""
     factor = where.double()[:, None]
     groups = {site: (more.groups[site] - value) * factor for site, value in rows.groups.items()}
-    return Rows((more.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
+    return DesignRows((more.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
 
 
-def _weighted(rows: Rows, frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> Rows:
+def _weighted(
+    rows: DesignRows, frame: pd.DataFrame, additions: Mapping[str, str], client: str
+) -> DesignRows:
     """Return rows without a response with the weights of their frame, if the formula has any."""
     if (column := additions.get("weights")) is None:
         return rows
@@ -250,7 +260,7 @@ def _weighted(rows: Rows, frame: pd.DataFrame, additions: Mapping[str, str], cli
     return replace(rows, fields={**rows.fields, "weights": weights})
 
 
-def _codes(rows: Rows) -> dict[str, Tensor]:
+def _codes(rows: DesignRows) -> dict[str, Tensor]:
     """Return the groups of rows, of all terms."""
     found = dict(rows.codes)
     for own in rows.of_parameters.values():
@@ -268,7 +278,7 @@ def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> N
     return np.array([level_name(value) for value in frame[by]])
 
 
-def _check_within(found: Drawn, rows: Rows, client: str) -> None:
+def _check_within(found: CoefficientDraws, rows: DesignRows, client: str) -> None:
     """Refuse rows whose groups within the client, known by index, are not those of the fit."""
     within = [t for own in found.formula.layouts for t in own.at("within")]
     fitted = rows_of_client(found.formula, found.data, found.clients.index(client))

@@ -1,4 +1,4 @@
-"""Comparisons: how much the response differs between values of one column, on a typical row or on average."""
+"""Comparisons: how much the response differs between values of one column, or changes along it."""
 
 from __future__ import annotations
 
@@ -6,64 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple, Unpack
 
-import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.averages import NewData, Setting, averages
+from hierfl.effects.answer import Answer, labeled, share_above
+from hierfl.effects.averages import Intervention, NewData, averages
 from hierfl.effects.conditional_effects import chosen, listed
-from hierfl.effects.drawn import Drawn, Fitted, drawn
-from hierfl.effects.intervals import ends, labeled, share_above, tabulated
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
 from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
 
-if TYPE_CHECKING:
-    from xarray import DataArray
-
-Comparison = Literal["difference", "ratio"]
+Comparison = Literal["difference", "ratio", "slope"]
+EDGE = {"difference": 0.0, "ratio": 1.0, "slope": 0.0}  # above which `p` is the probability
 LOGARITHMS = ("log", "logit", "cloglog")  # links whose differences are logarithms of ratios
-
-
-def _shown(found: Comparisons) -> Shown:
-    edge = "0" if found.comparison == "difference" else "1"
-    note = f"{ends(found.prob)} p is P({found.comparison} > {edge})."
-    return Shown(found.title, found.frame, note)
-
-
-@shown_as(_shown)
-@dataclass(frozen=True, eq=False)
-class Comparisons:
-    """How much the response differs between values of one column.
-
-    Args:
-        title: what is compared.
-        variable: the column.
-        comparison: "difference" or "ratio".
-        scale: "response" or "link".
-        frame: one row per pair of values, client or group of rows, and level of the response:
-            `comparison`, such as "m - f"; `client` ("" for the average client, "new" for a new
-            one), or the column `by` where rows are averaged by one; `level` of a response in
-            categories; `mean`, `sd`, `low` and `high`, the ends of the interval; and `p`, the
-            posterior probability of a difference above 0, or a ratio above 1.
-        draws: the draws of each row, an xarray.DataArray of the dimensions `chain`, `draw`,
-            `client` or `by`, `comparison`, and `level` of a response in categories.
-        prob: of the interval.
-    """
-
-    title: str
-    variable: str
-    comparison: Comparison
-    scale: Scale
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
+STEP = 1e-4  # of a slope, to either side, in sds of the column; the error is that of its square
 
 
 @one_at_a_time
@@ -79,10 +40,8 @@ def comparisons(
     client: str | Sequence[str] | None = None,
     by: str | None = None,
     scale: Scale = "response",
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Comparisons:
+    **drawing: Unpack[Drawing],
+) -> Answer:
     """Compare the response between values of one column, on a typical row or averaged over rows.
 
     The names are those of marginaleffects. On a typical row, as in `fit.effects`, no rows are read.
@@ -97,120 +56,108 @@ def comparisons(
             rows the comparison is averaged. Default "mean".
         values: every two of them are compared, the later with the earlier. A number, such as
             10, compares each row's own value plus half of it with that minus half of it, and
-            needs frames or a typical row. Default
-            None: all levels; of a number its mean, and one sd above it.
-        comparison: "difference", or "ratio". On the link scale a ratio is the exponential of the
-            difference: the odds ratio of a logit link, the ratio of rates, times or hazards of a
-            log link.
-        at: as in `effects`, of a typical row.
+            needs frames or a typical row. Default None: all levels; of a number its mean, and one
+            sd above it.
+        comparison: "difference"; "ratio": on the link scale the exponential of the difference: the
+            odds ratio of a logit link, the ratio of rates, times or hazards of a log link; or
+            "slope": the derivative by a column of numbers, a central difference over 1e-4 sds of
+            the column to either side.
+        at: as in `effects`, of a typical row. The column's own value is where a slope is taken.
         client: as in `effects`, of a typical row.
         by: as in `predictions`, of averages over rows.
         scale: "response": means of the response, or probabilities of its levels; "link": linear
             predictors.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per pair of values, client or group of rows, and level of the response: `comparison`,
+        such as "m - f", or "slope"; `client` ("" for the average client, "new" for a new one), or
+        the column `by`; and `p`, the posterior probability of a difference or slope above 0, or a
+        ratio above 1.
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client was not fitted.
         ValueError: fewer than two values, or a value is no level; another `comparison` or `scale`; a
-            ratio of what may be negative; `by` for a typical row, or `at` or `client` for averages;
-            or as in `predictions`.
+            ratio of what may be negative; a slope by a category, or between `values`; `by` for a
+            typical row, or `at` or `client` for averages; or as in `predictions`.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
     check_scale(scale)
-    found = drawn(fit, "comparisons", draws=draws, seed=seed, prob=prob)
-    check_comparison(found, comparison, scale)
-    (column,) = chosen(found.formula, [variable], at).values()
-    settings, names = _settings(variable, column, values)
+    expect(comparison=(comparison, tuple(EDGE)))
+    coefficients = drawn(fit, "comparisons", client=client, **drawing)
+    contrast = (_slope if comparison == "slope" else _pairs)(
+        coefficients, variable, values, comparison, at if is_typical(newdata) else None
+    )
+    if comparison == "slope" and is_typical(newdata) and at:
+        at = {name: value for name, value in at.items() if name != variable}
+    if comparison == "ratio":
+        _check_ratio(coefficients, scale)
     responses = respond(
-        found, newdata, settings, at=at, client=client, by=by, scale=scale, seed=seed
+        coefficients, newdata, contrast.settings, at=at, client=client, by=by, scale=scale
     )
-    pairs, sign = (
-        [*combinations(range(len(settings)), 2)],
-        "-" if comparison == "difference" else "/",
+    before, after = (
+        responses.draws[:, :, list(side)] for side in zip(*contrast.pairs, strict=True)
     )
-    both = (
-        responses.draws[:, :, [j for _, j in pairs]],
-        responses.draws[:, :, [i for i, _ in pairs]],
-    )
-    at_draws = _compared(*both, comparison, scale)
-    labels = [
-        names if isinstance(names, str) else f"{names[j]} {sign} {names[i]}" for i, j in pairs
-    ]
-    dims = {**responses.dims, "comparison": labels, "level": responses.levels}
-    response = found.formula.declared.parts.response
-    every = labeled(at_draws, dims, response)
-    edge = 0.0 if comparison == "difference" else 1.0
-    frame = tabulated(every, prob, first=["comparison"]).assign(p=share_above(at_draws, edge))
-    words = "differences" if comparison == "difference" else "ratios"
-    return Comparisons(
-        title=f"{words} of {response} between values of {variable}, {scale} scale{responses.what}",
-        variable=variable,
-        comparison=comparison,
-        scale=scale,
-        frame=frame,
-        draws=every,
-        prob=prob,
+    compared = (after - before) / contrast.width
+    if comparison == "ratio":
+        compared = torch.exp(after - before) if scale == "link" else after / before
+    response = coefficients.formula.declared.parts.response
+    dims = {**responses.dims, "comparison": contrast.labels, "level": responses.levels}
+    return Answer.of(
+        f"{comparison}s of {response} by {variable}, {scale} scale{responses.where}",
+        labeled(compared, dims, response),
+        coefficients,
+        first=["comparison"],
+        p=share_above(compared, EDGE[comparison]),
+        note=f"p is P({comparison} > {EDGE[comparison]:.0f}).",
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Responses:
-    """Responses, (S, clients or groups, settings, levels), their first dimension by name, and what they are of."""
+class Contrast(NamedTuple):
+    """Settings of a column, the pairs (before, after) of them, a label each, and what differences are over."""
 
-    draws: Tensor
-    dims: Mapping[str, Sequence[str]]
-    levels: tuple[str, ...]
-    what: str
+    settings: list[Intervention]
+    pairs: list[tuple[int, int]]
+    labels: list[str]
+    width: float = 1.0
 
 
-def respond(
-    found: Drawn,
-    newdata: NewData,
-    settings: Sequence[Setting],
-    *,
+def is_typical(newdata: NewData) -> bool:
+    """Return whether the response is that of a typical row."""
+    return isinstance(newdata, str) and newdata == "mean"
+
+
+def _slope(
+    coefficients: CoefficientDraws,
+    variable: str,
+    values: Any,
+    comparison: str,
     at: Mapping[str, Any] | None,
-    client: Any,
-    by: str | None,
-    scale: Scale,
-    seed: int,
-) -> Responses:
-    """Return the response under each setting, on a typical row of some clients or averaged over rows."""
-    if not isinstance(newdata, str) or newdata != "mean":
-        if at or client is not None:
-            raise ValueError(
-                "at and client are of a typical row, newdata='mean': averages over rows take by="
-            )
-        mean = averages(found, newdata, settings, by, scale)
-        where = f", averaged over clients' rows{f' by {by}' if by else ''}"
-        return Responses(mean.draws, {by: mean.groups} if by else {}, mean.levels, where)
-    if by is not None:
+) -> Contrast:
+    """Return a step to either side of where a slope is taken."""
+    if values is not None:
+        raise ValueError("values are of differences and ratios: a slope is taken where at= says")
+    (column,) = chosen(coefficients.formula, [variable]).values()
+    if column.kind == "category":
         raise ValueError(
-            f"by is '{by}', and newdata is 'mean', a typical row: average over rows, "
-            "newdata='rows', or frames"
+            f"'{variable}' is a category, which has no slope: take fit.comparisons('{variable}')"
         )
-    rows = typical(found.formula, at, _grid(found, settings, at))
-    parts: dict[str, Tensor] = {}
-    levels: tuple[str, ...] = ("",)
-    for name, who in asked(found, client):
-        parts[name], levels = on_scale(found, rows, who, scale, seed=seed)
-    return Responses(torch.stack([*parts.values()], 1), {"client": [*parts]}, levels, "")
+    center = checked(variable, column, at[variable]) if at and variable in at else column.mean
+    step, start = STEP * column.sd, center - column.mean
+    settings = [Intervention(variable, step=start + side) for side in (-step, step)]
+    return Contrast(settings, [(0, 1)], ["slope"], 2.0 * step)
 
 
-def _grid(
-    found: Drawn, settings: Sequence[Setting], at: Mapping[str, Any] | None
-) -> dict[str, list[Any]]:
-    """Return the values of a typical row's column under each setting, steps from its mean."""
-    variable = str(settings[0].variable)
-    (column,) = chosen(found.formula, [variable], at).values()
-    each = [s.value if s.step is None else column.mean + s.step for s in settings]
-    return {variable: each}
-
-
-def _settings(variable: str, column: Column, values: Any) -> tuple[list[Setting], str | list[str]]:
-    """Return the settings to compare, and the name of each value, or of the only comparison."""
+def _pairs(
+    coefficients: CoefficientDraws,
+    variable: str,
+    values: Any,
+    comparison: str,
+    at: Mapping[str, Any] | None,
+) -> Contrast:
+    """Return every two values of a column, or a step of it."""
+    (column,) = chosen(coefficients.formula, [variable], at).values()
     if isinstance(values, Real) and not isinstance(values, bool):
         step = float(values)
         if column.kind == "category" or not abs(step) < float("inf") or step == 0.0:
@@ -218,10 +165,59 @@ def _settings(variable: str, column: Column, values: Any) -> tuple[list[Setting]
                 f"values is {values!r}: a step is a finite number other than 0, of a column of "
                 "numbers; of others give a list of levels"
             )
-        return [Setting(variable, step=-step / 2), Setting(variable, step=step / 2)], f"{step:+.4g}"
+        settings = [Intervention(variable, step=side) for side in (-step / 2, step / 2)]
+        return Contrast(settings, [(0, 1)], [f"{step:+.4g}"])
     compared = several(variable, column, values)
     names = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in compared]
-    return [Setting(variable, value) for value in compared], names
+    pairs = [*combinations(range(len(compared)), 2)]
+    sign = "-" if comparison == "difference" else "/"
+    labels = [f"{names[after]} {sign} {names[before]}" for before, after in pairs]
+    return Contrast([Intervention(variable, value) for value in compared], pairs, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """Responses, (S, clients or groups, settings, levels), their first dimension by name, and of which rows."""
+
+    draws: Tensor
+    dims: Mapping[str, Sequence[str]]
+    levels: tuple[str, ...]
+    where: str
+
+
+def respond(
+    coefficients: CoefficientDraws,
+    newdata: NewData,
+    settings: Sequence[Intervention],
+    *,
+    at: Mapping[str, Any] | None,
+    client: Any,
+    by: str | None,
+    scale: Scale,
+) -> Responses:
+    """Return the response under each setting, on a typical row of some clients or averaged over rows."""
+    if not is_typical(newdata):
+        if at or client is not None:
+            raise ValueError(
+                "at and client are of a typical row, newdata='mean': averages over rows take by="
+            )
+        mean = averages(coefficients, newdata, settings, by, scale)
+        where = f", averaged over clients' rows{f' by {by}' if by else ''}"
+        return Responses(mean.draws, {by: mean.groups} if by else {}, mean.levels, where)
+    if by is not None:
+        raise ValueError(
+            f"by is '{by}', and newdata is 'mean', a typical row: average over rows, "
+            "newdata='rows', or frames"
+        )
+    variable = str(settings[0].variable)
+    (column,) = chosen(coefficients.formula, [variable], at).values()
+    grid = [s.value if s.step is None else column.mean + s.step for s in settings]
+    rows = typical(coefficients.formula, at, {variable: grid})
+    draws: dict[str, Tensor] = {}
+    levels: tuple[str, ...] = ("",)
+    for name, who in asked(coefficients, client):
+        draws[name], levels = on_scale(coefficients, rows, who, scale)
+    return Responses(torch.stack([*draws.values()], 1), {"client": [*draws]}, levels, "")
 
 
 def several(
@@ -232,20 +228,16 @@ def several(
         if column.kind == "category":
             return list(column.levels)
         return [column.mean, column.mean + column.sd]
-    found = [checked(name, column, value) for value in listed(values, "values")]
-    if len(found) < least or len(set(found)) < len(found):
+    compared = [checked(name, column, value) for value in listed(values, "values")]
+    if len(compared) < least or len(set(compared)) < len(compared):
         number = {1: "one", 2: "two"}[least]
-        raise ValueError(f"values are {found}: give {number} or more different ones")
-    return found
+        raise ValueError(f"values are {compared}: give {number} or more different ones")
+    return compared
 
 
-def check_comparison(found: Drawn, comparison: object, scale: Scale) -> None:
-    """Refuse a comparison that is neither of the two words, and ratios of what may be negative."""
-    if comparison not in ("difference", "ratio"):
-        raise ValueError(f"comparison is {comparison!r}: it must be 'difference' or 'ratio'")
-    if comparison == "difference":
-        return
-    family = found.family
+def _check_ratio(coefficients: CoefficientDraws, scale: Scale) -> None:
+    """Refuse ratios of what may be negative."""
+    family = coefficients.family
     if scale == "link" and family.link not in LOGARITHMS and family.name != "lognormal":
         raise ValueError(
             f"comparison is 'ratio', and the link of {family.name} is '{family.link}', no "
@@ -256,9 +248,3 @@ def check_comparison(found: Drawn, comparison: object, scale: Scale) -> None:
             f"comparison is 'ratio', and responses of {family.name} may be negative: take "
             "comparison='difference'"
         )
-
-
-def _compared(after: Tensor, before: Tensor, comparison: Comparison, scale: Scale) -> Tensor:
-    if comparison == "difference":
-        return after - before
-    return torch.exp(after - before) if scale == "link" else after / before

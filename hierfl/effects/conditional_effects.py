@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import pandas as pd
 import torch
 
 from hierfl.core.arguments import shown, spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import shown_as
-from hierfl.effects.drawn import Fitted, drawn
-from hierfl.effects.intervals import STATISTICS, labeled, tabulated, with_intervals
+from hierfl.effects.answer import STATISTICS, Answer, labeled
+from hierfl.effects.drawn import Drawing, Fitted, drawn
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
@@ -24,7 +21,6 @@ from hierfl.formulas.terms import calls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from xarray import DataArray
 
 POINTS = 41  # of a grid over a number
 REACH = 2.0  # of that grid, in sds from the mean on either side
@@ -32,33 +28,19 @@ REACH = 2.0  # of that grid, in sds from the mean on either side
 TAKEN = ("client", "level", "chain", "draw", *STATISTICS)
 
 
-@shown_as(with_intervals)
-@dataclass(frozen=True, eq=False)
-class Effects:
+@dataclass(frozen=True, eq=False, repr=False)
+class ConditionalEffects(Answer):
     """The response along one column, the others held fixed.
 
     Args:
-        title: what is shown, and where the other columns are.
         variable: the column.
         by: a second one; None: there is none.
-        scale: "response" or "link".
-        response: the response's name.
-        frame: one row per value, client and level of the response: the column `variable`, `by`
-            where there is one, `client` ("" for the average client, "new" for a new one), `level`
-            of a response in categories, `mean`, `sd`, and `low` and `high`, the ends of the interval.
-        draws: the draws of each row, an xarray.DataArray of the dimensions `chain`, `draw`,
-            `client`, `by` where there is one, `variable`, and `level` of a response in categories.
-        prob: of the interval.
+        label: of the response, on an axis.
     """
 
-    title: str
-    variable: str
-    by: str | None
-    scale: Scale
-    response: str
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
+    variable: str = ""
+    by: str | None = None
+    label: str = ""
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the effects: lines with bands along a number, points with intervals at levels.
@@ -68,10 +50,8 @@ class Effects:
         """
         from hierfl.plots.effects import conditional_effect, new_axes
 
-        label = (
-            self.response if self.scale == "response" else f"linear predictor of {self.response}"
-        )
-        return conditional_effect(new_axes(ax), self.frame, self.variable, by=self.by, label=label)
+        axes = new_axes(ax)
+        return conditional_effect(axes, self.frame, self.variable, by=self.by, label=self.label)
 
 
 @one_at_a_time
@@ -85,10 +65,8 @@ def effects(
     client: str | Sequence[str] | None = None,
     grid: Sequence[Any] | None = None,
     scale: Scale = "response",
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Effects:
+    **drawing: Unpack[Drawing],
+) -> ConditionalEffects:
     """Return the response along one column, the other columns held at typical values.
 
     No rows are read: typical values are those of the schema, numbers at their means and categories
@@ -110,9 +88,11 @@ def effects(
             sds to the mean plus two, within the ends of a spline.
         scale: "response": the mean of the response, or the probabilities of its levels; "link": the
             linear predictor.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per value, client and level of the response: the columns `variable`, `by` where there
+        is one, and `client` ("" for the average client, "new" for a new one).
 
     Raises:
         TypeError: the fit is of another model.
@@ -120,7 +100,7 @@ def effects(
         ValueError: a value is no level; or `scale` is another word.
     """
     check_scale(scale)
-    found = drawn(fit, "effects", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "effects", client=client, **drawing)
     formula = found.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
     values = along(formula, variable, columns[variable]) if grid is None else listed(grid, "grid")
@@ -131,20 +111,19 @@ def effects(
     names, parts = [], []
     levels: tuple[str, ...] = ("",)
     for name, who in asked(found, client):
-        at_draws, levels = on_scale(found, rows, who, scale, seed=seed)
+        at_draws, levels = on_scale(found, rows, who, scale)
         names.append(name)
         parts.append(at_draws)
     response = formula.declared.parts.response
-    every = labeled(torch.stack(parts, 1), {"client": names, **dims, "level": levels}, response)
-    return Effects(
-        title=f"{response} along {variable}{fixed(formula, asked_for, at)}",
+    label = response if scale == "response" else f"linear predictor of {response}"
+    return ConditionalEffects.of(
+        f"{response} along {variable}{fixed(formula, asked_for, at)}",
+        labeled(torch.stack(parts, 1), {"client": names, **dims, "level": levels}, response),
+        found,
+        first=[*asked_for],
         variable=variable,
         by=by,
-        scale=scale,
-        response=response,
-        frame=tabulated(every, prob, first=[*asked_for]),
-        draws=every,
-        prob=prob,
+        label=label,
     )
 
 

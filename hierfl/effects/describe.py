@@ -37,11 +37,7 @@ ALL = "all"
 CLIENT = "client"  # names the clients of {client: frame}
 
 
-def _shown(found: Description) -> Shown:
-    return Shown(found.title, found.table, found.note)
-
-
-@shown_as(_shown)
+@shown_as(lambda table: Shown(table.title, table.table, table.note))
 @dataclass(frozen=True, eq=False)
 class Description:
     """Table 1: clients' rows, by group.

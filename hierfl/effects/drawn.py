@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from hierfl.core.arguments import expect_count
 from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
-from hierfl.engine.rounds import is_corrected
 from hierfl.formulas.declaration import response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.formula import Formula
@@ -29,7 +28,7 @@ from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites, lacks_
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class CoefficientDraws:
     """S draws of a formula's coefficients for N clients: `shared`, (S, *shape), and `own`, (S, N, *shape), float64."""
 
     formula: Formula
@@ -39,6 +38,7 @@ class Drawn:
     own: Mapping[str, Tensor]
     parameter: Parameter | None = None  # whose terms these are; None: the response's
     seed: int = 0  # of what is drawn beside them
+    prob: float = PROB  # of the intervals of answers
 
     @property
     def count(self) -> int:
@@ -84,7 +84,7 @@ class Drawn:
         return found
 
     @cached_property
-    def with_terms(self) -> dict[str, Drawn]:
+    def with_terms(self) -> dict[str, CoefficientDraws]:
         """The coefficients of each parameter that has terms."""
         found = self.formula.parameters
         return {
@@ -177,7 +177,7 @@ class Drawn:
             return drawn_spread(term, self.shared)
         return self.shared[term.sd].reshape(self.count, -1)
 
-    def of_new(self, term: GroupTerm, seed: int) -> Tensor:
+    def of_new(self, term: GroupTerm) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
         if term.group.kind:
             raise ValueError(
@@ -187,7 +187,7 @@ class Drawn:
         place = [one.site for one in self.layout.groups].index(term.site)
         if self.parameter is not None:  # apart from the groups of the response's terms
             place += 1000 * (1 + list(self.formula.parameters).index(self.parameter.name))
-        generator = torch.Generator().manual_seed(1_000_003 * (place + 1) + seed)
+        generator = torch.Generator().manual_seed(1_000_003 * (place + 1) + self.seed)
         size = len(term.columns) * self.outputs
         unit = torch.randn(self.count, size, generator=generator, dtype=torch.float64)
         if term.cor:
@@ -196,22 +196,60 @@ class Drawn:
         return found.reshape(self.count, len(term.columns), self.outputs)
 
 
-class OverNodes(Protocol):
+NEW, EACH = "new", "each"  # of an argument `client`: not names
+
+
+class AtNodes(Protocol):
     """A fit whose clients' own coefficients are at nodes: `here` is what the server has."""
 
     @property
     def here(self) -> Snapshot:
         """The fit as the server has it."""
 
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
 
-Fitted = Snapshot | OverNodes | Drawn
+    def with_own(
+        self, coefficients: CoefficientDraws, what: str, names: Collection[str] | None
+    ) -> CoefficientDraws:
+        """Return the coefficients with those of clients, whose nodes send their draws; None: of all who do."""
 
 
-def drawn(fit: Fitted, what: str, *, draws: int = 1000, seed: int = 0, prob: float = PROB) -> Drawn:
-    """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws."""
+Fitted = Snapshot | AtNodes | CoefficientDraws
+
+
+class Drawing(TypedDict, total=False):
+    """How the posterior is drawn for an answer.
+
+    Args:
+        prob: of the intervals. Default 0.9.
+        draws: S, of the posterior. Default 1000.
+        seed: of the draws. Default 0.
+    """
+
+    prob: float
+    draws: int
+    seed: int
+
+
+def drawn(
+    fit: Fitted,
+    what: str,
+    *,
+    client: Any = None,
+    draws: int = 1000,
+    seed: int | None = None,
+    prob: float = PROB,
+) -> CoefficientDraws:
+    """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws.
+
+    `client` says whose own coefficients nodes are asked for: a name, several, "each", or nobody's.
+    """
     check_prob(prob)
-    if isinstance(fit, Drawn):
-        return fit
+    if isinstance(fit, CoefficientDraws):
+        return replace(fit, prob=prob, seed=fit.seed if seed is None else seed)
+    seed = 0 if seed is None else seed
     over = getattr(fit, "here", None)  # of a run over nodes
     whole: Any = fit if over is None else over
     expect_fit(whole)
@@ -224,20 +262,27 @@ def drawn(fit: Fitted, what: str, *, draws: int = 1000, seed: int = 0, prob: flo
             f"fit.{what} is for fits of a hierfl.formula, and the model is '{_name(model)}': use "
             f"fit.predict(rows), or fit a formula"
         )
-    if over is None and is_corrected(whole.progress.history):  # which takes rows
+    if over is None and whole.progress.corrected:  # which takes rows
         sites = corrected(whole, draws, seed=seed).draws
     else:
         keep = global_sites(whole.program) if over is not None else known_sites(whole)
         sites = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
     own = {name: value.detach().double() for name, value in sites.own.items()}
-    return Drawn(
+    coefficients = CoefficientDraws(
         model,
         whole.clients if over is None else (),  # own coefficients are at the nodes
         whole.federation.data,
         {name: value.detach().double() for name, value in sites.shared.items()},
         Sites(own) if over is None and lacks_rows(whole) else own,
         seed=seed,
+        prob=prob,
     )
+    if over is None or client is None or client == NEW:
+        return coefficients
+    over_nodes: Any = fit
+    names = None if client == EACH else [client] if isinstance(client, str) else client
+    with_own: CoefficientDraws = over_nodes.with_own(coefficients, what, names)
+    return with_own
 
 
 def _name(model: Any) -> str:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Unpack
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.drawn import Drawn, Fitted, drawn
-from hierfl.effects.intervals import ends, labeled, share_above, tabulated
-
-if TYPE_CHECKING:
-    from xarray import DataArray
+from hierfl.effects.answer import Answer, labeled, share_above
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -31,34 +26,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "plogis": torch.sigmoid,
 }
 SIGNS = ("=", ">", "<")
-NUMBER = re.compile(r"\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
-WORD = re.compile(r"[^\W\d]\w*")
-
-
-def _shown(found: Hypotheses) -> Shown:
-    note = f"{ends(found.prob)} p is P(left > right); of a hypothesis with '<', P(left < right)."
-    return Shown(found.title, found.frame, note)
-
-
-@shown_as(_shown)
-@dataclass(frozen=True, eq=False)
-class Hypotheses:
-    """How far the left side of each hypothesis lies above its right side.
-
-    Args:
-        title: what is compared.
-        frame: one row per hypothesis: `hypothesis`; of the left side minus the right one `mean`,
-            `sd`, `low` and `high`, the ends of the interval; and `p`, the posterior probability
-            that the left side is larger, or of a hypothesis with "<" smaller.
-        draws: the draws of the differences, an xarray.DataArray of the dimensions `chain`, `draw`
-            and `hypothesis`.
-        prob: of the interval.
-    """
-
-    title: str
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
+OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
 
 
 @one_at_a_time
@@ -66,11 +40,8 @@ class Hypotheses:
 def hypotheses(
     fit: Fitted,
     hypothesis: str | Sequence[str],
-    *,
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Hypotheses:
+    **drawing: Unpack[Drawing],
+) -> Answer:
     """Compare two sides of an equation of parameters, at each draw.
 
         fit.hypotheses("sex[male] = 0")
@@ -85,23 +56,25 @@ def hypotheses(
         fit: of a `hierfl.formula`.
         hypothesis: "left = right", "left > right" or "left < right"; or a list of them. The sign
             chooses the side that `p` is the probability of.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per hypothesis: `hypothesis`, the left side minus the right one, and `p`, the
+        posterior probability that the left side is larger, or of a hypothesis with "<" smaller.
 
     Raises:
         TypeError: the fit is of another model; or a hypothesis is no text.
         ValueError: a hypothesis cannot be read to its end, or names what is no parameter; or a
             difference is not finite.
     """
-    found = drawn(fit, "hypotheses", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "hypotheses", **drawing)
     several = isinstance(hypothesis, Iterable) and not isinstance(hypothesis, str)
     texts = list(hypothesis) if several else [hypothesis]
     known = parameters(found)
     differences, shares = [], []
     for text in texts:
         left, sign, right = _sides(text)
-        sides = [_Reader(side, known, found.count).read() for side in (left, right)]
+        sides = [_value(side, known, found.count) for side in (left, right)]
         differences.append(sides[0] - sides[1])
         if not differences[-1].isfinite().all():
             raise ValueError(
@@ -111,16 +84,16 @@ def hypotheses(
         shares.append(1.0 - above if sign == "<" else above)
     if not texts:
         raise ValueError("no hypothesis is given: write one, such as 'sex[male] = 0'")
-    every = labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference")
-    return Hypotheses(
-        title="Hypotheses, left side minus right side",
-        frame=tabulated(every, prob).assign(p=shares),
-        draws=every,
-        prob=prob,
+    return Answer.of(
+        "Hypotheses, left side minus right side",
+        labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference"),
+        found,
+        p=shares,
+        note="p is P(left > right); of a hypothesis with '<', P(left < right).",
     )
 
 
-def parameters(found: Drawn) -> dict[str, Tensor]:
+def parameters(found: CoefficientDraws) -> dict[str, Tensor]:
     """Return the draws of every parameter, (S,), by its name in a summary."""
     known: dict[str, Tensor] = {}
     dims = found.formula.dims
@@ -161,99 +134,73 @@ def _sides(text: Any) -> tuple[str, str, str]:
     return text[: at[0]], text[at[0]], text[at[0] + 1 :]
 
 
-class _Reader:
-    """Reads one side to its last sign: a sum of products of powers of names, numbers and functions."""
+def _value(text: str, known: Mapping[str, Tensor], count: int) -> Tensor:
+    """Return one side at each draw, (S,): sums of products of powers of names, numbers, functions."""
+    there = sorted((name for name in known if name in text), key=len, reverse=True)
+    names = "|".join(re.escape(name) for name in there)
+    places: dict[str, str] = {}
 
-    def __init__(self, text: str, known: Mapping[str, Tensor], count: int) -> None:
-        self.text, self.known, self.count, self.place = text, known, count, 0
-        self.longest = sorted(known, key=len, reverse=True)
+    def place(match: re.Match[str]) -> str:
+        name = match[1] or match[0]
+        if name not in known:
+            raise _unknown(name, known)
+        word = f"p{'_' * len(text)}{len(places)}"  # longer than the text, so not in it
+        places[word] = name
+        return f" {word} "
 
-    def read(self) -> Tensor:
-        """Return the value of the whole text at each draw, (S,)."""
-        value = self._sum()
-        if self._next():
-            raise self._refused()
-        return value
+    # a function's name before a parenthesis is the function, unless it is in backticks
+    function = rf"(?:{'|'.join(FUNCTIONS)})\("
+    pattern = rf"`([^`]*)`|(?<![\w.\[])(?!{function})(?:{names or '(?!)'})(?![\w.\[])"
+    words = re.sub(pattern, place, text).replace("^", "**").split()
+    try:
+        tree = ast.parse(" ".join(words), mode="eval").body
+    except SyntaxError:
+        raise _refused(text) from None
+    return _Side(text, known, count, places).value(tree)
 
-    def _next(self) -> str:
-        while self.place < len(self.text) and self.text[self.place].isspace():
-            self.place += 1
-        return self.text[self.place : self.place + 1]
 
-    def _takes(self, sign: str) -> bool:
-        self._next()
-        if not self.text.startswith(sign, self.place):
-            return False
-        self.place += len(sign)
-        return True
+class _Side(NamedTuple):
+    """A side of a hypothesis: the draws (S,) of each name, S, and the name that each word of `places` stands for."""
 
-    def _sum(self) -> Tensor:
-        value = self._product()
-        while (sign := self._next()) in ("+", "-") and sign:
-            self.place += 1
-            other = self._product()
-            value = value + other if sign == "+" else value - other
-        return value
+    text: str
+    known: Mapping[str, Tensor]
+    size: int
+    places: Mapping[str, str]
 
-    def _product(self) -> Tensor:
-        value = self._signed()
-        while (sign := self._next()) in ("*", "/") and sign:
-            self.place += 1
-            other = self._signed()
-            value = value * other if sign == "*" else value / other
-        return value
+    def value(self, node: ast.expr) -> Tensor:
+        """Return the value of a part at each draw, (S,)."""
+        match node:
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+                return torch.full((self.size,), float(number), dtype=torch.float64)
+            case ast.Name(id=word) if word in self.places:
+                return self.known[self.places[word]]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return OPERATORS[type(op)](self.value(left), self.value(right))
+            case ast.Call(func=ast.Name(id=word), args=[argument], keywords=[]) if (
+                word in FUNCTIONS
+            ):
+                return FUNCTIONS[word](self.value(argument))
+            case ast.Call(func=ast.Name(id=word)) if word not in FUNCTIONS:
+                raise _unknown(word, self.known)
+            case ast.Name() | ast.Subscript():
+                name = ast.unparse(node)
+                for word in self.places:
+                    name = name.replace(word, self.places[word])
+                raise _unknown(name, self.known)
+        raise _refused(self.text)
 
-    def _signed(self) -> Tensor:
-        if self._takes("-"):
-            return -self._signed()
-        base = self._atom()
-        return base ** self._signed() if self._takes("**") or self._takes("^") else base
 
-    def _atom(self) -> Tensor:
-        if self._takes("("):
-            return self._closed()
-        if self._takes("`"):
-            end = self.text.find("`", self.place)
-            name = self.text[self.place : end]
-            if end < 0 or name not in self.known:
-                raise self._unknown(name if end >= 0 else self.text[self.place - 1 :])
-            self.place = end + 1
-            return self.known[name]
-        for name in self.longest:
-            after = self.text[self.place + len(name) : self.place + len(name) + 1]
-            if self.text.startswith(name, self.place) and not re.match(r"[\w.\[]", after):
-                if after == "(" and name in FUNCTIONS:
-                    continue
-                self.place += len(name)
-                return self.known[name]
-        if number := NUMBER.match(self.text, self.place):
-            self.place = number.end()
-            return torch.full((self.count,), float(number[0]), dtype=torch.float64)
-        word = WORD.match(self.text, self.place)
-        if word and word[0] in FUNCTIONS:
-            self.place = word.end()
-            if self._takes("("):
-                return FUNCTIONS[word[0]](self._closed())
-        if word:
-            raise self._unknown(re.split(r"[-+*/=\s]", self.text[word.start() :])[0])
-        raise self._refused()
+def _refused(text: str) -> ValueError:
+    return ValueError(
+        f"'{text.strip()}' cannot be read: write sums and products of parameters and numbers"
+    )
 
-    def _closed(self) -> Tensor:
-        value = self._sum()
-        if not self._takes(")"):
-            raise self._refused()
-        return value
 
-    def _refused(self) -> ValueError:
-        left = self.text[self.place :].strip() or "its end"
-        return ValueError(
-            f"'{self.text.strip()}' cannot be read from '{left}' on: write sums and products of "
-            "parameters and numbers"
-        )
-
-    def _unknown(self, name: str) -> ValueError:
-        longer = [one for one in self.known if one.startswith(name.removesuffix("]") + ", ")]
-        near = longer or get_close_matches(name, self.known, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
-        some = ", ".join(list(self.known)[:12]) + (", ..." if len(self.known) > 12 else "")
-        return ValueError(f"'{name}' is no parameter of the fit: {meant}the parameters are {some}")
+def _unknown(name: str, known: Mapping[str, Tensor]) -> ValueError:
+    longer = [entry for entry in known if entry.startswith(name.removesuffix("]") + ", ")]
+    near = longer or get_close_matches(name, known, n=1)
+    meant = f"did you mean '{near[0]}'? " if near else ""
+    some = ", ".join(list(known)[:12]) + (", ..." if len(known) > 12 else "")
+    return ValueError(f"'{name}' is no parameter of the fit: {meant}the parameters are {some}")

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import shown_as
-from hierfl.effects.drawn import Drawn, Fitted, drawn
-from hierfl.effects.intervals import labeled, statistics, with_intervals
-from hierfl.effects.predictor_rows import Rows, typical
+from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.predictor_rows import DesignRows, typical
 from hierfl.formulas.layout import GroupTerm
-
-if TYPE_CHECKING:
-    from xarray import DataArray
 
 LOGISTIC, GUMBEL = math.pi**2 / 3.0, math.pi**2 / 6.0
 # Variance of the latent response around the linear predictor, by link of a threshold.
 THRESHOLDS = {"logit": LOGISTIC, "probit": 1.0, "cloglog": GUMBEL}
-
-
-@shown_as(with_intervals)
-@dataclass(frozen=True, eq=False)
-class Icc:
-    """The share of the latent variance that lies between groups.
-
-    Args:
-        title: of what.
-        frame: one row per kind of group, such as "hospital", and `residual`; the columns `mean`,
-            `sd`, `low` and `high`, the ends of the interval. At each draw the rows sum to one.
-        draws: the draws, an xarray.DataArray of the dimensions `chain`, `draw` and `group`.
-        prob: of the interval.
-    """
-
-    title: str
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
 
 
 @one_at_a_time
@@ -53,10 +28,8 @@ def icc(
     fit: Fitted,
     *,
     at: Mapping[str, Any] | None = None,
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Icc:
+    **drawing: Unpack[Drawing],
+) -> Answer:
     """Return the intraclass correlation of each kind of group, on the linear predictor's scale.
 
         ICC_g = s_g^2 / (sum over groups of s^2 + e^2)
@@ -76,15 +49,16 @@ def icc(
     Args:
         fit: of a `hierfl.formula` with groups.
         at: column -> value, of the row, as in `fit.effects`.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per kind of group, such as "hospital", and `residual`. At each draw they sum to one.
 
     Raises:
         TypeError: the fit is of another model.
         ValueError: the formula has no groups; or the family has no such variance.
     """
-    found = drawn(fit, "icc", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "icc", **drawing)
     if not found.layout.groups:
         raise ValueError(
             f"the formula has no groups: add some, such as (1 | {found.formula.clients})"
@@ -102,15 +76,16 @@ def icc(
     both = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
     groups = [*variances, "residual"]
     response = found.formula.declared.parts.response
-    return Icc(
+    return Answer(
         f"Shares of the latent variance of {response}",
-        pd.DataFrame(statistics(both, prob), index=groups),
+        pd.DataFrame(statistics(both, found.prob), index=groups),
         labeled(both, {"group": groups}, "icc"),
-        prob,
+        found.prob,
+        found.seed,
     )
 
 
-def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
+def _between(found: CoefficientDraws, term: GroupTerm, row: DesignRows) -> Tensor:
     """Return the variance between groups of a row, z' Sigma z, (S,)."""
     if found.outputs > 1:
         raise _refused(found)
@@ -126,7 +101,7 @@ def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
     return ((lower.mT @ scaled[..., None])[..., 0] ** 2).sum(1)
 
 
-def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
+def residual(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
     """Return the family's variance on the linear predictor's scale, (S,) or (), given that between groups, (S,)."""
     family, shared = found.family, found.shared
     if found.with_terms:
@@ -154,14 +129,14 @@ def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
     raise _refused(found)
 
 
-def _mean_count(found: Drawn, row: Rows, between: Tensor) -> Tensor:
+def _mean_count(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
     design = found.formula.agreed.design
     means = torch.tensor([design[n].mean for n in found.layout.common.columns]).double()
     eta = found.base[:, 0] + (means * found.common[..., 0]).sum(1) + row.offset[0]
     return torch.exp(eta + 0.5 * between)
 
 
-def _refused(found: Drawn) -> ValueError:
+def _refused(found: CoefficientDraws) -> ValueError:
     family = found.family
     return ValueError(
         f"family {family.name} with link {family.link} has no agreed latent variance: take "

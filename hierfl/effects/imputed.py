@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import pandas as pd
@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.noise import client_keys, fold, normals, root_key, uniforms, word
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import shown_as
 from hierfl.data.clients import ClientData
-from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.intervals import labeled, statistics, with_intervals
+from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.predictor import parameters_at, predictor, step_of
 from hierfl.effects.predictor_rows import (
+    DesignRows,
     Lacking,
-    Rows,
     data_of,
     has_covariate,
     in_turn,
@@ -33,9 +31,6 @@ from hierfl.formulas.formula import Frames
 from hierfl.models.families.over_normal import FINE, OverNormal
 from hierfl.posterior.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    from xarray import DataArray
-
 COLUMNS = ("row", "client", "column", "mean", "sd", "low", "high")  # of a table
 IN_CACHE = 400_000  # points x draws x rows whose densities are held at once
 
@@ -44,37 +39,13 @@ class NothingMissing(ValueError):
     """All rows have the covariates of `mi()`."""
 
 
-@shown_as(with_intervals)
-@dataclass(frozen=True, eq=False)
-class Imputed:
-    """What rows lack of the covariates of `mi()`, one entry per row and covariate.
-
-    Args:
-        title: what is imputed.
-        frame: the columns `row`, the label of the row in its frame (its position where labels
-            repeat), `client`, `column`, `mean`, `sd`, `low` and `high`, the ends of the interval; a
-            covariate's rows stand together, in the order of the frame.
-        draws: the draws, an xarray.DataArray of the dimensions `chain`, `draw` and `value`, which
-            has the coordinates `row`, `client` and `column`.
-        prob: of the interval.
-    """
-
-    title: str
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
-
-
 @one_at_a_time
 @spelled
 def imputed(
-    fit: Snapshot | Drawn,
+    fit: Snapshot | CoefficientDraws,
     newdata: Frames | Literal["rows"] = "rows",
-    *,
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Imputed:
+    **drawing: Unpack[Drawing],
+) -> Answer:
     """Return the posterior of each missing value of the covariates of `mi()`, brms's `Ymi`.
 
         p(x | y, rest) ~ p(y | eta + step x) Normal(x; eta_x, sigma_x)
@@ -89,9 +60,12 @@ def imputed(
         fit: of a `hierfl.formula` with `mi()`, with the clients' rows.
         newdata: frames of fitted clients, as `hierfl.fit` takes them; without the column of the
             response its covariates alone say what x is. Default "rows": those of the fit.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per missing value: `row`, the label of the row in its frame (its position where
+        labels repeat), `client` and `column`; a covariate's rows stand together, in the order of the
+        frame. The draws have the dimension `value`, with these coordinates.
 
     Raises:
         TypeError: the fit is of another model.
@@ -99,7 +73,7 @@ def imputed(
         ValueError: the formula has no `mi()`; or no row lacks a value.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
-    found = drawn(fit, "imputed", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "imputed", **drawing)
     formula, names = found.formula, found.formula.declared.imputed
     if not names:
         raise ValueError(
@@ -117,15 +91,14 @@ def imputed(
         for name, of in rows.lacking.items():
             at = of.gone.nonzero()[:, 0]
             parts[name].append((at + data.offsets[place], of.values[:, at]))
-    return _tabled(found, data, {name: some for name, some in parts.items() if some}, prob)
+    return _tabled(found, data, {name: some for name, some in parts.items() if some})
 
 
 def _tabled(
-    found: Drawn,
+    found: CoefficientDraws,
     data: ClientData,
     parts: Mapping[str, list[tuple[Tensor, Tensor]]],
-    prob: float,
-) -> Imputed:
+) -> Answer:
     names = found.formula.declared.imputed
     if not parts:
         raise NothingMissing(f"all rows have {' and '.join(names)}: there is nothing to impute")
@@ -145,21 +118,22 @@ def _tabled(
             "row": labels[order[place].numpy()].tolist(),
             "client": np.array(data.names)[data.row_client[place].numpy()],
             "column": columns,
-            **statistics(every, prob),
+            **statistics(every, found.prob),
         }
     )
     given = labeled(every, {"value": range(len(frame))}, "imputed")
     about = {n: ("value", frame[n].to_numpy()) for n in ("row", "client", "column")}
-    return Imputed(
+    return Answer(
         f"Missing values of {', '.join(parts)}, given what else is known",
         frame,
         given.assign_coords(about),
-        prob,
+        found.prob,
+        found.seed,
     )
 
 
 # ------------------------------------------------------------ a client's rows
-def completed(found: Drawn, data: ClientData, place: int, client: int) -> Rows:
+def completed(found: CoefficientDraws, data: ClientData, place: int, client: int) -> DesignRows:
     """Return a client's rows, those at `place` of some data, with draws of the covariates that they lack."""
     formula = found.formula
     rows = rows_of_client(formula, data, place)
@@ -191,7 +165,7 @@ def completed(found: Drawn, data: ClientData, place: int, client: int) -> Rows:
 
 
 def _given_response(
-    found: Drawn, rows: Rows, client: int, noise: list[Tensor], unit: Tensor
+    found: CoefficientDraws, rows: DesignRows, client: int, noise: list[Tensor], unit: Tensor
 ) -> list[Tensor]:
     """Return draws of each covariate given the response, (S, n), from draws given the other covariates.
 
@@ -218,7 +192,7 @@ def _given_response(
 
 
 def _standardized(
-    found: Drawn, rows: Rows, client: int, loc: Tensor, sd: Tensor, unit: Tensor
+    found: CoefficientDraws, rows: DesignRows, client: int, loc: Tensor, sd: Tensor, unit: Tensor
 ) -> Tensor:
     """Return draws of the standardized linear predictor given the responses of rows, (S, n)."""
     parameters, y = parameters_at(found, rows, client), rows.fields["y"]

@@ -16,7 +16,7 @@ from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 Floats = NDArray[np.float64]
-Answer = NumbersAnswer | LevelsAnswer
+ColumnAnswer = NumbersAnswer | LevelsAnswer
 
 
 class Form(NamedTuple):
@@ -26,7 +26,7 @@ class Form(NamedTuple):
     levels: tuple[str, ...] = ()
 
 
-def form_of(column: str, answers: Sequence[Answer], least: int) -> Form:
+def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     """Return the form that a column has in all groups.
 
     Numbers that are 0 and 1 are levels. A category of as many levels as rows is an ID or a date, and so
@@ -52,14 +52,14 @@ def form_of(column: str, answers: Sequence[Answer], least: int) -> Form:
     return Form("levels", tuple(dict.fromkeys((*order, *ordered(seen)))))
 
 
-def _are_binary(answers: Sequence[Answer]) -> bool:
+def _are_binary(answers: Sequence[ColumnAnswer]) -> bool:
     """Return whether numbers are all 0 or 1, and both occur."""
     ones = [None if isinstance(one, LevelsAnswer) else one.ones for one in answers]
     total = sum(count or 0 for count in ones)
     return None not in ones and 0 < total < sum(one.rows for one in answers)
 
 
-def as_levels(one: Answer) -> LevelsAnswer:
+def as_levels(one: ColumnAnswer) -> LevelsAnswer:
     """Return numbers that are all 0 or 1 as two levels, and levels as they are."""
     if isinstance(one, LevelsAnswer):
         return one
@@ -67,13 +67,13 @@ def as_levels(one: Answer) -> LevelsAnswer:
     return LevelsAnswer(one.rows, {"0": one.rows - ones, "1": ones})
 
 
-def _are_row_numbers(answers: Sequence[Answer]) -> bool:
+def _are_row_numbers(answers: Sequence[ColumnAnswer]) -> bool:
     """Return whether numbers, all of them known, count rows from one to the next."""
     values = np.sort(np.concatenate([[], *(values_of(one) for one in answers)]))
     return len(values) >= MANY_LEVELS and bool((np.diff(values) == 1.0).all())
 
 
-def values_of(one: Answer) -> Floats:
+def values_of(one: ColumnAnswer) -> Floats:
     """Return all values of numbers, (n,); of an answer with a `least` of 1."""
     if isinstance(one, LevelsAnswer):
         return np.zeros(0)
@@ -99,7 +99,7 @@ def pooled_levels(
     return lines
 
 
-def counted(parts: Sequence[Answer], about: Mapping[str, Any]) -> dict[str, Any]:
+def counted(parts: Sequence[ColumnAnswer], about: Mapping[str, Any]) -> dict[str, Any]:
     """Return one row for a column of IDs or dates: how many different values it has."""
     names = {level for one in parts if isinstance(one, LevelsAnswer) for level in one.counts}
     numbers = {value for one in parts for value in values_of(one).tolist()}

@@ -9,16 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hierfl.effects.drawn import Drawn
-from hierfl.effects.predictor_rows import Rows
+from hierfl.effects.drawn import EACH, NEW, CoefficientDraws
+from hierfl.effects.predictor_rows import DesignRows
 from hierfl.formulas.layout import GroupTerm
 
 Who = int | Literal["new"] | None
 Scale = Literal["response", "link"]
-NEW, EACH = "new", "each"
 
 
-def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
+def predictor(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> Tensor:
     """Return the linear predictor at each draw, (S, n), or (S, n, O) of several.
 
         eta = base + offset + x . b + sum over terms with a bar of z . (deviations of its group)
@@ -30,21 +29,23 @@ def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
     eta = drawn.base[:, None] + rows.offset[:, None]
     eta = eta + torch.einsum("np,spo->sno", rows.common, drawn.common)
     for term in drawn.layout.groups:
-        deviations = _deviations(drawn, rows, term, who, seed)
+        deviations = _deviations(drawn, rows, term, who)
         if deviations is not None:
             eta = eta + torch.einsum("nq,snqo->sno", rows.groups[term.site], deviations)
     for own in rows.lacking.values():
-        step = step_of(drawn, own.step, rows, who, seed=seed)
+        step = step_of(drawn, own.step, rows, who)
         eta = eta + (own.values * step)[..., None]  # families with mi() have one predictor
     return eta[..., 0] if drawn.outputs == 1 else eta
 
 
-def step_of(drawn: Drawn, step: Rows, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
+def step_of(drawn: CoefficientDraws, step: DesignRows, rows: DesignRows, who: Who) -> Tensor:
     """Return what a unit of a covariate adds to the linear predictor of rows, (S, n), from what it adds to columns."""
-    return predictor(drawn, replace(step, codes=rows.codes), who, seed=seed) - drawn.base
+    return predictor(drawn, replace(step, codes=rows.codes), who) - drawn.base
 
 
-def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who, seed: int) -> Tensor | None:
+def _deviations(
+    drawn: CoefficientDraws, rows: DesignRows, term: GroupTerm, who: Who
+) -> Tensor | None:
     """Return the deviations of each row's group, (S, n, q, O); None where they are zero."""
     codes = rows.codes.get(term.site)
     known = isinstance(who, int)
@@ -58,15 +59,15 @@ def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who, seed: int) 
     elif term.place == "above" and isinstance(who, int):
         one = drawn.groups(term)[:, drawn.group_above(term, who)]
     elif who == NEW and not known:
-        one = drawn.of_new(term, seed)
+        one = drawn.of_new(term)
     return None if one is None else one[:, None].expand(-1, rows.count, -1, -1)
 
 
-def parameters_at(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> dict[str, Tensor]:
+def parameters_at(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> dict[str, Tensor]:
     """Return the family's parameters at each draw: (S, 1, *event), or (S, n) of one with terms."""
     found = dict(drawn.parameters)
     for name, own in drawn.with_terms.items():
-        eta = predictor(own, rows.of_parameters[name], who, seed=seed)
+        eta = predictor(own, rows.of_parameters[name], who)
         found[name] = eta.exp() if own.family.link == "log" else eta.sigmoid()
     if drawn.layout.steps:
         found["thresholds"] = drawn.thresholds(rows.common)
@@ -74,7 +75,10 @@ def parameters_at(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> dict[
 
 
 def distribution(
-    drawn: Drawn, eta: Tensor, parameters: Mapping[str, Tensor], rows: Rows | None = None
+    drawn: CoefficientDraws,
+    eta: Tensor,
+    parameters: Mapping[str, Tensor],
+    rows: DesignRows | None = None,
 ) -> Any:
     """Return the distribution of responses at each draw, uncensored; by default of one trial."""
     needs = {}
@@ -86,7 +90,10 @@ def distribution(
 
 
 def mean_response(
-    drawn: Drawn, eta: Tensor, parameters: Mapping[str, Tensor], rows: Rows | None = None
+    drawn: CoefficientDraws,
+    eta: Tensor,
+    parameters: Mapping[str, Tensor],
+    rows: DesignRows | None = None,
 ) -> Tensor:
     """Return the expected response (of a Student t its location), (S, n), or its levels' probabilities, (S, n, K)."""
     if drawn.family.name == "student":
@@ -97,17 +104,17 @@ def mean_response(
 
 
 def on_scale(
-    drawn: Drawn, rows: Rows, who: Who, scale: Scale, *, seed: int = 0
+    drawn: CoefficientDraws, rows: DesignRows, who: Who, scale: Scale
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
-    found = predictor(drawn, rows, who, seed=seed)
+    found = predictor(drawn, rows, who)
     if scale == "link" and drawn.layout.steps:
         raise ValueError(
             "the formula has cs(), so that a row has a predictor for each threshold: take "
             "scale='response'"
         )
     if scale == "response":
-        found = mean_response(drawn, found, parameters_at(drawn, rows, who, seed=seed))
+        found = mean_response(drawn, found, parameters_at(drawn, rows, who))
     if found.dim() == 2:
         return found[..., None], ("",)
     levels = drawn.response.levels
@@ -120,7 +127,7 @@ def check_scale(scale: object) -> None:
         raise ValueError(f"scale is {scale!r}: it must be 'response' or 'link'")
 
 
-def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
+def asked(drawn: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
     """Yield, once each, the clients that a user asks for: name and position, "new", or None (the average)."""
     if client is None:
         yield "", None

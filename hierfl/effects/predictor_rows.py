@@ -24,7 +24,7 @@ OF_ROWS = ("y", "trials", "weights", "cens", "upper", "entry")  # fields beside 
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class DesignRows:
     """Columns of n rows, (n, P) and (n, q) a bar term, Intercept first; `codes`, `fields` (n,)."""
 
     common: Tensor
@@ -32,7 +32,7 @@ class Rows:
     groups: Mapping[str, Tensor]
     codes: Mapping[str, Tensor] = field(default_factory=dict)
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    of_parameters: Mapping[str, Rows] = field(default_factory=dict)
+    of_parameters: Mapping[str, DesignRows] = field(default_factory=dict)
     lacking: Mapping[str, Lacking] = field(default_factory=dict)
 
     @property
@@ -45,7 +45,7 @@ class Rows:
         """How many times each row counts, (n,)."""
         return self.fields.get("weights", torch.ones(self.count, dtype=torch.float64))
 
-    def at(self, place: slice | Tensor) -> Rows:
+    def at(self, place: slice | Tensor) -> DesignRows:
         """Return some of the rows."""
         groups, codes, fields = (
             {name: value[place] for name, value in of.items()}
@@ -57,7 +57,7 @@ class Rows:
             for name, of in self.lacking.items()
         }
         common, offset = self.common[place], self.offset[place]
-        return Rows(common, offset, groups, codes, fields, others, lacking)
+        return DesignRows(common, offset, groups, codes, fields, others, lacking)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +68,11 @@ class Lacking:
     """
 
     gone: Tensor
-    step: Rows
+    step: DesignRows
     values: Tensor
 
 
-def in_turn(rows: Rows, draws: int, most: int = AT_ONCE) -> Iterator[Rows]:
+def in_turn(rows: DesignRows, draws: int, most: int = AT_ONCE) -> Iterator[DesignRows]:
     """Yield a client's rows in blocks whose responses at all draws fit into memory."""
     size = max(1, most // draws)
     for first in range(0, rows.count, size):
@@ -86,7 +86,7 @@ def predictors(formula: Formula) -> dict[str, Column]:
     return {name: formula.agreed.columns[name] for name in formula.declared.columns if name in read}
 
 
-def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> Rows:
+def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> DesignRows:
     """Return rows at typical values (means, reference levels), or at those of `at`; `grid` has n values a column."""
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
@@ -164,17 +164,17 @@ def _code(term: GroupTerm, value: Any) -> int:
 
 def evaluated(
     formula: Formula, ready: pd.DataFrame, client: str, codes: Mapping[str, Tensor]
-) -> Rows:
+) -> DesignRows:
     """Return rows from a client's `prepared` columns."""
     made = []
     for found in formula.layouts:
         common, offset = found.common.evaluate(ready, client)
         groups = {term.site: torch.as_tensor(term.evaluate(ready, client)) for term in found.groups}
-        made.append(Rows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes))
+        made.append(DesignRows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes))
     return _together(formula, made)
 
 
-def _together(formula: Formula, made: Sequence[Rows]) -> Rows:
+def _together(formula: Formula, made: Sequence[DesignRows]) -> DesignRows:
     """Return the rows of the response's terms, with those of parameters."""
     if len(made) == 1:
         return made[0]
@@ -195,7 +195,7 @@ def data_of(
     return formula.data(frames, labeled=labeled), parts, kinds, labeled
 
 
-def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
+def rows_of_client(formula: Formula, data: ClientData, client: int) -> DesignRows:
     """Return the rows of one client, by its position, from the fields that its program reads.
 
     What they lack and mi() imputes is 0: `effects.imputed.completed` adds draws of it.
@@ -203,7 +203,7 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     return _together(formula, [_of_layout(found, data, client) for found in formula.layouts])
 
 
-def step_of_client(formula: Formula, data: ClientData, client: int, name: str) -> Rows:
+def step_of_client(formula: Formula, data: ClientData, client: int, name: str) -> DesignRows:
     """Return what a unit of a covariate of mi() adds to the columns of a client's rows that lack it."""
     return _of_layout(formula.layout, data, client, by=f"_by_{NO_NAME.sub('_', name)}")
 
@@ -213,7 +213,7 @@ def has_covariate(data: ClientData, name: str) -> Tensor:
     return data.fields[f"has_{NO_NAME.sub('_', name)}"]
 
 
-def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") -> Rows:
+def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") -> DesignRows:
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     count = place.stop - place.start
     fields = {name: value[place] for name, value in data.fields.items()}
@@ -245,7 +245,7 @@ def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") ->
             codes[term.site] = fields[term.index].long()
     common = [columns[name] for name in found.common.columns]
     offset = fields["offset"].double() if found.common.offsets else torch.zeros_like(ones[:, 0])
-    return Rows(
+    return DesignRows(
         torch.stack(common, 1) if common else ones[:, :0],
         torch.zeros_like(offset) if by else offset,
         groups,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import pandas as pd
@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB, percent, tails
+from hierfl.core.intervals import percent, tails
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown
 from hierfl.data.absent import is_absent
-from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
 from hierfl.effects.imputed import completed
-from hierfl.effects.intervals import labeled, statistics
 from hierfl.effects.predictor import mean_response, parameters_at, predictor
 from hierfl.effects.predictor_rows import in_turn, typical
-from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,23 +34,11 @@ RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_hig
 COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized ratio
 
 
-def _shown(found: Profile) -> Shown:
-    words = f"Rank 1 has the {'lowest' if found.best == 'low' else 'highest'} effect. {found.note}"
-    own = [name for name in found.frame if name == "client" or name not in RATIOS]
-    tables = [("Effects and ranks", found.frame[own])]
-    if "smr" in found.frame:
-        tables.append(("Observed and expected", found.frame[["client", *RATIOS]]))
-    return Shown(found.title, note=words.strip(), tables=tuple(tables))
-
-
-@shown_as(_shown)
-@dataclass(frozen=True, eq=False)
-class Profile:
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Answer):
     """Each client's own effect, its rank, and its standardized ratio.
 
     Args:
-        title: what the effect is.
-        best: "low" or "high": the effects that rank first.
         frame: one row per client: `client`; `effect` on the scale of the linear predictor, with
             `effect_sd`, `effect_low` and `effect_high`; `rank`, its posterior mean, `rank_low` and
             `rank_high`; `p_best` and `p_worst`. Of bernoulli, binomial and poisson responses also
@@ -63,17 +50,17 @@ class Profile:
             None: counts without an upper end, or no ratio.
         draws: the draws of `effect`, of `rank` and, where there is one, of `ratio`, an
             xarray.Dataset of the dimensions `chain`, `draw` and `client`.
-        prob: of the intervals.
-        note: what the table leaves out.
     """
 
-    title: str
-    best: Literal["low", "high"]
-    frame: pd.DataFrame
-    rate: float | None
-    draws: Dataset
-    prob: float
-    note: str = ""
+    rate: float | None = None
+
+    def shown(self) -> Shown:
+        """Return what is printed."""
+        own = [name for name in self.frame if name == "client" or name not in RATIOS]
+        tables = [("Effects and ranks", self.frame[own])]
+        if "smr" in self.frame:
+            tables.append(("Observed and expected", self.frame[["client", *RATIOS]]))
+        return Shown(self.title, note=self.note, tables=tuple(tables))
 
     def plot_ranks(self, ax: Axes | None = None) -> Axes:
         """Draw the clients' effects with intervals, in the order of their mean ranks.
@@ -109,13 +96,11 @@ class Profile:
 @one_at_a_time
 @spelled
 def profile(
-    fit: Snapshot | Drawn,
+    fit: Fitted,
     column: str = "Intercept",
     *,
     best: Literal["low", "high"] = "low",
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
+    **drawing: Unpack[Drawing],
 ) -> Profile:
     """Return each client's own effect, its rank, and its standardized ratio.
 
@@ -134,9 +119,7 @@ def profile(
         column: "Intercept": the effect on a typical row; or a column of the clients' own
             coefficients: how far its coefficient lies from the common one.
         best: "low" where low effects are good, such as of mortality; "high" where high ones are.
-        prob: of the intervals.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
 
     Raises:
         TypeError: the fit is of another model.
@@ -145,32 +128,33 @@ def profile(
     """
     if best not in ("low", "high"):
         raise ValueError(f"best is {best!r}: it must be 'low' or 'high'")
-    found = drawn(fit, "profile", draws=draws, seed=seed, prob=prob)
-    effects = own_effects(found, column)
+    found = drawn(fit, "profile", client=getattr(fit, "clients", None), **drawing)
+    effects, prob = own_effects(found, column), found.prob
     frame = pd.DataFrame({"client": list(found.clients)})
     numbers = statistics(effects, prob)
     frame["effect"] = numbers.pop("mean")
     frame = frame.assign(**{f"effect_{name}": value for name, value in numbers.items()})
     ranks = (effects if best == "low" else -effects).argsort(1).argsort(1).double() + 1.0
     frame = frame.assign(**_ranked(ranks, prob))
-    of_each, rate, note = {"effect": effects, "rank": ranks}, None, ""
+    of_each, rate = {"effect": effects, "rank": ranks}, None
+    note = f"Rank 1 has the {'lowest' if best == 'low' else 'highest'} effect."
     counted = column == "Intercept" and found.family.name in COUNTED
     if counted and is_absent(found.data):
-        note = "Standardized ratios are left out: they need the clients' rows."
+        note += " Standardized ratios are left out: they need the clients' rows."
     elif counted:
         frame, rate, of_each["ratio"] = _with_ratios(found, frame, prob)
-        note = "smr is observed / expected under the average client; ratio is predicted / expected."
+        note += " smr is observed / expected under the average client; ratio predicted / expected."
     what = (
         "own effect on a typical row" if column == "Intercept" else f"own coefficient of {column}"
     )
     return Profile(
-        title=f"Clients' {what}, {percent(prob)} intervals",
-        best=best,
-        frame=frame,
-        rate=rate,
-        draws=_together(of_each, found.clients),
-        prob=prob,
-        note=note,
+        f"Clients' {what}, {percent(prob)} intervals",
+        frame,
+        _together(of_each, found.clients),
+        prob,
+        found.seed,
+        note,
+        rate,
     )
 
 
@@ -181,7 +165,7 @@ def _together(of_each: Mapping[str, Tensor], clients: Sequence[str]) -> Dataset:
     return xarray.Dataset({name: labeled(v, dims, name) for name, v in of_each.items()})
 
 
-def own_effects(found: Drawn, column: str) -> Tensor:
+def own_effects(found: CoefficientDraws, column: str) -> Tensor:
     """Return how far each client lies from the average one at each draw, (S, N), by `column`."""
     terms = found.layout.at("clients")
     if not terms:
@@ -226,7 +210,7 @@ def _ranked(ranks: Tensor, prob: float) -> dict[str, Any]:
 
 
 def _with_ratios(
-    found: Drawn, frame: pd.DataFrame, prob: float
+    found: CoefficientDraws, frame: pd.DataFrame, prob: float
 ) -> tuple[pd.DataFrame, float | None, Tensor]:
     """Add observed and expected events and their ratios; return the rate a trial too, and draws of ratios, (S, N)."""
     records, ratios = [], []
@@ -257,7 +241,7 @@ def _with_ratios(
     return pd.concat([frame, table], axis=1), rate, torch.stack(ratios, 1)
 
 
-def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
+def sums_of_client(found: CoefficientDraws, client: int) -> tuple[float, float, Tensor, Tensor]:
     """Return a client's events, trials or rows, and events expected at each draw, (S,): average client's, own."""
     rows = completed(found, found.data, client, client)
     # deviations of groups within the client are its own too, and those of groups above it are not

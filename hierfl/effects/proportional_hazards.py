@@ -18,7 +18,7 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.drawn import CoefficientDraws, drawn
 from hierfl.effects.predictor import distribution, predictor
 from hierfl.effects.predictor_rows import has_covariate, in_turn, rows_of_client
 from hierfl.models.families.survival import hazards
@@ -34,11 +34,7 @@ SMALL = 0.05  # p below which hazards are said not to be proportional
 ALL = "all"
 
 
-def _shown(found: ProportionalHazards) -> Shown:
-    return Shown(found.title, found.frame, found.verdict)
-
-
-@shown_as(_shown)
+@shown_as(lambda test: Shown(test.title, test.frame, test.verdict))
 @dataclass(frozen=True, eq=False)
 class ProportionalHazards:
     """Whether effects on the hazard change with time.
@@ -78,7 +74,7 @@ class ProportionalHazards:
 @one_at_a_time
 @spelled
 def proportional_hazards(
-    fit: Snapshot | Drawn,
+    fit: Snapshot | CoefficientDraws,
     *,
     transform: Transform = "km",
     draws: int = 1000,
@@ -132,7 +128,7 @@ def proportional_hazards(
     )
 
 
-def _check(found: Drawn) -> None:
+def _check(found: CoefficientDraws) -> None:
     family, additions = found.family.name, found.formula.declared.parts.additions
     if family not in PROPORTIONAL:
         raise ValueError(
@@ -160,7 +156,7 @@ def _check(found: Drawn) -> None:
         )
 
 
-def _factor(found: Drawn) -> Tensor:
+def _factor(found: CoefficientDraws) -> Tensor:
     """Return what takes a linear predictor to the log hazard at each draw, (S, 1): -shape of a Weibull."""
     eta = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(found.count, 2)
     fn, one = hazards(distribution(found, eta, found.parameters)), torch.ones_like(eta)
@@ -168,7 +164,7 @@ def _factor(found: Drawn) -> Tensor:
     return (log_hazard[:, 1] - log_hazard[:, 0])[:, None]
 
 
-def _of_client(found: Drawn, client: int, factor: Tensor) -> tuple[Any, ...]:
+def _of_client(found: CoefficientDraws, client: int, factor: Tensor) -> tuple[Any, ...]:
     """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
     rows = rows_of_client(found.formula, found.data, client)
     place = slice(int(found.data.offsets[client]), int(found.data.offsets[client + 1]))
@@ -191,7 +187,7 @@ def _of_client(found: Drawn, client: int, factor: Tensor) -> tuple[Any, ...]:
 
 # ------------------------------------------------------------ events and the rows at risk
 @dataclass(frozen=True, eq=False)
-class Course:
+class HazardCourse:
     """At each event, in order of time: x - xbar (K, P), the covariance of x at risk (K, P, P), and its weight."""
 
     time: Floats
@@ -203,7 +199,7 @@ class Course:
 
 def course_of(
     time: Floats, event: Any, entry: Floats, risk: Floats, x: Floats, weight: Floats
-) -> Course:
+) -> HazardCourse:
     """Return what Schoenfeld's residuals are made of; `risk` is the weight of each row times its exp(eta)."""
     if event.sum() < 2:
         raise ValueError("there are fewer than two events: nothing can be seen to change with time")
@@ -219,11 +215,11 @@ def course_of(
         spreads.append((share[:, None] * x[there]).T @ x[there] - np.outer(mean, mean))
         shares.append(1.0 - counted[when == t].sum() / weight[there].sum())
     beyond = np.concatenate([[1.0], np.cumprod(shares)[:-1]])
-    return Course(when, own - np.array(means)[at], np.array(spreads)[at], counted, beyond[at])
+    return HazardCourse(when, own - np.array(means)[at], np.array(spreads)[at], counted, beyond[at])
 
 
 def score_tests(
-    course: Course, transform: Transform, loc: Floats
+    course: HazardCourse, transform: Transform, loc: Floats
 ) -> tuple[dict[str, list[float]], Floats]:
     """Return the columns of the frame, with the test of all in the end, and scaled residuals, (K, P)."""
     g, weight = _transformed(course, transform), course.weight
@@ -248,7 +244,7 @@ def score_tests(
     return lines, loc + len(g) * course.away @ step
 
 
-def _transformed(course: Course, transform: Transform) -> Floats:
+def _transformed(course: HazardCourse, transform: Transform) -> Floats:
     """Return g of the time of each event, from 0 to 1."""
     g: Floats = course.time
     if transform == "km":

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Unpack
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import shown_as
-from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.imputed import completed
-from hierfl.effects.intervals import labeled, statistics, with_intervals
 from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
-from hierfl.effects.predictor_rows import Rows, in_turn
+from hierfl.effects.predictor_rows import DesignRows, in_turn
 from hierfl.posterior.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from xarray import DataArray
 
 SHARES = ("conditional", "marginal")
 # kind of response -> what it is, of which a share of variance means nothing
@@ -32,28 +27,9 @@ WITHOUT_VARIANCE = {
 }
 
 
-@shown_as(with_intervals)
-@dataclass(frozen=True, eq=False)
-class R2:
-    """The share of the responses' variance that the model explains.
-
-    Args:
-        title: what is explained.
-        frame: the rows `conditional`, by common columns and groups, and `marginal`, by common
-            columns alone; the columns `mean`, `sd`, `low` and `high`, the ends of the interval.
-        draws: the draws, an xarray.DataArray of the dimensions `chain`, `draw` and `share`.
-        prob: of the interval.
-    """
-
-    title: str
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
-
-
 @one_at_a_time
 @spelled
-def r2(fit: Snapshot | Drawn, *, prob: float = PROB, draws: int = 1000, seed: int = 0) -> R2:
+def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
     """Return the Bayesian R2 of a formula, conditional on groups and marginal.
 
         conditional = var(mu) / (var(mu) + mean(v)),    marginal = var(mu_0) / (var(mu) + mean(v))
@@ -68,16 +44,17 @@ def r2(fit: Snapshot | Drawn, *, prob: float = PROB, draws: int = 1000, seed: in
 
     Args:
         fit: of a `hierfl.formula`, with the clients' rows.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        The rows `conditional`, by common columns and groups, and `marginal`, by common columns alone.
 
     Raises:
         TypeError: the fit is of another model.
         ValueError: the response is in categories, in several columns, or angles.
         RowsNotSaved: the rows were not saved with the fit.
     """
-    found = drawn(fit, "r2", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "r2", **drawing)
     what = WITHOUT_VARIANCE.get(found.family.kind)
     if what is not None:
         raise ValueError(
@@ -92,21 +69,22 @@ def r2(fit: Snapshot | Drawn, *, prob: float = PROB, draws: int = 1000, seed: in
     common = plain_square / rows - (plain / rows) ** 2
     both = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
     response = found.formula.declared.parts.response
-    return R2(
+    return Answer(
         f"Share of the variance of {response} that is explained",
-        pd.DataFrame(statistics(both, prob), index=list(SHARES)),
+        pd.DataFrame(statistics(both, found.prob), index=list(SHARES)),
         labeled(both, {"share": SHARES}, "r2"),
-        prob,
+        found.prob,
+        found.seed,
     )
 
 
-def _without_groups(rows: Rows) -> Rows:
+def _without_groups(rows: DesignRows) -> DesignRows:
     """Return rows that name no group."""
     others = {name: replace(own, codes={}) for name, own in rows.of_parameters.items()}
     return replace(rows, codes={}, of_parameters=others)
 
 
-def sums_of_client(found: Drawn, client: int) -> Tensor:
+def sums_of_client(found: CoefficientDraws, client: int) -> Tensor:
     """Return a client's sums at each draw, (6, S): rows, mu, mu^2, mu_0, mu_0^2, variance of the response."""
     total = torch.zeros(6, found.count, dtype=torch.float64)
     for some in in_turn(completed(found, found.data, client, client), found.count):

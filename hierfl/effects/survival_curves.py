@@ -4,54 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.intervals import PROB
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import shown_as
+from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.conditional_effects import chosen, few, fixed
-from hierfl.effects.drawn import Drawn, Fitted, drawn
-from hierfl.effects.intervals import labeled, tabulated, with_intervals
-from hierfl.effects.predictor import EACH, asked, distribution, parameters_at, predictor
+from hierfl.effects.drawn import EACH, CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.predictor import asked, distribution, parameters_at, predictor
 from hierfl.effects.predictor_rows import typical
 from hierfl.models.families.survival import hazards
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from xarray import DataArray
 
 POINTS = 50  # of the default times
 
 
-@shown_as(with_intervals)
-@dataclass(frozen=True, eq=False)
-class Survival:
+@dataclass(frozen=True, eq=False, repr=False)
+class Survival(Answer):
     """The probability that a time is beyond t.
 
     Args:
-        title: whose times, and where the columns are.
         response: the column of the times.
         by: the column of which each value has a curve of its own; None: there is none.
-        frame: one row per client, value of `by` and time: `client` ("" for the average client,
-            "new" for a new one), the column `by` where there is one, `time`, `mean`, `sd`, `low`
-            and `high`, the ends of the interval.
-        draws: the draws of each row, an xarray.DataArray of the dimensions `chain`, `draw`,
-            `client`, `by` where there is one, and `time`.
-        prob: of the interval.
     """
 
-    title: str
-    response: str
-    by: str | None
-    frame: pd.DataFrame
-    draws: DataArray
-    prob: float
+    response: str = ""
+    by: str | None = None
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the curves with bands.
@@ -77,9 +61,7 @@ def survival(
     at: Mapping[str, Any] | None = None,
     times: Sequence[float] | None = None,
     client: str | Sequence[str] | None = EACH,
-    prob: float = PROB,
-    draws: int = 1000,
-    seed: int = 0,
+    **drawing: Unpack[Drawing],
 ) -> Survival:
     """Return survival curves of a row at typical values, from time 0 on.
 
@@ -96,16 +78,18 @@ def survival(
         times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean
             of the response, censored times included.
         client: as in `effects`. Default "each": every client, and a new one.
-        prob: of the interval.
-        draws: S, of the posterior.
-        seed: of the draws.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per client, value of `by` and time: `client` ("" for the average client, "new" for a
+        new one), the column `by` where there is one, and `time`.
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client was not fitted.
         ValueError: the response is no time; or a time is below 0 or not finite.
     """
-    found = drawn(fit, "survival", draws=draws, seed=seed, prob=prob)
+    found = drawn(fit, "survival", client=client, **drawing)
     if found.family.kind != "time":
         raise ValueError(
             f"the response is {found.family.name}, no time: survival curves are for exponential, "
@@ -116,11 +100,11 @@ def survival(
     rows = typical(found.formula, at, apart)
     names, parts = [], []
     for name, who in asked(found, client):
-        eta = predictor(found, rows, who, seed=seed)[..., None].expand(-1, -1, len(when))
+        eta = predictor(found, rows, who)[..., None].expand(-1, -1, len(when))
         flat = eta.reshape(found.count, -1)
         every = when.repeat(rows.count).expand_as(flat)
         values = {}
-        for one, value in parameters_at(found, rows, who, seed=seed).items():
+        for one, value in parameters_at(found, rows, who).items():
             of_rows = one in found.with_terms and value.shape[1] > 1
             values[one] = value.repeat_interleave(len(when), 1) if of_rows else value
         hazard: Tensor = hazards(distribution(found, flat, values)).cumulative_hazard(every)
@@ -128,18 +112,16 @@ def survival(
         parts.append(torch.exp(-hazard).reshape(eta.shape))
     response = found.formula.declared.parts.response
     dims = {"client": names, **apart, "time": when.tolist()}
-    beyond = labeled(torch.stack(parts, 1), dims, response)
-    return Survival(
-        title=f"{response}: share beyond{fixed(found.formula, apart, at)}",
+    return Survival.of(
+        f"{response}: share beyond{fixed(found.formula, apart, at)}",
+        labeled(torch.stack(parts, 1), dims, response),
+        found,
         response=response,
         by=by,
-        frame=tabulated(beyond, prob),
-        draws=beyond,
-        prob=prob,
     )
 
 
-def _checked(found: Drawn, times: Sequence[float] | None) -> Tensor:
+def _checked(found: CoefficientDraws, times: Sequence[float] | None) -> Tensor:
     """Return the times, float64; refuse one below 0 or not finite, and none at all."""
     if times is None:
         return torch.linspace(0.0, 2.0 * found.response.mean, POINTS, dtype=torch.float64)

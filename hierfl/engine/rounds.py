@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,42 +34,44 @@ NAMED = 5  # clients in a message
 CLIENT = attrgetter("client")
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
-# History of a chosen method: choice and reason, first round; verdict and correction, last round.
-CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
 ENDED = "ended"  # in the history's last round: what ended the run in the place of rounds, and why
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where a run stands; rounds change `table` in place; `compiled` steps stay so when it is resumed."""
+    """Where a run stands; rounds change `table` in place.
+
+    Args:
+        server: the server's state.
+        table: the client states, one row for each client.
+        history: one record a round.
+        round: how many are done.
+        compiled: whether steps are compiled, also when the run is resumed.
+        chosen: the method that was chosen for a model, and why; None: it was named.
+        verdict: whether a chosen method has converged, in words; None: not known.
+        corrected: whether draws are corrected by importance weights.
+    """
 
     server: Tree
     table: Table
     history: tuple[dict[str, Any], ...] = ()
     round: int = 0
     compiled: bool = False
+    chosen: str | None = None
+    verdict: str | None = None
+    corrected: bool = False
+
+    def advanced(
+        self, server: Tree, table: Table, records: Sequence[dict[str, Any]], rounds: int = 1
+    ) -> Progress:
+        """Return the progress after more rounds, which no verdict is of yet."""
+        history = (*self.history, *records)
+        where = replace(self, server=server, table=table, history=history, verdict=None)
+        return replace(where, round=self.round + rounds, corrected=False)
 
     def __repr__(self) -> str:
         """The rounds done, and the size of the server's state."""
         return f"Progress(round {self.round}, server {sizes(self.server)})"
-
-
-def chosen_of(history: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return which method was chosen for a model, and why; None where the method was named."""
-    found = history[0].get(CHOSEN) if history else None
-    return None if found is None else str(found)
-
-
-def is_corrected(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the draws of a run are to be corrected by importance weights."""
-    return bool(history) and history[-1].get(CORRECTED) == "psis"
-
-
-def without_correction(history: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-    """Return a history by which draws are not corrected."""
-    if not is_corrected(history):
-        return history
-    return (*history[:-1], {k: v for k, v in history[-1].items() if k != CORRECTED})
 
 
 def begin(
@@ -145,8 +147,7 @@ def one_round(
         record |= said_of_conflicts(found, data.names)
     record["bytes_down"] = (nbytes(message) + mailed) * len(ids)
     record |= {"bytes_up": cohort.sent, "seconds": time.perf_counter() - began}
-    history = (*progress.history, record)
-    return Progress(state, progress.table, history, clock.round + 1, progress.compiled)
+    return progress.advanced(state, progress.table, [record])
 
 
 def _deliver(federation: Federation, server: Tree, table: Table) -> int:

@@ -114,7 +114,7 @@ def fedabml(
     if meta != "envelope":
         plain_lr(optimizer, "optimizer", f"meta={meta!r} differentiates through gradient steps")
     exact, descent = server == "exact", Descent(optimizer, steps, unit, batch_size)
-    how = Setting(
+    how = FedABMLSetting(
         kl_weight, descent, global_optimizer or optimizer, inner_steps, draws, meta, exact
     )
     server_of = _exact_server if exact else plain_average
@@ -132,7 +132,7 @@ def _exact_server(program: Program) -> Server:
 
 
 @dataclass(frozen=True)
-class Setting:
+class FedABMLSetting:
     """The arguments of `fedabml`; `exact`: its server is "exact"."""
 
     kl_weight: float
@@ -149,7 +149,7 @@ class Losses:
     """L(phi, theta) of one program, and its gradients."""
 
     program: Program
-    how: Setting
+    how: FedABMLSetting
 
     def prior(self, theta: Params) -> Params:
         """Return phi where the posterior is the prior."""
@@ -200,7 +200,7 @@ class Losses:
         return add(by_theta, vjp(self.prior, theta)[1](by_phi)[0]), phi
 
 
-def client_of(how: Setting, program: Program) -> Client:
+def client_of(how: FedABMLSetting, program: Program) -> Client:
     """Return the client of one program."""
     above, mine = program.start()
     if not mine or not above:

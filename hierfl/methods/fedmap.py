@@ -117,7 +117,7 @@ def fedmap(
     )
     if not callable(server):
         expect(server=(server, ("average", "gradient")))
-    how = Setting(
+    how = FedMAPSetting(
         descent=Descent(optimizer, steps, unit, batch_size),
         newton_steps=newton_steps,
         is_mean=loss == "mean",
@@ -131,7 +131,7 @@ def fedmap(
 
 
 @dataclass(frozen=True)
-class Setting:
+class FedMAPSetting:
     """The arguments of `fedmap`."""
 
     descent: Descent
@@ -157,7 +157,7 @@ class Setting:
         return rows.log() if self.weights == "rows" else torch.zeros_like(rows)
 
 
-def _client(how: Setting, program: Program) -> Client:
+def _client(how: FedMAPSetting, program: Program) -> Client:
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(
@@ -267,7 +267,7 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
     return as_tree(vector - move, params), at(vector)
 
 
-def _server(how: Setting, optimizer: Optimizer, program: Program) -> Server:
+def _server(how: FedMAPSetting, optimizer: Optimizer, program: Program) -> Server:
     """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
     above = program.start()[0]
 

@@ -128,7 +128,7 @@ def pfedbred(
     if chosen.moves_w and jacobian == "exact":
         raise ValueError("mh-code moves w itself, and has no Jacobian: take mh24 for an exact one")
     mirror = "its equations are of mirror descent"
-    how = Setting(
+    how = PFedBreDSetting(
         strategy=chosen,
         prox=prox,
         lr=plain_lr(optimizer, "optimizer", mirror),
@@ -150,7 +150,7 @@ def pfedbred(
 
 
 @dataclass(frozen=True)
-class Setting:
+class PFedBreDSetting:
     """The arguments of `pfedbred`; `lr` and `global_lr` are the step sizes of its optimizers."""
 
     strategy: Strategy
@@ -195,7 +195,7 @@ class Twins:
         return moved_inside(domains_of_sites(self.program), v, by, rate)
 
 
-def _client(how: Setting, program: Program) -> Client:
+def _client(how: PFedBreDSetting, program: Program) -> Client:
     of = {f"{site}.at": param for site, param in mean_params(program).items()}
     twins = Twins(program, of, program.start()[1])
     two = how.strategy.moves_w and how.batch_size is not None

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import signature
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
 import torch
 
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.drawn import Drawn, drawn
-from hierfl.effects.predictor import EACH, NEW
-from hierfl.formulas.formula import Formula
+from hierfl.effects.drawn import CoefficientDraws
 
 Found = TypeVar("Found")
-Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
 def _shown(found: FromNodes[Any]) -> Shown:
@@ -54,52 +49,28 @@ class FromNodes(Generic[Found]):
 
 
 # ------------------------------------------------------------ clients' own draws
-def over_nodes(answer: Answer, *, every: bool = False) -> Answer:
-    """Return an answer of a formula over nodes: of named clients by the draws that their nodes send.
-
-    `every`: it is of all clients, whatever it is asked for.
-    """
-    taken = signature(answer).parameters.get("client")
-
-    @wraps(answer)
-    def asked(fit: Any, *args: Any, **how: Any) -> Any:
-        client = how.get("client", None if taken is None else taken.default)
-        if not every and (client is None or client == NEW):
-            return answer(fit, *args, **how)
-        if not isinstance(fit.method.model, Formula):
-            return answer(fit, *args, **how)  # refuses it by name
-        names = None if every or client == EACH else [client] if isinstance(client, str) else client
-        drawing = {name: how[name] for name in ("draws", "seed", "prob") if name in how}
-        return answer(with_own(fit, answer.__name__, names, every, **drawing), *args, **how)
-
-    return asked  # type: ignore[return-value]
-
-
 def with_own(
-    fit: Any, what: str, names: Collection[str] | None, needed: bool, **drawing: Any
-) -> Drawn:
+    fit: Any, found: CoefficientDraws, what: str, names: Collection[str] | None
+) -> CoefficientDraws:
     """Return draws of a formula's coefficients with those of clients whose nodes send them.
 
-    Of `names`, or `needed`, a client whose node does not is an error; else it is left out with a
-    warning.
+    Of `names` a client whose node does not is an error; of None it is left out with a warning.
     """
-    found = drawn(fit, what, **drawing)
     if any(own.at("above") for own in found.formula.layouts):
         raise ValueError(
             f"fit.{what} of a client needs the groups above it, which are at its node: ask for "
             "client=None or 'new'"
         )
-    seed = int(drawing.get("seed", 0))
     for name in names or ():
         fit.federation.data.index([str(name)])  # refuses unknown clients
-    answers = fit.local_draws(found.count, seed=seed, clients=names)
+    answers = fit.local_draws(found.count, seed=found.seed, clients=names)
     given, why = dict[str, Any](), dict(answers.withheld)
     for name, draws in answers.given.items():
         if (wrong := _unlike(found, draws)) is None:
             given[name] = draws
         else:
             why[name] = wrong
-    if why and (names is not None or needed):
+    if why and names is not None:
         client, reason = next(iter(why.items()))
         raise ValueError(
             f"fit.{what} needs draws of client '{client}', which its node keeps: {reason}"
@@ -107,7 +78,7 @@ def with_own(
     if why:
         some = "; ".join(f"'{client}': {reason}" for client, reason in list(why.items())[:5])
         warnings.warn(
-            f"{len(why)} clients are left out, whose nodes send no draws ({some})", stacklevel=4
+            f"{len(why)} clients are left out, whose nodes send no draws ({some})", stacklevel=6
         )
     clients = tuple(given)
     groups = [term for of in found.formula.layouts for term in of.groups]
@@ -116,7 +87,7 @@ def with_own(
     return replace(found, clients=clients, own=own)
 
 
-def _unlike(found: Drawn, draws: Mapping[str, Any]) -> str | None:
+def _unlike(found: CoefficientDraws, draws: Mapping[str, Any]) -> str | None:
     """Return why what a node sent is no draws of its client's coefficients; None: they are."""
     for of in (found, *found.with_terms.values()):
         for term in of.layout.groups:
@@ -138,7 +109,6 @@ def _unlike(found: Drawn, draws: Mapping[str, Any]) -> str | None:
 # ------------------------------------------------------------ what is at the nodes alone
 AT_NODES = {
     "predictions": "averages over rows; take fit.effects, or a typical row, fit.comparisons(...)",
-    "marginal_means": "averages over rows; take fit.contrasts(...), of a typical row",
     "r2": "sums over rows; take fit.icc(), or score predictions, fit.scores()",
     "posterior_predictive": "labels of rows; ask the nodes, fit.predict()",
     "replicate": "labels of rows; ask the nodes, fit.predict()",
@@ -158,7 +128,5 @@ def refused(name: str) -> Any:
         raise ValueError(f"fit.{name} is of {what}, which are at the nodes: {instead}")
 
     asked.__name__ = name
-    asked.__doc__ = (
-        f"Refuse `hierfl.Fit.{name}`: rows are at the nodes, and the error says what to call."
-    )
+    asked.__doc__ = f"Refuse `hierfl.Fit.{name}`, and say what to call over nodes."
     return asked

@@ -9,16 +9,7 @@ from typing import Any
 from hierfl.engine.settings import Disclose
 from hierfl.method import Method
 from hierfl.program.sites import Model
-from hierfl.runs.call import NOT_OF_FITS, check_count, check_method
-
-AT_NODES = "data validation eval_every patience checkpoint_every progress callback settings engine"
-AT_NODES += " chunk compile device on_client_error min_rows"
-# argument of `hierfl.fit` -> what to do instead
-ELSEWHERE = NOT_OF_FITS | dict.fromkeys(
-    AT_NODES.split(),
-    "leave it out: rows are at nodes, which compute as their owners say, policy.toml; score them "
-    "afterwards, fit.scores()",
-)
+from hierfl.runs.call import check_count, check_method
 
 
 @dataclass(frozen=True, eq=False)

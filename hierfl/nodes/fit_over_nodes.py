@@ -1,11 +1,11 @@
-"""What a run over nodes returns: the global sites here, and what nodes answer of their own clients."""
+"""A fit whose clients are at nodes: the global sites are here, and nodes answer of their own clients."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -14,29 +14,15 @@ from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
-from hierfl.effects import (
-    comparisons,
-    conditional_effects,
-    contrasts,
-    hypotheses,
-    icc,
-    profile,
-    slopes,
-    survival_curves,
-)
-from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress, chosen_of
-from hierfl.method import Method
 from hierfl.nodes import living, saved_over
 from hierfl.nodes.after_rounds import ask_nodes, imputed_at_nodes
-from hierfl.nodes.answers import FromNodes, over_nodes, refused
+from hierfl.nodes.answers import FromNodes, refused, with_own
 from hierfl.nodes.asking import Ask
 from hierfl.nodes.global_answers import brief_over, summary_over
 from hierfl.nodes.local_fit import table_of_rows, table_of_sites
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import global_sites
-from hierfl.program.program import Program
 from hierfl.runs.result import Fit
 
 if TYPE_CHECKING:
@@ -46,14 +32,14 @@ if TYPE_CHECKING:
 
 
 @shown_as(brief_over)
-@dataclass(frozen=True, eq=False)
-class FitOverNodes:
+@dataclass(frozen=True, eq=False, repr=False)
+class FitOverNodes(Fit):
     """A method, fitted to clients whose rows and states are at nodes.
 
-    It has the methods of `hierfl.Fit`, with the same answers. What global sites and the schema are
-    enough for is computed here. Of a formula, `effects` and its like of a named client, and `profile`,
-    ask nodes for draws, which their policies may keep ("draws" in `may_leave`). What reads rows is
-    refused by name.
+    It is a `hierfl.Fit`, whose answers are described there. What global sites and the schema are
+    enough for is computed here. Of a formula, `effects` and its like of a named client, and
+    `profile`, ask nodes for draws, which their policies may keep ("draws" in `may_leave`). What reads
+    rows is refused by name.
 
     Args:
         method: what was fitted.
@@ -66,39 +52,10 @@ class FitOverNodes:
         ended: clients whose nodes have been sent the state that the run has ended with.
     """
 
-    method: Method
-    federation: Federation
-    progress: Progress
-    rounds: int
     run: str
     ask: Ask
     joined: Mapping[str, str] = field(default_factory=dict)
     ended: frozenset[str] = frozenset()
-
-    @property
-    def program(self) -> Program:
-        """The checked program."""
-        return self.federation.program
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names, sorted."""
-        return self.federation.data.names
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row a round, as in `hierfl.Fit.history`; `left_out` says who was missing, and why."""
-        return self.here.history
-
-    @property
-    def chosen(self) -> str | None:
-        """Which method was chosen for a model, and why; None where the method was named."""
-        return chosen_of(self.progress.history)
-
-    @property
-    def message(self) -> Tree:
-        """The server's last message."""
-        return self.here.message
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the global sites: `shared` site -> (S, *shape), as `hierfl.Fit.draws`; `own` is empty."""
@@ -112,7 +69,7 @@ class FitOverNodes:
         seed: int = 0,
         var_names: Collection[str] | None = None,
         expand: int = EXPAND,
-        correct: Literal["auto"] | None = "auto",
+        correct: Literal["auto", "psis"] | None = "auto",
         log_likelihood: bool = False,
     ) -> InferenceData:
         """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
@@ -162,48 +119,30 @@ class FitOverNodes:
                 )
         return sorted(sites if var_names is None else var_names)
 
-    def summary(self, *, prob: float = 0.9, draws: int = 1000, seed: int = 0) -> Summary:
-        """Summarize the global sites as a table, and say what the history tells of trust.
+    def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
+        """Summarize the global sites, and say what the history tells of trust, as `hierfl.Fit.summary`."""
+        return summary_over(self, prob, 1000 if draws is None else draws, seed)
 
-        Arguments and errors are those of `hierfl.Fit.summary`.
-        """
-        return summary_over(self, prob, draws, seed)
-
-    # What a fit of a formula says: as of `hierfl.Fit`.
-    effects = over_nodes(conditional_effects.effects)
-    comparisons = over_nodes(comparisons.comparisons)
-    contrasts = over_nodes(contrasts.contrasts)
-    slopes = over_nodes(slopes.slopes)
-    survival = over_nodes(survival_curves.survival)
-    profile = over_nodes(profile.profile, every=True)
-    hypotheses = hypotheses.hypotheses
-    icc = icc.icc
-    imputed = imputed_at_nodes
-    predictions, marginal_means, r2 = map(refused, ("predictions", "marginal_means", "r2"))
+    with_own = with_own
+    imputed = imputed_at_nodes  # type: ignore[assignment]
+    predictions, r2 = map(refused, ("predictions", "r2"))
     posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
     personalize, update = map(refused, ("personalize", "update"))
     infer_discrete, infer_rows = map(refused, ("infer_discrete", "infer_rows"))
 
-    def report(
-        self,
-        path: str | Path = "report.html",
-        *,
-        title: str | None = None,
-        draws: int = 400,
-        seed: int = 0,
-    ) -> Report:
+    def report(self, path: str | Path = "report.html", **options: Any) -> Report:
         """Write one HTML page, as `hierfl.Fit.report` does, of the run and the global sites.
 
-        Arguments are those of `hierfl.Fit.report`; scores of rows are asked of nodes, `scores`.
+        Raises:
+            ValueError: rows are given: their scores are asked of nodes, `scores`.
         """
-        return self.here.report(path, title=title, draws=draws, seed=seed)
+        if rows := sorted(options.keys() & {"held_out", "foreign", "local_only", "site"}):
+            raise ValueError(
+                f"{rows[0]} is of rows, which nodes score: leave it out, fit.scores(rows)"
+            )
+        return self.here.report(path, **options)
 
-    save, without, updated = saved_over.save, living.without, living.updated
-
-    @property
-    def certificates(self) -> pd.DataFrame:
-        """What was removed when clients left, as `hierfl.Fit.certificates`."""
-        return self.here.certificates
+    save, without, updated = saved_over.save, living.without, living.updated  # type: ignore[assignment]
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
@@ -232,7 +171,7 @@ class FitOverNodes:
         """
         return ask_nodes(self, "draws", dict, clients=clients, draws=draws, seed=seed)
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         rows: ClientData | None = None,
         *,

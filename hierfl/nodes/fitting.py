@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from hierfl.core.arguments import spelled_or
+from hierfl.core.arguments import spelled
 from hierfl.engine.settings import Disclose
 from hierfl.method import Method
-from hierfl.nodes.call import ELSEWHERE, FitCall
+from hierfl.nodes.call import FitCall
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.program.sites import Model
 
@@ -21,7 +21,7 @@ class OverNodes(Protocol):
         ...
 
 
-@spelled_or(ELSEWHERE)
+@spelled
 def fit(
     model: Method | Model,
     nodes: OverNodes,

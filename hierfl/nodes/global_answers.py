@@ -15,7 +15,6 @@ from hierfl.diagnostics.formula_tables import Tables, formula_tables, titled
 from hierfl.diagnostics.summary import Summary
 from hierfl.diagnostics.verdict import of_history
 from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import JUDGED
 from hierfl.formulas.formula import Formula
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.site_table import COLUMNS, entries_of, in_right_digits, numbers_of
@@ -42,8 +41,7 @@ def _judged(fit: Fit) -> tuple[str, bool | None]:
     known = of_history(fit)
     if known is not None:
         return known.words, known.trustworthy
-    judged = fit.progress.history[-1].get(JUDGED) if fit.progress.history else None
-    return str(judged or UNKNOWN), None
+    return fit.progress.verdict or UNKNOWN, None
 
 
 def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:

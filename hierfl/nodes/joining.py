@@ -95,7 +95,7 @@ def _two_rounds(fit: Fitted, before: Kept, nodes: Nodes, new: list[str]) -> Prog
     places = [places_of(of, stay) for of in (old, everyone)]
     table = new_table(everyone.client.own, everyone.data.num_clients)
     state = joined(before, after, *places)
-    where = Progress(state, table, fit.progress.history, fit.progress.round)
+    where = replace(fit.progress, server=state, table=table)
     guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
     ids, until = everyone.data.index(new), where.round + ROUNDS
     where = one_round(guarded, where, until, nodes.work, ids=ids)

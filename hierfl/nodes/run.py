@@ -18,7 +18,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import with_absent
-from hierfl.engine.rounds import CHOSEN, begin
+from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
@@ -261,7 +261,7 @@ def fit_nodes(
     who = about(method, few, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) if folder else None
-        where = where or begin(everyone)
+        where = replace(where or begin(everyone), chosen=chosen)
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
         guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
@@ -269,8 +269,6 @@ def fit_nodes(
             for where in left:
                 nodes.name_left_out(where.history)
                 where.history[-1].update(with_absent(where.history[-1], absent or {}))
-                if chosen is not None and where.round == 1:
-                    where.history[0][CHOSEN] = chosen
                 if folder is not None:
                     state.save(folder, where, who)
     return FitOverNodes(method, rowless, where, planned, run, ask)

@@ -30,7 +30,7 @@ def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
 def conditional_effect(
     ax: Axes, frame: pd.DataFrame, variable: str, *, by: str | None = None, label: str = ""
 ) -> Axes:
-    """Draw a frame of `Effects` over `variable`, for each value of `by`: bands, or points with intervals."""
+    """Draw a frame of `ConditionalEffects` over `variable`, for each value of `by`: bands, or points with intervals."""
     lines = _lines(frame, by)
     levels = None
     if frame[variable].dtype.kind not in "iuf":

@@ -158,7 +158,7 @@ def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Te
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class SiteEntry:
     """One scalar of a site: `draws` (S, N) or (S,), `expected` (S, N) of the global level, or None."""
 
     label: str
@@ -199,13 +199,13 @@ class Measured:
         return model.layout.groups if isinstance(model, Formula) else ()
 
     @cached_property
-    def shared(self) -> list[Entry]:
+    def shared(self) -> list[SiteEntry]:
         """Every scalar of the global sites; of a formula's correlations, each once."""
         sites = {} if self.draws is None else self.draws.shared
         factors, cors = ({getattr(t, of) for t in self._groups} for of in ("cholesky", "cor"))
         factors |= {f"z_{t.site}" for t in self._groups if t.group.kind}
         return [
-            Entry(label, v)
+            SiteEntry(label, v)
             for name, value in sites.items()
             if name not in factors
             for k, (label, v) in enumerate(self._columns(name, value, 1))
@@ -213,7 +213,7 @@ class Measured:
         ]
 
     @cached_property
-    def own(self) -> list[Entry]:
+    def own(self) -> list[SiteEntry]:
         """Every scalar that clients share of the local sites, without `x_offset` where there is `x`."""
         if self.draws is None:
             return []
@@ -230,7 +230,7 @@ class Measured:
             if local_only is not None and local_only.shape == self.draws.own[name].shape[1:]:
                 lone = [v[0] for _, v in self._columns(name, local_only[None], 2)]
             found += [
-                Entry(*column, p, a) for column, p, a in zip(columns, prior, lone, strict=True)
+                SiteEntry(*column, p, a) for column, p, a in zip(columns, prior, lone, strict=True)
             ]
         return found
 

@@ -18,7 +18,7 @@ from hierfl import plots
 from hierfl.diagnostics import confidence, equal_mass
 from hierfl.diagnostics.check import listed, number
 from hierfl.diagnostics.verdict import same_for_all
-from hierfl.report.measure import Entry, Measured
+from hierfl.report.measure import Measured, SiteEntry
 
 WIDE, NARROW = 5.6, 4.5  # inches
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "loc": "outside lower center"}
@@ -55,7 +55,7 @@ def run(found: Measured) -> Picture | None:
         return picture(figure, alt, f"The {what} in each round, as estimated by the clients.")
 
 
-def forest(found: Measured, entry: Entry) -> Picture:
+def forest(found: Measured, entry: SiteEntry) -> Picture:
     """Draw one scalar of every client."""
     names, rows = list(found.fit.clients), found.fit.federation.data.counts.numpy()
     named = len(names) <= 40
@@ -87,7 +87,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
         return picture(figure, alt, caption)
 
 
-def shrinkage(found: Measured, entry: Entry) -> Picture:
+def shrinkage(found: Measured, entry: SiteEntry) -> Picture:
     """Draw the hierarchical estimates of one scalar against the local-only estimates."""
     assert entry.local_only is not None
     with style():
@@ -108,7 +108,7 @@ def shrinkage(found: Measured, entry: Entry) -> Picture:
         return picture(figure, f"Scatter plot of clients, {words}", words)
 
 
-def densities(found: Measured, entry: Entry) -> Picture:
+def densities(found: Measured, entry: SiteEntry) -> Picture:
     """Draw the densities of the global prior and of every client's posterior, for one scalar."""
     assert entry.expected is not None
     names = list(found.fit.clients)
@@ -230,7 +230,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table with row headers and a `note`; cells of `words` hold text, left-aligned and wrapped."""
 
     caption: str
@@ -259,7 +259,7 @@ class Section:
 
     name: str
     title: str
-    blocks: tuple[Text | Table | Picture, ...]
+    blocks: tuple[Text | ReportTable | Picture, ...]
 
 
 @contextmanager

@@ -13,11 +13,10 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.check import R_HAT, number, share
 from hierfl.diagnostics.formula_tables import titled
-from hierfl.engine.rounds import chosen_of
 from hierfl.formulas.formula import Formula
 from hierfl.report import pictures
-from hierfl.report.measure import Entry, Measured
-from hierfl.report.pictures import Picture, Section, Table, Text
+from hierfl.report.measure import Measured, SiteEntry
+from hierfl.report.pictures import Picture, ReportTable, Section, Text
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table
@@ -55,7 +54,7 @@ def _run(found: Measured) -> Section:
     stopped = ", after which the method stopped automatically" if finished else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
-        "Method": chosen_of(fit.progress.history) or fit.method.name,
+        "Method": fit.progress.chosen or fit.method.name,
         "Model": name,
         "Guide (approximate posterior)": GUIDES.get(guide, guide),
         "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "
@@ -72,7 +71,7 @@ def _run(found: Measured) -> Section:
         + f", Python {platform.python_version()}",
     }
     items = tuple(facts.items())
-    table = Table("Settings, size and cost of the run", ("Item", "Value"), items, words=True)
+    table = ReportTable("Settings, size and cost of the run", ("Item", "Value"), items, words=True)
     return Section("run", "The run", (table,))
 
 
@@ -105,7 +104,7 @@ def _shared(found: Measured) -> Section | None:
         (e.label, *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, ends))))
         for e in found.shared
     ]
-    table = Table(
+    table = ReportTable(
         "Posterior of the global parameters, which all clients share: mean, standard deviation "
         "(SD) and quantiles",
         head,
@@ -120,7 +119,7 @@ def _own(found: Measured) -> list[Section]:
     if not entries:
         return []
     shown = sorted(entries, key=lambda e: -e.apart)[:SHOWN]
-    blocks: list[Text | Table | Picture] = []
+    blocks: list[Text | ReportTable | Picture] = []
     if len(entries) > SHOWN:
         words = (
             f"Each client has {len(entries)} parameters. The figures show the {len(shown)} in "
@@ -136,7 +135,7 @@ def _own(found: Measured) -> list[Section]:
     return [Section("clients", "The clients", tuple(blocks)), shrunk]
 
 
-def _client_table(found: Measured, shown: list[Entry]) -> Table:
+def _client_table(found: Measured, shown: list[SiteEntry]) -> ReportTable:
     data = found.fit.federation.data
     head = ["Client", "Rows", *(f"{e.label}, mean (SD)" for e in shown)]
     extra = _client_columns(found)
@@ -152,7 +151,7 @@ def _client_table(found: Measured, shown: list[Entry]) -> Table:
         rows.append(tuple(cells))
     head += [name for name, _, _ in extra]
     note = " ".join([words for _, _, words in extra] + [_left_out(len(order), "clients")]).strip()
-    return Table(
+    return ReportTable(
         "Posterior of each client, sorted by number of rows", tuple(head), tuple(rows), note=note
     )
 
@@ -173,7 +172,7 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
     return extra
 
 
-def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
+def _shrinkage(found: Measured, shown: list[SiteEntry]) -> Section:
     blocks: list[Text | Picture] = []
     if found.evidence.information is not None:
         narrower = found.evidence.information["narrower"].sort_values()
@@ -214,7 +213,7 @@ def _predictions(found: Measured) -> Section | None:
     return Section("predictions", "Predictions and calibration", (*drawn, *tables))
 
 
-def _score_summary(scores: pd.DataFrame) -> Table:
+def _score_summary(scores: pd.DataFrame) -> ReportTable:
     summary = across_clients(scores)
     columns = ["weighted", "mean", "worst_decile", "variance"]
     lines = [
@@ -222,7 +221,7 @@ def _score_summary(scores: pd.DataFrame) -> Table:
         for name, row in summary.iterrows()
     ]
     head = "Score,Weighted by rows,Equal weights,Worst tenth,Variance over clients,Worst client"
-    return Table(
+    return ReportTable(
         "Scores over all clients, and how much they vary",
         tuple(head.split(",")),
         tuple(lines),
@@ -231,7 +230,7 @@ def _score_summary(scores: pd.DataFrame) -> Table:
     )
 
 
-def _score_table(scores: pd.DataFrame, rows: str) -> Table:
+def _score_table(scores: pd.DataFrame, rows: str) -> ReportTable:
     columns = [name for name in SCORES if name in scores]
     each = [
         (str(name), *(str(int(row[c])) if c == "rows" else number(float(row[c])) for c in columns))
@@ -244,7 +243,7 @@ def _score_table(scores: pd.DataFrame, rows: str) -> Table:
         "predictions would have if they were calibrated; for numeric labels, the mean predictive "
         "SD."
     )
-    return Table(
+    return ReportTable(
         f"Scores of each client on {rows} rows",
         ("Client", *(SCORES[c] for c in columns)),
         tuple(each[:ROWS]),
@@ -270,7 +269,7 @@ def _strangers(found: Measured) -> Section | None:
         "and so a less certain prediction, than an own row; 0.5 is chance. FPR95: the share of "
         "foreign rows accepted by a threshold that accepts 95 % of own rows; lower is better."
     )
-    table = Table(
+    table = ReportTable(
         "How well the uncertainty of predictions separates foreign rows from own rows",
         ("Client", *(names[c] for c in columns)),
         tuple(rows[: ROWS + 1]),
@@ -300,7 +299,7 @@ NOTES = {
 }
 
 
-def table_of_rounds(history: pd.DataFrame) -> Table | None:
+def table_of_rounds(history: pd.DataFrame) -> ReportTable | None:
     """Tabulate how far the posterior moved in each round, without numbers carried over, or None."""
     columns = [name for name in COLUMNS if name in history]
     if not {"moved", "k_hat"} & set(columns):
@@ -313,7 +312,7 @@ def table_of_rounds(history: pd.DataFrame) -> Table | None:
         ]
         before = {name: float(record[name]) for name in columns}
         rows.append((str(place + 1), *cells))
-    return Table(
+    return ReportTable(
         "What changed in each round",
         ("Round", *(COLUMNS[name] for name in columns)),
         tuple(rows),

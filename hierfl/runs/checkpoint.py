@@ -33,7 +33,8 @@ from hierfl.runs.records import check_record, compared, digest, is_of, read_json
 from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of, sync
 from hierfl.runs.run_folder import checkpoints as checkpoints
 
-FORMAT, VERSION = "hierfl-run", 2
+FORMAT, VERSION = "hierfl-run", 3
+PROGRESS = ("round", "compiled", "history", "chosen", "verdict", "corrected")  # in the record
 
 
 def save(
@@ -85,8 +86,8 @@ def _write_draft(
         else:
             tensors = {k: v.contiguous() for k, v in content.items()}
             hashes[name] = _write_tensors(draft / name, tensors)
-    parts = {name: getattr(progress, name) for name in ("round", "compiled", "history")}
-    record = {"format": FORMAT, "version": VERSION, **parts}
+    fields = {name: getattr(progress, name) for name in PROGRESS}
+    record = {"format": FORMAT, "version": VERSION, **fields}
     record |= {"hashes": hashes, "about": sealed(about)}
     content = json.dumps({**record, "sha256": digest(record)}).encode()
     write_private(draft / RECORD, content)
@@ -136,8 +137,8 @@ def load(
         if reasons:
             damaged = "; ".join(reasons)
             warnings.warn(f"passed over damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
-        history = tuple(record["history"])
-        return Progress(server, table, history, record["round"], record["compiled"])
+        fields = {name: record[name] for name in PROGRESS}
+        return Progress(server, table, **fields | {"history": tuple(record["history"])})
     found = "; ".join(reasons) or "there is none"
     raise CheckpointError(
         f"no undamaged checkpoint in '{folder}' ({found}): name another folder, or remove this one "

@@ -66,7 +66,7 @@ def choose(
             read = replace(read, program=agreed(read.program))
         latents, recipe = read.program.latents, recipe_of(model)
         ours = recipe is not None and recipe.factory.__module__.startswith("hierfl.models")
-        given = _Given(
+        given = _ReadModel(
             model=model,
             read=read,
             said=said,
@@ -78,7 +78,7 @@ def choose(
     return replace(choice, said=tuple(said))
 
 
-def _chosen(given: _Given, disclose: Disclose, *, everyone: bool) -> Choice:
+def _chosen(given: _ReadModel, disclose: Disclose, *, everyone: bool) -> Choice:
     model = given.model
     if given.read.program.params:
         return _of_params(given)
@@ -105,7 +105,7 @@ def too_much(method: Method, data: ClientData) -> ValueError:
     )
 
 
-def too_large(given: _Given) -> ProgramError:
+def too_large(given: _ReadModel) -> ProgramError:
     """Return the error of a formula with more coefficients than any method has covariances for."""
     sites = given.read.program.latents.sites
     largest = max(sites, key=lambda site: site.size)
@@ -122,7 +122,7 @@ def too_large(given: _Given) -> ProgramError:
 
 # ------------------------------------------------------------------ what the model declares
 @dataclass(frozen=True, eq=False)
-class _Given:
+class _ReadModel:
     """A model, what was read of it, warnings, and counts of its `shared` and `own` unknowns."""
 
     model: Model
@@ -142,7 +142,7 @@ class _Given:
 
 
 # ------------------------------------------------------------------ rows of the table
-def _of_params(given: _Given) -> Choice:
+def _of_params(given: _ReadModel) -> Choice:
     model, params, made = given.model, given.read.program.params, given.made_by
     what = f"param '{min(p.name for p in params)}' is learned, without a prior"
     if isinstance(model, PersonalHeads):
@@ -162,7 +162,7 @@ def _of_params(given: _Given) -> Choice:
     return given.structured(what)
 
 
-def _two_stage(given: _Given) -> Choice:
+def _two_stage(given: _ReadModel) -> Choice:
     """Return two_stage where it takes the model and is fast, else fedsvi."""
     if given.shared > MOST_SHARED:
         return given.structured(f"{given.shared} global parameters are too many for two_stage")
@@ -199,7 +199,7 @@ class _SlowDraws(Exception):
     """A line of the model by which draws cannot be carried together."""
 
 
-def _of_sums(given: _Given, *, everyone: bool) -> Choice:
+def _of_sums(given: _ReadModel, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
     only = "only sums may cross, and"
     if not everyone:

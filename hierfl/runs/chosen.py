@@ -15,11 +15,10 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.trend import course_of
-from hierfl.engine.rounds import CORRECTED, JUDGED
 from hierfl.methods.stages.checks import Misread
 from hierfl.posterior.snapshot import learned_params
 from hierfl.runs import checkpoint as state
-from hierfl.runs.call import Call
+from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
 from hierfl.runs.ended import NoGain
 from hierfl.runs.one_run import is_over, repeat_warnings, run
@@ -33,7 +32,7 @@ DRAWS = 64  # for the gradient at the end
 WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it takes minutes
 
 
-def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
+def run_chosen(choice: Choice, data: ClientData, call: FitArguments) -> Fit:
     """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
     method = choice.method
     repeat_warnings(choice.said)
@@ -53,11 +52,13 @@ def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
         other = Choice(methods.fedsvi(method.model, guides.structured), why, None)
         return _until_good(other, data, call, ATTEMPTS)
     if method.most_rounds is None:
-        _note(fitted, _judged(fitted, _draws(fitted), call.seed))
+        return _with_verdict(fitted, _judged(fitted, _draws(fitted), call.seed))
     return fitted
 
 
-def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:
+def _until_good(
+    choice: Choice, data: ClientData, call: FitArguments, attempts: Sequence[int]
+) -> Fit:
     """Run a method for more and more rounds, until it is good or more rounds will not help."""
     done = _recorded(call.checkpoint) if call.resume else 0
     left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
@@ -76,9 +77,8 @@ def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence
             who = about(fitted.method, fitted.federation, fitted.rounds)
             with held(call.checkpoint):
                 discard(call.checkpoint, partial(state.is_of_run, about=who))
-    _note(fitted, found)
     _warn(fitted, found)
-    return fitted
+    return _with_verdict(fitted, found)
 
 
 def _warn(fitted: Fit, found: Convergence) -> None:
@@ -107,11 +107,10 @@ def _draws(fitted: Fit) -> int:
     return 0 if size * fitted.federation.data.num_rows > WORK else DRAWS
 
 
-def _note(fitted: Fit, found: Convergence) -> None:
-    last = fitted.progress.history[-1]
-    last[JUDGED] = found.verdict
-    if found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE:
-        last[CORRECTED] = "psis"
+def _with_verdict(fitted: Fit, found: Convergence) -> Fit:
+    corrected = found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE
+    where = replace(fitted.progress, verdict=found.verdict, corrected=corrected)
+    return replace(fitted, progress=where)
 
 
 def _recorded(folder: Path | None) -> int:

@@ -26,7 +26,7 @@ from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.program.recipes import recipe_of
-from hierfl.runs.call import Call
+from hierfl.runs.call import FitArguments
 from hierfl.runs.expected import in_words
 
 PATIENCE, GAIN = (
@@ -43,14 +43,16 @@ class NoGain(Exception):
     """Rounds have ceased to gain, and chains on the rows are not possible; the message says why."""
 
 
-def line_of(call: Call) -> Callable[[str], None] | None:
+def line_of(call: FitArguments) -> Callable[[str], None] | None:
     """Return what prints a line of progress; None where the call wants none."""
     if not call.lines:
         return None
     return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
 
 
-def ends_by_chains(method: Method, federation: Federation, call: Call, *, chosen: bool) -> bool:
+def ends_by_chains(
+    method: Method, federation: Federation, call: FitArguments, *, chosen: bool
+) -> bool:
     """Return whether a run may go over to chains: two_stage without row noise, rows in one process."""
     recipe = recipe_of(method)
     if recipe is None or method.name != "two_stage" or not (chosen or call.time_limit):
@@ -60,7 +62,7 @@ def ends_by_chains(method: Method, federation: Federation, call: Call, *, chosen
     return is_whole and local and seen_in(federation.program).spread is None
 
 
-def watch_of(federation: Federation, call: Call, *, chains: bool) -> Watch:
+def watch_of(federation: Federation, call: FitArguments, *, chains: bool) -> Watch:
     """Return the watch of a run: its time limit; with chains, some times what these would take."""
     say = line_of(call)
     if call.time_limit is not None or not chains:
@@ -102,7 +104,7 @@ def chains_of(federation: Federation) -> Chains:
     return Chains(rounds_of(federation), score, batch, federation.seed)
 
 
-def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> Progress:
+def by_chains(federation: Federation, where: Progress, call: FitArguments, why: str) -> Progress:
     """Return the progress of a run that chains have ended; its last record says why."""
     chains, say = chains_of(federation), line_of(call)
     seconds = chains.seconds()
@@ -121,7 +123,7 @@ def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> 
             where = replace(where, server=closed(where.server))
     if len(where.history) == before:
         record = {"round": where.round, **federation.server.logged(where.server)}
-        where = replace(where, history=(*where.history, record), round=where.round + 1)
+        where = where.advanced(where.server, where.table, [record])
     where.history[-1][ENDED] = f"{chains.count} chains on all clients' rows, since {why}"
     return where
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hierfl.core.arguments import expect_path, spelled_or
+from hierfl.core.arguments import expect_path, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.program.sites import Model
-from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows
+from hierfl.runs.call import FitArguments, check_model, with_rows
 from hierfl.runs.choice import choose, too_much
 from hierfl.runs.chosen import run_chosen
 from hierfl.runs.one_run import run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hierfl.formulas.formula import Frames
 
 
-@spelled_or(ELSEWHERE)
+@spelled
 @one_at_a_time
 def fit(
     model: Method | Model,
@@ -103,7 +103,7 @@ def fit(
 
         model, data, validation = of_frames(model, data, validation)
     check_model(model, data)
-    call = Call(
+    call = FitArguments(
         rounds=rounds,
         seed=seed,
         cohort=cohort,

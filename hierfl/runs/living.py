@@ -133,8 +133,8 @@ def left_by(
         "bytes_up": 0,
         "seconds": time.perf_counter() - began,
     }
-    history = (*(_unnamed(one, names) for one in where.history), *asked, record)
-    return Progress(server, table, history, len(asked) + where.round + 1, where.compiled)
+    unnamed = replace(where, history=tuple(_unnamed(row, names) for row in where.history))
+    return unnamed.advanced(server, table, [*asked, record], len(asked) + 1)
 
 
 def digest_of(tree: Tree) -> str:

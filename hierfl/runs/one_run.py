@@ -20,13 +20,13 @@ from hierfl.engine.chunks import ClientError
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import CHOSEN, Progress, begin, settle
+from hierfl.engine.rounds import Progress, begin, settle
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
 from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
-from hierfl.runs.call import Call
+from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
 from hierfl.runs.ended import by_chains, ends_by_chains, watch_of, why_over
 from hierfl.runs.expected import expected, in_words, seconds_expected
@@ -37,7 +37,7 @@ from hierfl.runs.run_folder import clear, held
 SCORE = "validation_log_score"  # its name in the history
 
 
-def run(method: Method, data: ClientData, call: Call, choice: Choice | None = None) -> Fit:
+def run(method: Method, data: ClientData, call: FitArguments, choice: Choice | None = None) -> Fit:
     """Run a method on the clients' rows; `choice` is None where the user named the method."""
     planned = planned_of(method, call.rounds)
     if call.validation is not None:
@@ -58,6 +58,7 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, eager, who, call.resume) if folder else None
         where = where or begin(eager, folder, compiled=_compiles(method, eager, planned))
+        where = where if choice is None else replace(where, chosen=choice.why)
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
         fitted = Fit(method, federation, where, planned)
         if call.progress and where.round < planned:
@@ -66,8 +67,6 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
-                if choice is not None and where.round == 1:
-                    where.history[0][CHOSEN] = choice.why
                 last = where.round == planned or is_over(fitted, call.patience)
                 kept = folder is not None and where.round % call.checkpoint_every == 0
                 if federation.client.settle and (last or kept or call.callback is not None):
@@ -100,7 +99,7 @@ def planned_of(method: Method, rounds: int | None) -> int:
     return method.most_rounds
 
 
-def _each_round(fitted: Fit, call: Call, *, chosen: bool) -> Generator[Fit, None, None]:
+def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[Fit, None, None]:
     """Run the rounds that are left, and yield the fit after each; workers end with the last."""
     # a run that had stopped before it was resumed stays as it was
     over = fitted.progress.round and is_over(fitted, call.patience)

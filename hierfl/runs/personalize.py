@@ -14,7 +14,7 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress, adapt, without_correction
+from hierfl.engine.rounds import Progress, adapt
 from hierfl.posterior.snapshot import Snapshot, check_rows
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def personalized(
         start = subset(fit.progress.table, fit.federation.data.index(data.names))
     table = adapt(federation, fit.progress.server, rounds, start)
     # weights of these clients alone would leave the fitted ones out of the posterior
-    history = without_correction(fit.progress.history)
-    return federation, replace(fit.progress, table=table, history=history)
+    return federation, replace(fit.progress, table=table, corrected=False)
 
 
 def _check_labels(fit: Snapshot, federation: Federation) -> None:

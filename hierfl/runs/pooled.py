@@ -18,7 +18,7 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Clock, Method, over_draws, slope
-from hierfl.methods.posteriors.fedsvi import Setting
+from hierfl.methods.posteriors.fedsvi import FedSVISetting
 from hierfl.optimizers import Stepped, step
 from hierfl.program.check_padding import check_apart
 from hierfl.program.handlers import unchecked
@@ -64,15 +64,15 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
     return Fit(method, federation, progress, rounds)
 
 
-def _setting(method: Method) -> Setting:
+def _setting(method: Method) -> FedSVISetting:
     """Return the options of a method, which must be fedsvi with one joint step a round."""
     recipe = recipe_of(method)
     if recipe is None or recipe.factory.__name__ != "fedsvi":
         raise ValueError(
             f"method '{method.name}' has no pooled form: hand over hierfl.methods.fedsvi(model)"
         )
-    own = {field.name for field in fields(Setting)} & recipe.options.keys()
-    how = Setting(**{name: recipe.options[name] for name in own})
+    own = {field.name for field in fields(FedSVISetting)} & recipe.options.keys()
+    how = FedSVISetting(**{name: recipe.options[name] for name in own})
     if how.merge != "gradient":
         raise ValueError(f"fit_pooled steps along a gradient, and merge is {how.merge!r}: leave it")
     if (how.local_steps, how.global_steps) != (0, 1):
@@ -83,7 +83,9 @@ def _setting(method: Method) -> Setting:
     return how
 
 
-def _one_step(federation: Federation, how: Setting, progress: Progress, rounds: int) -> Progress:
+def _one_step(
+    federation: Federation, how: FedSVISetting, progress: Progress, rounds: int
+) -> Progress:
     began = time.perf_counter()
     clock = Clock(progress.round, rounds)
     everyone = torch.arange(federation.data.num_clients)
@@ -94,11 +96,16 @@ def _one_step(federation: Federation, how: Setting, progress: Progress, rounds: 
         server, table, elbo = _moved(federation, how, progress.server, table, batch, clock)
     record = {"round": clock.round, "clients": len(everyone), "elbo": elbo}
     record |= {"bytes_down": 0, "bytes_up": 0, "seconds": time.perf_counter() - began}
-    return Progress(server, table, (*progress.history, record), clock.round + 1)
+    return progress.advanced(server, table, [record])
 
 
 def _moved(
-    federation: Federation, how: Setting, state: Tree, table: Tree, batch: ClientBatch, clock: Clock
+    federation: Federation,
+    how: FedSVISetting,
+    state: Tree,
+    table: Tree,
+    batch: ClientBatch,
+    clock: Clock,
 ) -> tuple[Tree, Tree, float]:
     program, message = federation.program, how.message(state["params"], clock)
 

@@ -76,7 +76,7 @@ def _is_entry(value: Any) -> bool:
     return isinstance(value, int | float | str | None)
 
 
-def _is(kind: type) -> Callable[[Any], bool]:
+def _is(kind: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -84,6 +84,9 @@ _is_text = _is(str)
 RECORD: dict[str, Callable[[Any], bool]] = {
     "round": _is_count,
     "compiled": _is(bool),
+    "chosen": _is(str | None),
+    "verdict": _is(str | None),
+    "corrected": _is(bool),
     "hashes": lambda value: (
         isinstance(value, dict) and all(_is_text(value.get(key)) for key in ("global", "local"))
     ),
@@ -160,7 +163,7 @@ def _sealed(about: Mapping[str, Any], salt: str | None) -> dict[str, JSON]:
     return {**found, **private, "salt": salt}
 
 
-class Compared(NamedTuple):
+class Difference(NamedTuple):
     """In what two runs differ, by name, in words; and what cannot be compared, in words."""
 
     differs: dict[str, str]
@@ -172,7 +175,7 @@ class Compared(NamedTuple):
         return "; ".join([*self.differs.values()][:3])
 
 
-def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
+def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Difference:
     """Compare a run on disk with another; private entries are only said to differ."""
     salt = record.get("salt")
     here = _sealed(about, salt if isinstance(salt, str) else None)
@@ -184,7 +187,7 @@ def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
             continue
         both = f"{_short(there)} there, {_short(here[key])} here"
         differs[key] = f"{key} ({key}: {'others there than here' if key in PRIVATE else both})"
-    return Compared(differs, method.unknown)
+    return Difference(differs, method.unknown)
 
 
 def is_of(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.effects import with_effects
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress, chosen_of, is_corrected
+from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
 from hierfl.posterior.discrete import infer_discrete
@@ -33,15 +33,12 @@ if TYPE_CHECKING:
     from hierfl.effects import (
         comparisons,
         conditional_effects,
-        contrasts,
         hypotheses,
         icc,
         imputed,
-        marginal_means,
         predictions,
         profile,
         r2,
-        slopes,
         survival_curves,
     )
     from hierfl.formulas.formula import Frames
@@ -90,7 +87,7 @@ class Fit:
     @property
     def chosen(self) -> str | None:
         """The method that `hierfl.fit(model, data)` chose, and why; None: it was named."""
-        return chosen_of(self.progress.history)
+        return self.progress.chosen
 
     @property
     def message(self) -> Tree:
@@ -143,7 +140,7 @@ class Fit:
                 labels for `log_likelihood`.
         """
         if correct == "auto":
-            correct = "psis" if is_corrected(self.progress.history) else None
+            correct = "psis" if self.progress.corrected else None
         what: Any = {"var_names": var_names, "expand": expand, "log_likelihood": log_likelihood}
         return posterior_data(self, draws, seed=seed, correct=correct, **what)
 
@@ -308,9 +305,6 @@ class Fit:
         effects = conditional_effects.effects
         predictions = predictions.predictions
         comparisons = comparisons.comparisons
-        contrasts = contrasts.contrasts
-        marginal_means = marginal_means.marginal_means
-        slopes = slopes.slopes
         hypotheses = hypotheses.hypotheses
         profile = profile.profile
         survival = survival_curves.survival

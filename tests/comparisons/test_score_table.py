@@ -158,7 +158,7 @@ def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds(
         for name, of in (("fedvi", "FedVI"), ("apfl", "APFL"))
     ]
     own = study(methods=entries, published=of, evaluation={"new_clients": 1, "join_rounds": [1, 3]})
-    new = [score_table.Column("P", "new", "local", "accuracy", rounds) for rounds in (1, 3)]
+    new = [score_table.ScoreColumn("P", "new", "local", "accuracy", rounds) for rounds in (1, 3)]
     assert score_table.beside(own, new[0]) is None
     metric = score_table.beside(own, new[1])
     assert [published(own, entry, "P", metric) for entry in own.methods] == [90.6, 84.2]

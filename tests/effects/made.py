@@ -14,7 +14,7 @@ from torch import Tensor
 import hierfl
 from hierfl.data.batch import full_batch
 from hierfl.diagnostics.simulated_data import drawn as simulated
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 from hierfl.guides import delta
 from hierfl.models import families
 from hierfl.posterior.draws import local_plates
@@ -66,7 +66,9 @@ def program_of(formula: hierfl.Formula, data: hierfl.ClientData) -> Program:
     return read(formula, delta, data, learn=False)
 
 
-def drawn(text: str, family: Any = "gaussian", *, draws: int = 20, **options: Any) -> Drawn:
+def drawn(
+    text: str, family: Any = "gaussian", *, draws: int = 20, **options: Any
+) -> CoefficientDraws:
     """A formula's coefficients, drawn from their prior by the program itself."""
     rows = frame()
     made = hierfl.formula(text, family, clients="site", **options).on(rows)
@@ -77,10 +79,10 @@ def drawn(text: str, family: Any = "gaussian", *, draws: int = 20, **options: An
     local = local_plates(program)
     shared = {name: value for name, value in values.items() if name not in local}
     own = {n: values[n].squeeze(2) for n in local}  # (S, N, 1, *event)
-    return Drawn(made, data.names, data, shared, own)
+    return CoefficientDraws(made, data.names, data, shared, own)
 
 
-def repeated(found: Drawn, draws: int) -> Drawn:
+def repeated(found: CoefficientDraws, draws: int) -> CoefficientDraws:
     """The first draw, several times."""
     shared, own = (
         {name: value[:1].expand(draws, *value.shape[1:]) for name, value in of.items()}
@@ -89,7 +91,7 @@ def repeated(found: Drawn, draws: int) -> Drawn:
     return replace(found, shared=shared, own=own)
 
 
-def with_shared(found: Drawn, **values: Any) -> Drawn:
+def with_shared(found: CoefficientDraws, **values: Any) -> CoefficientDraws:
     """The same draws with some global sites at fixed values; intercepts are those at the columns' means."""
     intercepts = [name for name in values if name.endswith("Intercept")]
     centered = {n: f"{n}_centered" for n in intercepts if f"{n}_centered" in found.shared}
@@ -101,7 +103,7 @@ def with_shared(found: Drawn, **values: Any) -> Drawn:
     return replace(found, shared={**found.shared, **fixed})
 
 
-def of_program(found: Drawn, rows: pd.DataFrame) -> Tensor:
+def of_program(found: CoefficientDraws, rows: pd.DataFrame) -> Tensor:
     """The mean response of labeled rows by the program itself, (S, n), client after client."""
     data = found.formula.data(rows)
     program = program_of(found.formula, data)

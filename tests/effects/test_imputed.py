@@ -12,13 +12,12 @@ import torch
 from scipy import stats
 
 from hierfl.effects.comparisons import comparisons
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import imputed
 from hierfl.effects.predictions import predictions
 from hierfl.effects.profile import profile
 from hierfl.effects.proportional_hazards import proportional_hazards
 from hierfl.effects.r2 import r2
-from hierfl.effects.slopes import slopes
 from hierfl.formulas.formula import Formula
 from hierfl.runs.planning import simulate
 from tests.effects.made import repeated
@@ -41,11 +40,13 @@ MORE = {
 }
 
 
-def at(formula: Formula, frame: pd.DataFrame, values: dict[str, Any], draws: int) -> Drawn:
+def at(
+    formula: Formula, frame: pd.DataFrame, values: dict[str, Any], draws: int
+) -> CoefficientDraws:
     """One value of every latent site, as draws."""
     data = formula.data(frame)
     own = {n for n in values if n.removeprefix("dose_") in ("site", "site:ward")}
-    found = Drawn(
+    found = CoefficientDraws(
         formula,
         data.names,
         data,
@@ -113,7 +114,7 @@ OF_ROWS: dict[str, Any] = {
     "sex": lambda found, frame: predictions(found, "sex", frame).draws,
     "dose": lambda found, frame: predictions(found, "dose", frame, values=[1.0, 2.0]).draws,
     "step": lambda found, frame: comparisons(found, "dose", frame, values=1.0).draws,
-    "slope": lambda found, frame: slopes(found, "dose", frame).draws,
+    "slope": lambda found, frame: comparisons(found, "dose", frame, comparison="slope").draws,
     "rows": lambda found, frame: predictions(found, by="site").draws,
     "r2": lambda found, frame: r2(found).draws,
     "profile": lambda found, frame: profile(found).draws["ratio"],

@@ -51,7 +51,6 @@ ASKED: list[tuple[str, Callable[[hierfl.Fit], Any]]] = [
     ("effects", lambda fit: fit.effects("x")),
     ("predictions", lambda fit: fit.predictions("x")),
     ("comparisons", lambda fit: fit.comparisons("x")),
-    ("slopes", lambda fit: fit.slopes("x")),
     ("hypotheses", lambda fit: fit.hypotheses("x = 0")),
     ("profile", lambda fit: fit.profile()),
     ("survival", lambda fit: fit.survival()),
@@ -67,7 +66,7 @@ def test_each_answer_prints_its_table() -> None:
         (found.effects("age", draws=50), "died along age, at sex f"),
         (found.predictions("sex", draws=50), "averaged over clients' rows, sex set in all rows"),
         (found.comparisons("sex", comparison="ratio", scale="link", draws=50), "m / f"),
-        (found.slopes("age", draws=50), "slope of died by age"),
+        (found.comparisons("age", comparison="slope", draws=50), "slopes of died by age"),
         (found.hypotheses("sex[m] > 0", draws=50), "sex[m] > 0"),
         (found.profile(draws=50), "Rank 1 has the lowest effect"),
         (found.r2(draws=50), "marginal"),
@@ -94,9 +93,9 @@ def test_without_rows_what_needs_draws_alone_is_answered(tmp_path: Path) -> None
     assert loaded.icc(draws=50).frame.equals(fitted.icc(draws=50).frame)
     here, there = (one.profile(draws=50).frame for one in (fitted, loaded))
     np.testing.assert_allclose(here["effect"], there["effect"], rtol=1e-6)
-    for ask in (loaded.r2, lambda: loaded.predictions("sex")):
+    for name in ("r2", "predictions"):
         with pytest.raises(hierfl.RowsNotSaved, match="saved without its clients' rows"):
-            ask()
+            getattr(loaded, name)()
 
 
 def test_a_client_that_came_later_has_its_effects() -> None:
@@ -159,7 +158,11 @@ DRAWN: list[tuple[str, Callable[[hierfl.Fit], Any], tuple[str, ...]]] = [
     ),
     ("predictions", lambda f: f.predictions("sex", prob=0.5), ("sex",)),
     ("by", lambda f: f.predictions("sex", by="site", prob=0.5), ("site", "sex")),
-    ("slopes", lambda f: f.slopes("age", prob=0.5), ("client",)),
+    (
+        "slopes",
+        lambda f: f.comparisons("age", comparison="slope", prob=0.5),
+        ("client", "comparison"),
+    ),
     ("hypotheses", lambda f: f.hypotheses("age = 0", prob=0.5), ("hypothesis",)),
     ("r2", lambda f: f.r2(prob=0.5), ("share",)),
     ("icc", lambda f: f.icc(prob=0.5), ("group",)),

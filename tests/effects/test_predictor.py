@@ -93,13 +93,13 @@ def test_new_groups_have_the_covariance_of_the_group_level() -> None:
     }
     fixed = replace(found, shared=shared)
     (term,) = fixed.layout.groups
-    deviations = fixed.of_new(term, 0)[..., 0]
+    deviations = fixed.of_new(term)[..., 0]
     covariance = torch.cov(deviations.T)
     torch.testing.assert_close(
         covariance, torch.tensor([[4.0, 0.6], [0.6, 0.25]]).double(), rtol=0.1, atol=0.02
     )
     assert deviations.mean(0).abs().max() < 0.12
-    assert not torch.equal(deviations, fixed.of_new(term, 1)[..., 0])
+    assert not torch.equal(deviations, replace(fixed, seed=1).of_new(term)[..., 0])
 
 
 def test_groups_named_in_at_are_those_groups_and_others_are_typical() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from hierfl.effects.drawn import Drawn
+from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.funnel import beyond, funnel_curves, funnel_limits, ratio_interval
 from hierfl.effects.profile import own_effects, profile, sums_of_client
 from tests.effects.made import drawn, frame
@@ -18,7 +18,7 @@ from tests.effects.made import drawn, frame
 matplotlib.use("agg")
 
 
-def apart(family: str = "bernoulli", text: str = "died ~ age + (1 | site)") -> Drawn:
+def apart(family: str = "bernoulli", text: str = "died ~ age + (1 | site)") -> CoefficientDraws:
     """Clients 2 apart on the linear predictor, with sds of 0.1."""
     found = drawn(text, family, draws=400)
     means = torch.tensor([2.0, -2.0, 4.0, 0.0]).double()

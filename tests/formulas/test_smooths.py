@@ -241,7 +241,7 @@ def test_answers_are_those_of_the_program(text: str) -> None:
 def test_new_clients_have_the_spread_of_curves() -> None:
     found = drawn("y ~ s(age) + (0 + gp(age) + s(dose, k=5) || site)", draws=600)
     (term,) = found.layout.groups
-    new = found.of_new(term, 0)[..., 0]
+    new = found.of_new(term)[..., 0]
     length = found.shared["lscale_site_gp(age)"].numpy()
     knots = found.formula.agreed.transforms["gp(age)"].knots
     boundary = 2.5 * (knots[1] - knots[0]) / 2
@@ -402,10 +402,10 @@ def test_nodes_agree_on_knots_and_a_fit_is_saved(tmp_path: Any) -> None:
 
 
 def test_averages_set_a_column_of_a_smooth() -> None:
-    from hierfl.effects.averages import Setting
+    from hierfl.effects.averages import Intervention
     from tests.effects.made import frame
 
     found, rows = drawn("y ~ s(age, k=5) + sex + (1 | site)", draws=4), frame()
-    by_rows = averages(found, "rows", [Setting("age", 47.0)], None, "response").draws
-    by_frame = averages(found, rows, [Setting("age", 47.0)], None, "response").draws
+    by_rows = averages(found, "rows", [Intervention("age", 47.0)], None, "response").draws
+    by_frame = averages(found, rows, [Intervention("age", 47.0)], None, "response").draws
     np.testing.assert_allclose(by_rows, by_frame, rtol=1e-5)

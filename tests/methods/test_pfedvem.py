@@ -52,9 +52,9 @@ def test_the_spread_is_the_most_likely_one() -> None:
 
 
 def program_setting() -> Any:
-    from hierfl.methods.personalized.pfedvem import Setting
+    from hierfl.methods.personalized.pfedvem import PFedVEMSetting
 
-    return Setting(SGD(0.01), SGD(0.01), 1, confidence=True)
+    return PFedVEMSetting(SGD(0.01), SGD(0.01), 1, confidence=True)
 
 
 def test_the_fixed_point_of_variational_em() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import unicodedata
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +15,7 @@ from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.nodes import FitOverNodes, InProcess, in_process, stations
-from hierfl.nodes.call import ELSEWHERE
 from hierfl.nodes.node import answer as node_answer
-from hierfl.runs import call as runs_call
 from tests.formulas.frames import patients
 from tests.programs import federation, fit, logistic, regression
 
@@ -69,28 +65,15 @@ def test_a_run_that_has_ended_is_asked_again_from_its_checkpoint(tmp_path: Path)
         hierfl.nodes.fit(method, in_process(rows(), tmp_path / "nodes"), **how)
 
 
-def test_arguments_that_mean_nothing_over_nodes_are_refused(tmp_path: Path) -> None:
-    loose: Any = hierfl.nodes.fit
-    for name, fix in ELSEWHERE.items():
-        with pytest.raises(
-            TypeError, match=f"fit\\(\\) has no argument '{name}': {re.escape(fix)}"
-        ):
-            loose(regression, in_process(rows(), tmp_path), rounds=1, **{name: None})
-    assert not list(tmp_path.iterdir())  # no node was set up
-    known = inspect.signature(hierfl.fit).parameters.keys() | set(runs_call.ELSEWHERE)
-    here = inspect.signature(hierfl.nodes.fit).parameters.keys() | {"nodes", "method"}
-    assert known - here == set(ELSEWHERE)
-
-
 def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
     loose: Any = hierfl.nodes.fit
     around = in_process(rows(), tmp_path)
     method = methods.fedsvi(regression)
     with pytest.raises(TypeError, match=r"nodes is a str: make it with hierfl\.flower\.superlink"):
         loose(method, "127.0.0.1:8000")
-    with pytest.raises(TypeError, match="rounds is '3': it must be an integer, rounds=3"):
+    with pytest.raises(TypeError, match="rounds is '3': it must be an integer"):
         loose(method, around, rounds="3")
-    with pytest.raises(TypeError, match="'fedsvi', which is not called yet"):
+    with pytest.raises(TypeError, match=r"hierfl\.methods\.fedsvi, which is not called yet"):
         loose(methods.fedsvi, around, rounds=1)
     with pytest.raises(ValueError, match="method 'two_stage' shows the server a summary"):
         loose(methods.two_stage(regression), around, disclose="sums")
@@ -99,9 +82,7 @@ def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fewest is 5: it must be 1 to 4"):
         in_process(rows(), tmp_path, fewest=5)
     here: Any = hierfl.fit
-    with pytest.raises(
-        TypeError, match=r"has no argument 'nodes': hierfl\.nodes\.fit\(model, nodes"
-    ):
+    with pytest.raises(TypeError, match="has no argument 'nodes'"):
         here(regression, nodes=around)
     with pytest.raises(TypeError, match=r"data is a InProcess: call hierfl\.nodes\.fit\(model"):
         here(regression, around)

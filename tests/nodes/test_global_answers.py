@@ -34,7 +34,7 @@ SAME: dict[str, Callable[[Any], pd.DataFrame]] = {
     "effects": lambda f: f.effects("age", by="sex", grid=[40, 60]).frame,
     "new": lambda f: f.effects("age", client="new", grid=[40, 60], prob=0.5).frame,
     "comparisons": lambda f: f.comparisons("sex", scale="link").frame,
-    "slopes": lambda f: f.slopes("age").frame,
+    "slopes": lambda f: f.comparisons("age", comparison="slope").frame,
     "hypotheses": lambda f: f.hypotheses(["age > 0", "sd_site[dose] = 1"]).frame,
     "icc": lambda f: f.icc().frame,
 }

@@ -57,8 +57,8 @@ def test_every_method_of_a_fit_is_there_or_refused_by_name() -> None:
 ANSWERS: dict[str, Any] = {
     "effects of a client": lambda f: f.effects("age", client="east", grid=[40, 60]).frame,
     "effects of each": lambda f: f.effects("age", client="each", grid=[40]).frame,
-    "contrasts": lambda f: f.contrasts("sex", client=["west", "east"]).frame,
-    "slopes": lambda f: f.slopes("age", client="north").frame,
+    "comparisons": lambda f: f.comparisons("sex", client=["west", "east"]).frame,
+    "slopes": lambda f: f.comparisons("age", comparison="slope", client="north").frame,
     "profile": lambda f: f.profile().frame,
     "profile of a slope": lambda f: f.profile("dose", best="high", prob=0.5).frame,
     "draws": lambda f: pd.DataFrame(

@@ -250,17 +250,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"field 'y' has shape \(3,\) per row: give the number of the class, .*argmax\(-1\)",
     ),
     # arguments of fit
-    "swapped": (
+    "rows for a method": (
         lambda: FIT(federation(), methods.fedsvi(right), rounds=1),
-        "model and data are swapped: call",
+        "model is a ClientData: hand over a model",
     ),
     "a network for a method": (
         lambda: FIT(torch.nn.Linear(2, 1), federation(), rounds=1),
-        r"model is the network 'Linear': wrap it, .*models\.network\(net\)",
+        r"it is a network: wrap it, hierfl\.models\.network\(net\)",
     ),
     "a class for a method": (
         lambda: FIT(torch.nn.Linear, federation(), rounds=1),
-        "model is 'Linear', neither a Method nor a model: hand over",
+        "model is a type: hand over a model",
     ),
     "a model that fails": (
         lambda: FIT(two_arguments, federation(), rounds=1),
@@ -268,44 +268,27 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a method not built": (
         lambda: FIT(methods.pvi, federation(), rounds=1),
-        r"model is 'pvi', .*: .*hierfl\.methods\.pvi\(model\)",
-    ),
-    "a wrapper not built": (
-        lambda: FIT(methods.fine_tuned, federation(), rounds=1),
-        r"model is 'fine_tuned', .*: .*fine_tuned\(hierfl\.methods\.fedavg\(model\)\)",
+        r"model is hierfl\.methods\.pvi, which is not called yet",
     ),
     "no method": (
         lambda: FIT(None, federation(), rounds=1),
-        "model is 'None', neither a Method nor a model: hand over",
-    ),
-    "swapped with a model": (
-        lambda: FIT(federation(), right, rounds=1),
-        "model and data are swapped: call",
-    ),
-    "swapped with a frame": (
-        lambda: FIT(FRAME, methods.fedsvi(right), rounds=1),
-        r"model and data are swapped: .*from_frame",
+        "model is None: hand over a model",
     ),
     "a model not built": (
         lambda: FIT(models.regression, federation(), rounds=1),
-        r"model is 'regression', which makes a model .*: hand over .*models\.regression\(\.\.\.\)",
+        r"model is hierfl\.models\.regression, which is not called yet",
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),
-        r"model is the guide family 'structured': hand it to a method, "
-        r".*guide=hierfl\.guides\.structured",
+        "model is a .*: hand over a model",
     ),
     "a method's name": (
         lambda: FIT("fedavg", federation(), rounds=1),
-        r"model is the string 'fedavg': hand over hierfl\.methods\.fedavg\(model\)",
-    ),
-    "a program for a method": (
-        lambda: FIT(run()().program, federation(), rounds=1),
-        r"model is a Program, .*: hand over hierfl\.methods\.fedsvi\(model\)",
+        "model is 'fedavg': hand over a model",
     ),
     "a fit for a method": (
         lambda: FIT(run()(), federation(), rounds=1),
-        r"model is a Fit: hand over .* fit\.method",
+        "model is a Fit: hand over a model",
     ),
     "a fit for data": (
         lambda: FIT(methods.fedsvi(right), run()(), rounds=1),
@@ -327,9 +310,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hierfl.full_batch(FRAME),
         "data is a DataFrame, not ClientData: make it",
     ),
-    "rounds in words": (run(rounds="5"), r"rounds is '5': it must be an integer, rounds=5"),
-    "rounds as a float": (run(rounds=5.0), r"rounds is 5\.0: it must be an integer, rounds=5"),
-    "rounds as a truth": (run(rounds=True), r"rounds is True: it must be an integer$"),
+    "rounds in words": (run(rounds="5"), r"rounds is '5': it must be an integer"),
     "rows for a fit": (
         lambda: hierfl.diagnostics.pac_bayes(federation()),  # type: ignore[arg-type]
         r"fit is a ClientData: hand over what hierfl\.fit",

@@ -278,7 +278,7 @@ def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
         UserWarning, match=r"not one to trust.*'mu' is learned as a point.*give it a prior"
     ):
         found = hierfl.fit(model, data, seed=0, settings=quick)
-    assert str(found.history["judged"].iloc[-1])[:40] in repr(found)
+    assert str(found.progress.verdict)[:40] in repr(found)
 
 
 # ------------------------------------------------------------------ what has no Gaussian factor, or vectors

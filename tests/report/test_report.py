@@ -30,7 +30,7 @@ from hierfl.models import regression as regression_of
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
 from hierfl.report import Report, pictures
-from hierfl.report.measure import Entry, Measured
+from hierfl.report.measure import Measured, SiteEntry
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.runs.test_fit import kinds
@@ -360,7 +360,7 @@ def test_the_caption_on_shrinkage_is_counted_from_its_picture(
         ([4.0, 4.5, 5.0, 5.5], [4.8, 4.8, 4.8, 4.8]),  # all far from the center
     ):
         draws = np.array(together)[None] + np.array([[-0.1], [0.1]])
-        entry = Entry("theta", draws, np.zeros((2, 4)), np.array(own))
+        entry = SiteEntry("theta", draws, np.zeros((2, 4)), np.array(own))
         figure, caption = cast(Any, pictures.shrinkage(measured, entry))
         drawn.append(caption)
         ax = figure.axes[0]

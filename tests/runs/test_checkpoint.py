@@ -266,14 +266,14 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "a list": ("state.json", lambda b: b"[1, 2]", r"state\.json is not of a hierfl run"),
     "a record without hashes": (
         "state.json",
-        lambda b: b'{"format": "hierfl-run", "version": 2}',
+        lambda b: b'{"format": "hierfl-run", "version": 3}',
         "state.json",
     ),
     "another round": ("state.json", later, "state.json"),
     "another version": (
         "state.json",
-        lambda b: b.replace(b'"version": 2', b'"version": 1'),
-        "format 1; this hierfl reads 2",
+        lambda b: b.replace(b'"version": 3', b'"version": 1'),
+        "format 1; this hierfl reads 3",
     ),
 }
 

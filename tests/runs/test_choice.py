@@ -287,7 +287,7 @@ def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
     found = fit(students, federation())
     assert quick == [6, 12] and found.rounds == found.progress.round == 12
     assert found.chosen is not None and found.chosen.startswith("fedsvi, since two_stage does not")
-    assert found.history["judged"].iloc[-1] == "Good."
+    assert found.progress.verdict == "Good."
     same(found, fit(methods.fedsvi(students), federation(), rounds=12))
 
 
@@ -339,6 +339,8 @@ def test_a_chosen_fit_is_saved_and_loaded(quick: list[int], tmp_path: Path) -> N
     found.save(tmp_path, with_data=True)
     again = hierfl.load(tmp_path)
     same(again, found)
+    assert again.progress.verdict == found.progress.verdict
+    assert again.progress.corrected == found.progress.corrected
     assert again.chosen == found.chosen
     assert f"Chosen: {found.chosen}."[:40] in repr(again)
     assert f"Chosen: {found.chosen}." in again.summary(draws=50).remarks
@@ -375,7 +377,7 @@ def test_a_method_that_stops_by_itself_is_chosen_and_run(
     usual = expected(methods.two_stage(logistic), federation(), None, 5)
     assert usual == f"4 clients, 16 rows: about 5 rounds, {most} at most"
     assert expected(methods.two_stage(logistic), federation(), None, 1).endswith(": one round")
-    assert "judged" not in found.history
+    assert found.progress.verdict is None
     named = fit(methods.two_stage(logistic), federation(), rounds=1)
     assert named.chosen is None
     same(found, named)

@@ -25,7 +25,7 @@ from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
 from hierfl.methods.about import About
-from hierfl.methods.fedabml import Setting, client_of
+from hierfl.methods.fedabml import FedABMLSetting, client_of
 from hierfl.methods.parts.averaging import Descent, averaging_server
 from hierfl.methods.parts.prior_params import moments_and_scales
 from hierfl.optimizers import SGD, Optimizer
@@ -88,7 +88,7 @@ def fedhb(
         prior_spread=(prior_spread, "[0, inf)"),
     )
     descent = Descent(optimizer, steps, unit, batch_size)
-    how = Setting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
+    how = FedABMLSetting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
     server = partial(_server, prior_clients, prior_freedom, prior_spread)
     return Method("fedhb", model, guide, partial(client_of, how), server)
 

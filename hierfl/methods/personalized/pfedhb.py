@@ -29,7 +29,7 @@ from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
 from hierfl.methods.about import About
-from hierfl.methods.fedabml import Setting, client_of
+from hierfl.methods.fedabml import FedABMLSetting, client_of
 from hierfl.methods.parts.averaging import Descent, averaging_server
 from hierfl.methods.parts.prior_params import moments_and_scales
 from hierfl.methods.wrappers.averages import by_rows
@@ -90,7 +90,7 @@ def pfedhb(
     """
     expect(mean_penalty=(mean_penalty, "[0, inf)"), variance_penalty=(variance_penalty, "[0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
-    how = Setting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
+    how = FedABMLSetting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
     server = partial(_server, mean_penalty, variance_penalty)
     plain = Method("pfedhb", model, guide, partial(client_of, how), server)
     return replace(by_rows(plain), name="pfedhb")

@@ -98,7 +98,7 @@ def pfedvem(
             that are no global params.
     """
     expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
-    how = Setting(optimizer, base_optimizer, draws, confidence)
+    how = PFedVEMSetting(optimizer, base_optimizer, draws, confidence)
 
     def client(program: Program) -> Client:
         found = Expectation(program, how)
@@ -117,7 +117,7 @@ def _server(program: Program) -> Server:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PFedVEMSetting:
     """The arguments of `pfedvem` that clients need."""
 
     optimizer: Optimizer
@@ -129,7 +129,7 @@ class Setting:
 class Expectation:
     """A client of one program."""
 
-    def __init__(self, program: Program, how: Setting) -> None:
+    def __init__(self, program: Program, how: PFedVEMSetting) -> None:
         self.program, self.how = program, how
         self.above, self.mine = program.start()
         if SPREAD not in self.mine:

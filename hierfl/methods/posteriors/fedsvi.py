@@ -114,7 +114,7 @@ def fedsvi(
             `merge` is given, and the posterior of the global sites is no Gaussian, or for
             "wasserstein" one with correlations.
     """
-    how = Setting(
+    how = FedSVISetting(
         optimizer=optimizer,
         local_optimizer=local_optimizer,
         local_steps=local_steps,
@@ -134,7 +134,7 @@ def fedsvi(
 
 
 @dataclass(frozen=True)
-class Setting:
+class FedSVISetting:
     """The arguments of `fedsvi`."""
 
     optimizer: Optimizer
@@ -195,7 +195,7 @@ class Setting:
         return {"params": mine, "state": state, "mean": mean, "seen": seen}
 
 
-def _client(how: Setting, program: Program) -> Client:
+def _client(how: FedSVISetting, program: Program) -> Client:
     if program.reads_all_rows and how.batch_size is not None:
         raise ProgramError(
             f"batch_size is {how.batch_size}, and this guide reads every row of a client at each "
@@ -282,7 +282,7 @@ def _first_state(mine: Params, optimizer: Optimizer) -> Tree:
     return {"params": mine, "state": state, "mean": mine, "seen": torch.zeros(())}
 
 
-def _server(how: Setting, program: Program) -> Server:
+def _server(how: FedSVISetting, program: Program) -> Server:
     """Return the server: a step along the mean gradient, or a merge, and a running mean of the params."""
     shared, _ = program.start()
     merge = averaged_by(program, how.merge)

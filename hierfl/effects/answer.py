@@ -1,9 +1,10 @@
-"""Draws of an answer, labeled, and their means, sds and intervals as columns of a frame."""
+"""What an answer of a fitted formula is: labeled draws, and their means, sds and intervals in a frame."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core.intervals import percent, tails
-from hierfl.core.tables import Shown
+from hierfl.core.tables import Shown, shown_as
 
 if TYPE_CHECKING:
     from xarray import DataArray
@@ -25,9 +26,60 @@ def ends(prob: float) -> str:
     return f"low and high are the ends of the {percent(prob)} interval."
 
 
-def with_intervals(found: Any) -> Shown:
-    """Return how a result with a title and a frame of intervals is shown."""
-    return Shown(found.title, found.frame, ends(found.prob))
+class Interval(Protocol):
+    """Draws whose intervals have a probability: `hierfl.effects.drawn.CoefficientDraws`."""
+
+    @property
+    def prob(self) -> float:
+        """The probability of the intervals."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the draws."""
+
+
+@shown_as(lambda answer: answer.shown())
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a fitted formula says: labeled draws, and a table of them.
+
+    Args:
+        title: what is answered, and where.
+        frame: one row per labeled entry, with `mean`, `sd`, `low` and `high`, the ends of the
+            interval; `level` of a response in categories.
+        draws: the draws of each row, an xarray.DataArray whose first dimensions are `chain` and
+            `draw`, and the next the labels of the rows.
+        prob: of the interval.
+        seed: of the draws.
+        note: how the table is to be read.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    draws: Any
+    prob: float
+    seed: int
+    note: str = ""
+
+    def shown(self) -> Shown:
+        """Return what is printed."""
+        return Shown(self.title, self.frame, f"{ends(self.prob)} {self.note}".strip())
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        draws: DataArray,
+        interval: Interval,
+        *,
+        first: Sequence[str] = (),
+        p: Any = None,
+        **fields: Any,
+    ) -> Self:
+        """Return the answer of labeled draws; `p` is a last column of its frame."""
+        frame = tabulated(draws, interval.prob, first=first)
+        frame = frame if p is None else frame.assign(p=p)
+        return cls(title, frame, draws, interval.prob, interval.seed, **fields)
 
 
 def statistics(draws: Tensor, prob: float, *, prefix: str = "") -> dict[str, Floats]:
