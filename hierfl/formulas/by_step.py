@@ -6,11 +6,11 @@ from hierfl.formulas.layout import Layout, Writer
 from hierfl.formulas.schema import Schema
 
 
-def write_thresholds(out: Writer, schema: Schema, found: Layout, vector: str) -> None:
+def write_thresholds(out: Writer, schema: Schema, layout: Layout, vector: str) -> None:
     """Write the thresholds of each row, moved by its columns of cs() times coefficients, a `vector`."""
     rows = "batch.steps"
-    if found.common.has_intercept:
-        means = ", ".join(f"{schema.design[name].mean:.9g}" for name in found.steps)
+    if layout.common.has_intercept:
+        means = ", ".join(f"{schema.design[name].mean:.9g}" for name in layout.steps)
         rows = f"(batch.steps - torch.tensor([{means}]))"
     moves = f"({rows}[..., None] * {vector}).sum(-2)"
     before = out.named("thresholds")

@@ -27,8 +27,8 @@ def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
         )
     if missing not in ("refuse", "drop"):
         raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
-    named = isinstance(priors, Mapping) and all(isinstance(name, str) for name in priors)
-    if priors is not None and not named:
+    is_named = isinstance(priors, Mapping) and all(isinstance(name, str) for name in priors)
+    if priors is not None and not is_named:
         raise TypeError(
             f"priors is {shown(priors)}: give a dict of sites' names, {{'b': 'normal(0, 1)'}}"
         )

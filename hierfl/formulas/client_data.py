@@ -41,7 +41,7 @@ Inside = dict[tuple[str, str], tuple[str, ...]]
 def client_data(
     declared: Declaration,
     schema: Schema,
-    found: Layout,
+    layout: Layout,
     frames: Any,
     inside: Inside,
     *,
@@ -53,20 +53,20 @@ def client_data(
 
     `others` are the layouts of parameters that have terms.
     """
-    layouts, (parts, index) = (found, *others), _placed(frames, declared.clients)
-    known: dict[str, NDArray[np.bool_]] = {}
+    layouts, (frames_of, index) = (layout, *others), _placed(frames, declared.clients)
+    has_label: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
-        parts, known = _with_labels(declared, parts)
-        labeled = any(of.any() for of in known.values())
+        frames_of, has_label = _with_labels(declared, frames_of)
+        labeled = any(of.any() for of in has_label.values())
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
     predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
     rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
-    kept: list[NDArray[np.int64]] = []
-    for client, frame in parts.items():
+    places: list[NDArray[np.int64]] = []
+    for client, frame in frames_of.items():
         own = complete(frame, kinds, client, declared.missing)
-        kept.append(own.index.to_numpy())
+        places.append(own.index.to_numpy())
         if declared.imputed:
             from hierfl.formulas.imputed import fields_of, filled, with_known
 
@@ -77,20 +77,22 @@ def client_data(
         warn_of_far_values(ready, schema, predictors, client)
         if declared.imputed:
             ready, gone = filled(declared.imputed, ready)
-            rows_here = fields_of(found, declared.imputed, ready, gone, client)
+            rows_here = fields_of(layout, declared.imputed, ready, gone, client)
         of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
         of_rows |= rows_here
         for name, values in of_rows.items():
             rows.setdefault(name, []).append(values)
         for name, values in of_client.items():
             above.setdefault(name, []).append(values)
-    are_known = torch.as_tensor(np.concatenate([*known.values()])) if known and labeled else None
+    are_known = (
+        torch.as_tensor(np.concatenate([*has_label.values()])) if has_label and labeled else None
+    )
     return ClientData(
-        fields={name: _tensor(np.concatenate(parts)) for name, parts in rows.items()},
-        offsets=offsets_of(torch.tensor(list(map(len, kept)))),
-        names=tuple(parts),
-        client_fields={name: _tensor(np.stack(parts)) for name, parts in above.items()},
-        frame_rows=FrameRows(torch.as_tensor(np.concatenate(kept)), index, are_known),
+        fields={name: _tensor(np.concatenate(frames_of)) for name, frames_of in rows.items()},
+        offsets=offsets_of(torch.tensor(list(map(len, places)))),
+        names=tuple(frames_of),
+        client_fields={name: _tensor(np.stack(frames_of)) for name, frames_of in above.items()},
+        frame_rows=FrameRows(torch.as_tensor(np.concatenate(places)), index, are_known),
     )
 
 
@@ -107,34 +109,34 @@ def _placed(frames: Any, clients: str) -> tuple[dict[str, pd.DataFrame], pd.Inde
 
 
 def _with_labels(
-    declared: Declaration, parts: Mapping[str, pd.DataFrame]
+    declared: Declaration, frames: Mapping[str, pd.DataFrame]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, NDArray[np.bool_]]]:
     """Return the rows to predict, and which have a label; the others get another row's, which is not scored."""
     of_label = [*declared.parts.labels, *_of_response(declared)]
     read = [name for name in declared.rows_of if name not in of_label]
     of_label = [name for name in of_label if name in declared.rows_of]
-    whole, known, filler = {}, {}, None
-    for client, frame in parts.items():
+    whole, has_label, filler = {}, {}, None
+    for client, frame in frames.items():
         own = frame[~incomplete(frame, read, client, "drop")]
         if not len(own):
             continue
-        whole[client], known[client] = own, ~incomplete(own, of_label, client, "drop")
-        if filler is None and known[client].any():
-            filler = own.iloc[int(known[client].argmax())]
-    left = len(parts) and sum(map(len, parts.values())) - sum(map(len, whole.values()))
+        whole[client], has_label[client] = own, ~incomplete(own, of_label, client, "drop")
+        if filler is None and has_label[client].any():
+            filler = own.iloc[int(has_label[client].argmax())]
+    lost_rows = len(frames) and sum(map(len, frames.values())) - sum(map(len, whole.values()))
     if not whole:
         raise ValueError("every row misses a value of a predictor: there is nothing to predict")
-    if left:
+    if lost_rows:
         warnings.warn(
-            f"{left} rows miss a value of a predictor, and are not predicted: their answers are "
+            f"{lost_rows} rows miss a value of a predictor, and are not predicted: their answers are "
             "NaN",
             stacklevel=2,
         )
     if filler is not None:
         for client, own in whole.items():
-            filled = {name: own[name].where(known[client], filler[name]) for name in of_label}
+            filled = {name: own[name].where(has_label[client], filler[name]) for name in of_label}
             whole[client] = own.assign(**filled)
-    return whole, known
+    return whole, has_label
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
@@ -164,22 +166,22 @@ def _of_client(
     """Return the fields of a client's rows, and those of the client itself."""
     fields: Fields = {}
     of_client: Fields = {}
-    for found in layouts:
-        matrix, offset = found.common.evaluate(ready, client)
-        if found.read:
-            fields[f"x{found.suffix}"] = matrix[:, np.isin(found.common.columns, found.read)]
-        if found.steps:
-            fields["steps"] = matrix[:, np.isin(found.common.columns, found.steps)]
-        if found.common.offsets:
+    for layout in layouts:
+        matrix, offset = layout.common.evaluate(ready, client)
+        if layout.read:
+            fields[f"x{layout.suffix}"] = matrix[:, np.isin(layout.common.columns, layout.read)]
+        if layout.steps:
+            fields["steps"] = matrix[:, np.isin(layout.common.columns, layout.steps)]
+        if layout.common.offsets:
             fields["offset"] = offset
-        for term in found.groups:
-            fields.update(_of_group(term, found, ready, frame, client))
+        for term in layout.groups:
+            fields.update(_of_group(term, layout, ready, frame, client))
             if term.place == "within":
                 by = tuple(name for name in term.group.by if name != declared.clients)
                 fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
-        if found.above:
-            of_client[f"above{found.suffix}"] = _constant(found, matrix, client)
-        for term in found.at("above"):
+        if layout.above:
+            of_client[f"above{layout.suffix}"] = _constant(layout, matrix, client)
+        for term in layout.at("above"):
             of_client[term.index] = _groups_of(term, frame, client)[0]
     if labeled:
         fields.update(_labels(declared, ready, frame, client))
@@ -190,10 +192,10 @@ def _of_client(
     return fields, of_client
 
 
-def _constant(found: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]:
+def _constant(layout: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]:
     """Return the columns above the client, (P,); refuse several values of one."""
-    values = matrix[:, np.isin(found.common.columns, found.above)]
-    for name, column in zip(found.above, values.T, strict=True):
+    values = matrix[:, np.isin(layout.common.columns, layout.above)]
+    for name, column in zip(layout.above, values.T, strict=True):
         if np.ptp(column) != 0.0:
             raise ValueError(
                 f"the column '{name}' has several values at client '{client}', such as "
@@ -204,16 +206,16 @@ def _constant(found: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]:
 
 
 def _of_group(
-    term: GroupTerm, found: Layout, ready: pd.DataFrame, frame: pd.DataFrame, client: str
+    term: GroupTerm, layout: Layout, ready: pd.DataFrame, frame: pd.DataFrame, client: str
 ) -> Fields:
     """Return the columns of a term with a bar, and the index of each row's group."""
     fields: Fields = {}
     matrix = term.evaluate(ready, client)
     if term.place == "above":
-        left = rows_of_above(found, term)
+        columns = rows_of_above(layout, term)
         # The own coefficients take up the others.
-        matrix = matrix * np.array([name in left for name in term.columns])
-        if not left:
+        matrix = matrix * np.array([name in columns for name in term.columns])
+        if not columns:
             return fields
     if not term.is_single:
         fields[term.field] = matrix
@@ -226,17 +228,17 @@ def _inside(
     term: GroupTerm, names: NDArray[np.str_], client: str, inside: Inside
 ) -> NDArray[np.int64]:
     """Return the index of each row's group within its client, (n,); refuse new groups."""
-    known = inside.get((client, term.group.name))
-    if known is None:
-        known = tuple(sorted(set(names.tolist())))
-        if len(known) > term.size:
+    groups = inside.get((client, term.group.name))
+    if groups is None:
+        groups = tuple(sorted(set(names.tolist())))
+        if len(groups) > term.size:
             raise ValueError(
-                f"client '{client}' has {len(known)} groups of '{term.group.name}', and clients "
+                f"client '{client}' has {len(groups)} groups of '{term.group.name}', and clients "
                 f"have agreed on at most {term.size}: agree on a new schema, or, to predict, hand in "
                 f"rows of {term.size} of them at a time"
             )
-        inside[client, term.group.name] = known
-    codes = index_in(known, names)
+        inside[client, term.group.name] = groups
+    codes = index_in(groups, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         raise ValueError(
@@ -326,10 +328,10 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
     """Return brms's codes of censoring, from codes or from its words."""
     if hasattr(values, "cat"):
         words = values.astype(str).tolist()
-        odd = next((w for w in words if w not in CENSORED), None)
-        if odd is not None:
+        word = next((w for w in words if w not in CENSORED), None)
+        if word is not None:
             raise RowsFault(
-                f"column '{name}' of client '{client}' has the value '{odd}': censoring is none, "
+                f"column '{name}' of client '{client}' has the value '{word}': censoring is none, "
                 "right, left or interval",
                 f"column '{name}' has a word that is none of censoring",
             )
@@ -339,12 +341,12 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
 
 def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
     """Return codes of censoring from events: 1 for an observed time, 0 for a right-censored one."""
-    found = values.to_numpy(dtype=np.float64)
-    if not np.isin(found, (0.0, 1.0)).all():
-        row = int((~np.isin(found, (0.0, 1.0))).argmax())
+    events = values.to_numpy(dtype=np.float64)
+    if not np.isin(events, (0.0, 1.0)).all():
+        row = int((~np.isin(events, (0.0, 1.0))).argmax())
         raise RowsFault(
-            f"column '{name}' of client '{client}' has the value {found[row]:g} in row {row}: "
+            f"column '{name}' of client '{client}' has the value {events[row]:g} in row {row}: "
             "event() is 1 for an observed time and 0 for a right-censored one",
             f"column '{name}' of event() has a value other than 0 and 1",
         )
-    return 1.0 - found
+    return 1.0 - events

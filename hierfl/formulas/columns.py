@@ -61,9 +61,11 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
             )
         if not len(names):
             raise ValueError("the frame has no rows: give at least one row of one client")
-        found, code = np.unique(names, return_inverse=True)
+        clients_here, code = np.unique(names, return_inverse=True)
         ends = np.bincount(code).cumsum()[:-1]
-        rows = dict(zip(found.tolist(), np.split(code.argsort(kind="stable"), ends), strict=True))
+        rows = dict(
+            zip(clients_here.tolist(), np.split(code.argsort(kind="stable"), ends), strict=True)
+        )
         if hasattr(frames[clients], "cat"):
             places = list(map(level_name, frames[clients].cat.categories))
             order = sorted(rows, key=places.index)
@@ -81,7 +83,7 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         raise ValueError("frames is empty: give the frame of at least one client")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
-    parts = {}
+    by_name = {}
     for name, frame in frames.items():
         if not len(frame):
             raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
@@ -90,8 +92,8 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
                 f"the frame of client '{name}' has {frame[clients].nunique()} clients in its column "
                 f"'{clients}': give the frame itself, or correct the column"
             )
-        parts[level_name(name)] = frame
-    return parts
+        by_name[level_name(name)] = frame
+    return by_name
 
 
 def kind_of(series: Any, name: str, client: str) -> Kind:
@@ -131,8 +133,8 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
 
 def numbers(series: Any) -> NDArray[np.float64]:
     """Return a column of numbers as float64, NaN where it is missing."""
-    found: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
-    return found
+    values: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+    return values
 
 
 def number_column(series: Any, name: str, client: str) -> NDArray[np.float64]:
@@ -151,14 +153,14 @@ def named(series: Any, name: str, client: str) -> Names:
     short = series.dtype in ("float16", "float32")  # whose 0.1 is that of another client's float64
     values = [float(str(v)) for v in series.to_numpy()] if short else series.tolist()
     missing = missing_in(series)
-    found = np.array([level_name(v) for v in values], dtype=np.str_)
-    found[missing] = ""
+    names = np.array([level_name(v) for v in values], dtype=np.str_)
+    names[missing] = ""
     where = f"column '{name}' of client '{client}'"
     if series.dtype.kind not in "iuf":
         categories = series.cat.categories if hasattr(series, "cat") else series[~missing]
         _refuse_one_name(categories, where)
-    refuse_similar(set(found.tolist()) - {""}, where)
-    return found
+    refuse_similar(set(names.tolist()) - {""}, where)
+    return names
 
 
 def refuse_similar(names: Collection[str], where: str) -> None:
@@ -255,8 +257,8 @@ def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
 
 def index_in(levels: Sequence[str], names: Any) -> NDArray[np.int64]:
     """Return the index of each name among levels, (n,), -1 where it is none of them."""
-    found: NDArray[np.int64] = pd.Index(levels, dtype=object).get_indexer(names)
-    return found
+    index: NDArray[np.int64] = pd.Index(levels, dtype=object).get_indexer(names)
+    return index
 
 
 def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int64]:
@@ -277,7 +279,7 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
 
 def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) -> pd.DataFrame:
     """Return columns for `formulae`: numbers as float64, categories with all agreed levels."""
-    found: dict[str, Any] = {}
+    ready: dict[str, Any] = {}
     for name, column in columns.items():
         series = frame[name]
         unit = str(frame.attrs.get("units", {}).get(name, ""))
@@ -289,9 +291,9 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
             )
         if column.kind == "category":
             codes = coded(series, name, client, column)
-            found[name] = pd.Categorical.from_codes(
+            ready[name] = pd.Categorical.from_codes(
                 codes, categories=list(column.levels), ordered=True
             )
             continue
-        found[name] = number_column(series, name, client)
-    return pd.DataFrame(found, index=range(len(frame)))
+        ready[name] = number_column(series, name, client)
+    return pd.DataFrame(ready, index=range(len(frame)))

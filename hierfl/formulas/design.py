@@ -109,9 +109,9 @@ class _Values:
         return reduce(_crossed, matrices)
 
 
-def _crossed(left: Matrix, right: Matrix) -> Matrix:
+def _crossed(first: Matrix, second: Matrix) -> Matrix:
     """Return the products of the columns of two matrices, (n, p q)."""
-    return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+    return (first[:, :, None] * second[:, None, :]).reshape(len(first), -1)
 
 
 def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
@@ -287,26 +287,26 @@ def _named(
     name: str, factors: Sequence[Coded], schema: Schema
 ) -> tuple[tuple[Term, ...], tuple[int, ...] | None]:
     """Return a term with the names of its columns, two of s(x), and the order of its columns."""
-    parts = frozenset(coded.factor for coded in factors)
+    made_of = frozenset(coded.factor for coded in factors)
     callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
     if {*callees} & {*SMOOTHS}:
         from hierfl.formulas.smooths import named_smooth
 
-        (call,) = parts
+        (call,) = made_of
         assert isinstance(call, Call)
         return named_smooth(call, schema), None
     labels = tuple(":".join(some) for some in combined(*(coded.labels for coded in factors)))
     by_step = "cs" in callees
     if len(labels) == 1 and all(coded.codes is None for coded in factors):
-        return (Term(name, (name,), (), parts, by_step=by_step),), None
+        return (Term(name, (name,), (), made_of, by_step=by_step),), None
     if "mo" in callees:
-        term, order = _monotone(name, factors, parts)
+        term, order = _monotone(name, factors, made_of)
         return (term,), order
-    return (Term(name, labels, _coords(name, labels), parts, by_step=by_step),), None
+    return (Term(name, labels, _coords(name, labels), made_of, by_step=by_step),), None
 
 
 def _monotone(
-    name: str, factors: Sequence[Coded], parts: frozenset[Factor]
+    name: str, factors: Sequence[Coded], made_of: frozenset[Factor]
 ) -> tuple[Term, tuple[int, ...]]:
     """Return mo(x), or a product with it, whose steps of a curve follow each other."""
     place = next(
@@ -320,7 +320,7 @@ def _monotone(
     columns = tuple(every[i] for i in order)
     curves = tuple(":".join(curve) for curve in combined(*labels)) if labels else ()
     steps = _coords(factors[place].factor.label, own)
-    return Term(name, columns, _coords(name, columns), parts, steps, curves), tuple(order)
+    return Term(name, columns, _coords(name, columns), made_of, steps, curves), tuple(order)
 
 
 def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:

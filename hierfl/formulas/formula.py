@@ -18,7 +18,7 @@ from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.declaration import Declaration, Missing
-from hierfl.formulas.layout import Dims, Layout, dims, layout
+from hierfl.formulas.layout import Dims, Layout, dims, layout_of
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import parse
@@ -95,13 +95,13 @@ class Formula:
     @property
     def has_schema(self) -> bool:
         """Whether clients have agreed on all that the formula needs."""
-        found, kinds = self.schema, self.declared.columns
-        return bool(found and found.formula == self.text and has_columns(found, kinds))
+        schema, kinds = self.schema, self.declared.columns
+        return bool(schema and schema.formula == self.text and has_columns(schema, kinds))
 
     @cached_property
     def layout(self) -> Layout:
         """Which coefficients are global and which are a client's own."""
-        return layout(self.declared, self.agreed)
+        return layout_of(self.declared, self.agreed)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -204,10 +204,10 @@ class Formula:
     @cached_property
     def dims(self) -> dict[str, Dims]:
         """Site -> name and labels of each of its dimensions, for ArviZ and tables."""
-        found = dims(self.declared, self.agreed, self.layout)
+        dimensions = dims(self.declared, self.agreed, self.layout)
         for own in self.parameters.values():
-            found |= dims(own.declared, self.agreed, own.layout)
-        return found
+            dimensions |= dims(own.declared, self.agreed, own.layout)
+        return dimensions
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the program."""
@@ -279,10 +279,10 @@ def schema(
     if rare not in ("refuse", "merge"):
         raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
     by = formula.clients if formula is not None else str(clients)
-    parts, declared = by_client(frames, by), None if formula is None else formula.declared
-    kinds: Kinds = {str(n): None for n in next(iter(parts.values())).columns if n != by}
+    by_name, declared = by_client(frames, by), None if formula is None else formula.declared
+    kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
-    rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
+    rows = {client: complete(frame, needs, client, missing) for client, frame in by_name.items()}
     if declared is not None and declared.imputed:
         from hierfl.formulas.imputed import with_known
 
@@ -328,7 +328,7 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     if not isinstance(model, Formula) or rows is None or isinstance(rows, ClientData):
         return rows
     layouts = model.layouts
-    for term in chain.from_iterable(found.at("within") for found in layouts):
+    for term in chain.from_iterable(layout.at("within") for layout in layouts):
         names = [name for name in by_client(rows, model.clients) if name in fitted]
         if lost := [name for name in names if (name, term.group.name) not in model._inside]:
             raise ValueError(

@@ -34,9 +34,9 @@ CLOSE = {"(": ")", "{": "}"}
 
 
 class Sides(NamedTuple):
-    """A formula's two sides, "left ~ right", and its own text."""
+    """A formula's two sides, "target ~ right", and its own text."""
 
-    left: Expression | None
+    target: Expression | None
     right: Expression
     text: str
     at: int
@@ -63,7 +63,7 @@ class Reader:
             )
         while True:
             start = self.token.at
-            left = None if self.token.text in ("~", ";") else self._expression()
+            target = None if self.token.text in ("~", ";") else self._expression()
             if self.token.kind == "end" or self.token.text == ";":
                 raise refused(
                     self.text,
@@ -80,7 +80,7 @@ class Reader:
                 )
             right = self._expression()
             end = self.token
-            yield Sides(left, right, self.text[start : end.at].strip(), start)
+            yield Sides(target, right, self.text[start : end.at].strip(), start)
             if end.kind == "end":
                 return
             self._take(";")
@@ -88,19 +88,19 @@ class Reader:
     # -------------------------------------------------------- expressions
     def _expression(self, least: int = 0) -> Expression:
         """Read operands joined by signs that bind more closely than `least`."""
-        left = self._operand()
+        expression = self._operand()
         while self.token.kind == "sign" and (own := BINDING.get(self.token.text, 0)) > least:
             sign = self._next()
             right = self._expression(own - 1 if sign.text == "**" else own)
-            if sign.text in COMPARISONS and any(map(_compares, (left, right))):
+            if sign.text in COMPARISONS and any(map(_compares, (expression, right))):
                 raise refused(
                     self.text,
                     sign.at,
-                    f"'{left} {sign.text} {right}' compares twice: write a product of two "
+                    f"'{expression} {sign.text} {right}' compares twice: write a product of two "
                     "comparisons, (0 < x) * (x < 1)",
                 )
-            left = Operation(sign.text, (left, right), sign.at)
-        return left
+            expression = Operation(sign.text, (expression, right), sign.at)
+        return expression
 
     def _operand(self) -> Expression:
         """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""

@@ -109,7 +109,7 @@ class Layout:
         return tuple(term for term in self.groups if term.place == place)
 
 
-def layout(declared: Declaration, schema: Schema) -> Layout:
+def layout_of(declared: Declaration, schema: Schema) -> Layout:
     """Return the layout of a formula under a schema; refuse two terms of one name."""
     common, *of_groups = designs_of(declared, schema)
     groups = _group_terms(declared, schema, of_groups)
@@ -124,23 +124,23 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
         if INTERCEPT in own and name not in own and schema.design[name].above
     )
     read = tuple(name for name in common.columns if name not in own and name not in above)
-    found = Layout(common, takes_intercept, {}, groups, own, above, read)
+    made = Layout(common, takes_intercept, {}, groups, own, above, read)
     if any(term.by_step for term in common.terms):
-        found = with_steps(found)
+        made = with_steps(made)
     if common.has_intercept:
-        found = replace(found, means=_means(found, schema))
-    _check_names(found, declared, response_of(declared, schema))
-    return found
+        made = replace(made, means=_means(made, schema))
+    _check_names(made, declared, response_of(declared, schema))
+    return made
 
 
-def _means(found: Layout, schema: Schema) -> dict[str, float]:
+def _means(layout: Layout, schema: Schema) -> dict[str, float]:
     """Return the means of the common columns but those of cs(), without those of centered columns."""
     means = {}
-    for name in found.common.columns:
+    for name in layout.common.columns:
         margin = schema.design[name]
         # a mean of 1e-17 is the rounding of a column that is centered already
-        is_off = found.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
-        if is_off and name not in found.steps:
+        is_off = layout.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
+        if is_off and name not in layout.steps:
             means[name] = margin.mean
     return means
 
@@ -167,7 +167,7 @@ def _group_terms(
         site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
         designs[site] = group, terms, columns
     fields = unique_names("z_", designs)
-    found = []
+    made = []
     for site, (group, terms, columns) in designs.items():
         at, name = schema.groups.get(group.name), group.name
         place: Place = "clients" if at is None else at.level
@@ -179,27 +179,27 @@ def _group_terms(
             from hierfl.formulas.smooths import entries_of
 
             of_scales = entries_of(group, terms.terms, columns)
-        found.append(
+        made.append(
             GroupTerm(group, place, site, terms, columns, size, levels, *of_fields, *of_scales)
         )
-    return tuple(found)
+    return tuple(made)
 
 
-def _check_names(found: Layout, declared: Declaration, response: Response) -> None:
+def _check_names(layout: Layout, declared: Declaration, response: Response) -> None:
     """Refuse two sites, or two columns, of one name."""
     reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
     reserved |= dict.fromkeys((INTERCEPT, f"{INTERCEPT}{CENTERED}"), "the intercept")
-    dims = [f"{term.name}_dim" for term in found.common.terms if term.coords]
-    dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group", "sd")]
+    dims = [f"{term.name}_dim" for term in layout.common.terms if term.coords]
+    dims += [f"{g.site}_{end}" for g in layout.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
-    names = [declared.parts.response, *(term.name for term in found.common.terms)]
-    for term in found.common.terms:
+    names = [declared.parts.response, *(term.name for term in layout.common.terms)]
+    for term in layout.common.terms:
         if term.monotone:
             names += [f"b_{term.name}", f"simplex_{term.name}"]
         if term.smooth:
             names += [f"{kind}_{term.name}" for kind in term.smooth.kinds]
-    for group in found.groups:
+    for group in layout.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
         names += [f"z_{group.site}", f"rho_{group.site}"] if group.group.kind else []
         names += [f"{site}{CENTERED}" for site in (group.sd, group.cholesky) if group.cor]
@@ -208,13 +208,13 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
         reserved[name] = "the response" if name == names[0] else "another term"
     made_of: dict[str, frozenset[Factor]] = {}
-    for design in (found.common, *(term.design for term in found.groups)):
-        for name, parts in ((name, term.parts) for term in design.terms for name in term.columns):
-            if design.columns.count(name) > 1 or made_of.setdefault(name, parts) != parts:
+    for design in (layout.common, *(term.design for term in layout.groups)):
+        for name, made in ((name, term.parts) for term in design.terms for name in term.columns):
+            if design.columns.count(name) > 1 or made_of.setdefault(name, made) != made:
                 raise ValueError(f"two terms have a column '{name}': rename one of their columns")
 
 
-def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims]:
+def dims(declared: Declaration, schema: Schema, layout: Layout) -> dict[str, Dims]:
     """Return the name and the labels of each dimension of each site that has one."""
     response = response_of(declared, schema)
     outputs = declared.family.outputs(response)
@@ -222,9 +222,9 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
     level = f"{declared.parts.response}_level"
     last: Dims = ((level, response.levels[-outputs:]),) if outputs > 1 else ()
     sites: dict[str, Dims] = {}
-    if found.has_intercept and last:
-        sites |= {INTERCEPT: last, found.sampled_intercept: last}
-    for term in found.common.terms:
+    if layout.has_intercept and last:
+        sites |= {INTERCEPT: last, layout.sampled_intercept: last}
+    for term in layout.common.terms:
         own: Dims = ((f"{term.name}_dim", term.coords),) if term.coords else ()
         if own or last:
             sites[term.name] = own + last
@@ -239,7 +239,7 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         if term.by_step:
             steps = tuple(map(str, range(1, len(response.levels))))
             sites[term.name] = (*own, (f"{term.name}_threshold", steps))
-    for group in found.groups:
+    for group in layout.groups:
         columns = group.columns
         if last:
             columns = tuple(f"{c}[{level}]" for c in columns for level in last[0][1])
@@ -262,9 +262,9 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
     return sites
 
 
-def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
+def rows_of_above(layout: Layout, term: GroupTerm) -> tuple[str, ...]:
     """Return the columns of a term above the clients that no own coefficient takes up."""
-    return tuple(name for name in term.columns if name not in found.own)
+    return tuple(name for name in term.columns if name not in layout.own)
 
 
 # ------------------------------------------------------------ names in the program
@@ -279,19 +279,19 @@ NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold
 
 def unique(name: str, taken: Collection[str]) -> str:
     """Return a name, with a number behind it where it is taken."""
-    found, i = name, 2
-    while found in taken:
-        found, i = f"{name}_{i}", i + 1
-    return found
+    free, i = name, 2
+    while free in taken:
+        free, i = f"{name}_{i}", i + 1
+    return free
 
 
 def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
     """Return an ASCII name for each text, none of them twice."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for text in texts:
-        if text not in found:
-            found[text] = unique(prefix + NO_NAME.sub("_", text), found.values())
-    return found
+        if text not in names:
+            names[text] = unique(prefix + NO_NAME.sub("_", text), names.values())
+    return names
 
 
 @dataclass
@@ -328,15 +328,15 @@ class Writer:
         return self.names[site]
 
 
-def with_steps(found: Layout) -> Layout:
+def with_steps(layout: Layout) -> Layout:
     """Return a layout whose columns of cs() move thresholds, and not the predictor."""
-    steps = {name for term in found.common.terms if term.by_step for name in term.columns}
+    steps = {name for term in layout.common.terms if term.by_step for name in term.columns}
 
     def without(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in names if name not in steps)
 
-    whole = tuple(name for name in found.common.columns if name in steps)
-    return replace(found, above=without(found.above), read=without(found.read), steps=whole)
+    whole = tuple(name for name in layout.common.columns if name in steps)
+    return replace(layout, above=without(layout.above), read=without(layout.read), steps=whole)
 
 
 # ------------------------------------------------------------ priors
@@ -347,8 +347,8 @@ def independent(priors: Mapping[str, Prior], names: Sequence[str], shape: list[i
     texts = [as_source(priors[name]) for name in names]
     if len(set(texts)) == 1:
         return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
-    each = [priors[name] for name in names]
-    return as_source(_of_kind(each, shape).to_event(len(shape)))
+    chosen = [priors[name] for name in names]
+    return as_source(_of_kind(chosen, shape).to_event(len(shape)))
 
 
 def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:

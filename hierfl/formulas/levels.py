@@ -56,9 +56,9 @@ def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, 
     refuse_similar(seen, f"column '{name}'")
     orders = {answer.declared for answer in answers if answer.is_ordered}
     if len(orders) > 1:
-        one, other = sorted(orders)[:2]
+        first, other = sorted(orders)[:2]
         raise ValueError(
-            f"column '{name}' has the levels {', '.join(one)} at one client and "
+            f"column '{name}' has the levels {', '.join(first)} at one client and "
             f"{', '.join(other)} at another: give all the same categories, or schema(..., "
             f"levels={{'{name}': [...]}})"
         )
@@ -79,9 +79,9 @@ def _listed(answers: Collection[OfColumn], name: str, seen: Collection[str]) -> 
     chosen = {levels for levels in lists if levels != ordered(levels)}
     order = merged(chosen)
     if order is None:
-        one, other = sorted(chosen)[:2]
+        first, other = sorted(chosen)[:2]
         warnings.warn(
-            f"column '{name}' lists its levels as {', '.join(one)} at one client and as "
+            f"column '{name}' lists its levels as {', '.join(first)} at one client and as "
             f"{', '.join(other)} at another: the first in alphabetical order is the reference, "
             f"unless schema(..., levels={{'{name}': [...]}}) names another",
             stacklevel=4,
@@ -114,9 +114,9 @@ def agreed_column(
         if answer.sums is not None:
             sums.append(answer.sums)
     if len(units) > 1:
-        (one, at), (other, elsewhere) = list(units.items())[:2]
+        (unit_here, at), (other, elsewhere) = list(units.items())[:2]
         raise ValueError(
-            f"column '{name}' is in {one} at '{at}' and in {other} at '{elsewhere}': convert one "
+            f"column '{name}' is in {unit_here} at '{at}' and in {other} at '{elsewhere}': convert one "
             "of them"
         )
     unit = next(iter(units), "")
@@ -205,28 +205,28 @@ def with_rare(
 ) -> Column:
     """Return a category with a level for rare values, or refuse them."""
     outside = ask(Question("outside", by=(name,), levels=column.levels))
-    left = [client for client, rows in outside.items() if rows]
-    if not left:
+    lacking = [client for client, rows in outside.items() if rows]
+    if not lacking:
         return column
     if rare == "merge" and is_ordinal:
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has rare levels, and they are ordered: they "
+            f"column '{name}' of client '{lacking[0]}' has rare levels, and they are ordered: they "
             "cannot be merged into one beyond all others; agree on them beforehand, "
             f"schema(..., levels={{'{name}': [...]}})"
         )
     if rare == "refuse" and not column.levels:
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has no value that {least} rows share, as an ID or a "
+            f"column '{name}' of client '{lacking[0]}' has no value that {least} rows share, as an ID or a "
             "date has none, and the formula reads it as categories: take it out"
         )
     if rare == "refuse" and least == 1:
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that are none of the levels "
+            f"column '{name}' of client '{lacking[0]}' has values that are none of the levels "
             f"{', '.join(column.levels)}: correct them, or name them all in levels={{...}}"
         )
     if rare == "refuse":
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows "
+            f"column '{name}' of client '{lacking[0]}' has values that no client has {least} rows "
             f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
             "them, rare='merge'"
         )

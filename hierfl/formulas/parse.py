@@ -144,11 +144,11 @@ class FormulaReader(TermReader):
 
     def main(self, sides: Sides) -> Parts:
         """Return the formula of the response."""
-        left, additions, bounds = sides.left, dict[str, str](), None
-        if left is None:
+        target, additions, bounds = sides.target, dict[str, str](), None
+        if target is None:
             raise refused(self.text, sides.at, "nothing on one side of '~': name the response")
-        if isinstance(left, Operation) and left.sign == "|":
-            left, right = left.args
+        if isinstance(target, Operation) and target.sign == "|":
+            target, right = target.args
             for sign, addition in summands(right):
                 if sign == "-":
                     raise self.error(addition, "additions are joined by '+', not '-'")
@@ -161,44 +161,44 @@ class FormulaReader(TermReader):
                             addition, f"the addition '{name}' stands twice: remove one"
                         )
         if {"cens", "event"} <= additions.keys():
-            raise self.error(left, "the response has both cens() and event(): keep one")
-        return Parts(*self._response(left), *self.right(sides.right), additions, bounds)
+            raise self.error(target, "the response has both cens() and event(): keep one")
+        return Parts(*self._response(target), *self.right(sides.right), additions, bounds)
 
     def name_of(self, sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
         """Return what "sigma ~ x" or "x | mi() ~ z" is of, and whether it is a covariate."""
-        left = column = sides.left
-        if isinstance(left, Operation) and left.sign == "|":
-            column, addition = left.args
+        target = column = sides.target
+        if isinstance(target, Operation) and target.sign == "|":
+            column, addition = target.args
             if isinstance(column, Name) and addition == Call("mi", ()):
                 return column.name, True
         if column in imputed:
             fix = f"write '{column} | mi() ~ {sides.right}'"
-            if left is not column:
+            if target is not column:
                 fix += "; a known error of measurement needs a Pyro program (docs/recipes.md)"
             raise refused(self.text, sides.at, f"'{sides.text}' imputes '{column}': {fix}")
-        if not isinstance(left, Name):
+        if not isinstance(target, Name):
             fix = "write 'sigma ~ x', or leave it out"
             raise refused(
                 self.text, sides.at, f"'{sides.text}' is no formula of a parameter: {fix}"
             )
-        return left.name, False
+        return target.name, False
 
     # -------------------------------------------------------- the response
-    def _response(self, left: Expression) -> tuple[str, tuple[str, ...]]:
+    def _response(self, target: Expression) -> tuple[str, tuple[str, ...]]:
         """Return the name and the columns of a column or of cbind(a, b, c)."""
-        if isinstance(left, Name):
-            return left.name, (left.name,)
-        called = left.callee if isinstance(left, Call) else ""
-        called = "p" if isinstance(left, Operation) and left.sign == "/" else called
-        names = tuple(arg.name for arg in getattr(left, "args", ()) if isinstance(arg, Name))
-        if not isinstance(left, Call) or called != "cbind" or len(names) < len(left.args):
+        if isinstance(target, Name):
+            return target.name, (target.name,)
+        called = target.callee if isinstance(target, Call) else ""
+        called = "p" if isinstance(target, Operation) and target.sign == "/" else called
+        names = tuple(arg.name for arg in getattr(target, "args", ()) if isinstance(arg, Name))
+        if not isinstance(target, Call) or called != "cbind" or len(names) < len(target.args):
             fix = (
                 f"write {ELSEWHERE[called]}" if called in ELSEWHERE else "make a column of it first"
             )
-            raise self.error(left, f"the response is no column: {fix}")
+            raise self.error(target, f"the response is no column: {fix}")
         if len({*names}) < max(len(names), 2):
-            raise self.error(left, "cbind() must name two different columns or more")
-        return str(left), names
+            raise self.error(target, "cbind() must name two different columns or more")
+        return str(target), names
 
     def _addition(self, addition: Expression) -> Iterator[tuple[str, str]]:
         """Yield an addition and its column; brms's cens(status, upper) is two."""
@@ -264,15 +264,15 @@ class FormulaReader(TermReader):
             yield self._matrix_group(term)
             return
         assert isinstance(term, Operation)
-        left, right = term.args
-        if any(isinstance(part, Operation) and part.is_bar for part in within(left)):
+        terms_side, right = term.args
+        if any(isinstance(part, Operation) and part.is_bar for part in within(terms_side)):
             raise self.error(term, "a term has several bars: write one term for each")
         if isinstance(right, Call) and right.callee == "gr":
-            if str(left) != "1":
-                raise self.error(left, f"the term must be (1 | {right}): {HOW}")
+            if str(terms_side) != "1":
+                raise self.error(terms_side, f"the term must be (1 | {right}): {HOW}")
             yield self._matrix_group(right)
             return
-        terms = self.terms(summands(left))
+        terms = self.terms(summands(terms_side))
         for by in self._columns(right):
             yield Group(terms, by, term.sign == "|")
 

@@ -73,16 +73,16 @@ def check_design(
     X'X of such a column has those rows' values of all others: DataSHIELD's rule for `ds.glm`.
     """
     ready = prepared(frame, schema.columns, client)
-    known: dict[str, Any] = {}
+    rows_known: dict[str, Any] = {}
     designs = every_design_of(declared, schema)
     if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
         ready, gone = filled(declared.imputed, ready)
-        known = known_values(designs, ready, gone, client)
+        rows_known = known_values(designs, ready, gone, client)
     for design in designs:
         for name, values in zip(design.columns, design.evaluate(ready, client)[0].T, strict=True):
-            if few_differ(values[known[name]] if name in known else values, least):
+            if few_differ(values[rows_known[name]] if name in rows_known else values, least):
                 raise Implausible(
                     f"the column '{name}' is the same in all but fewer than {least} rows of this "
                     "client: leave its term out, merge its levels, or let the node's owner lower "

@@ -87,12 +87,12 @@ def _is_positive(default: Any) -> bool:
 
 def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     """Return the word and the numbers of a prior, read to its last sign."""
-    found = CALL.fullmatch(text)
-    if found is None or not found[2].strip():
+    match = CALL.fullmatch(text)
+    if match is None or not match[2].strip():
         raise ValueError(
             f"the prior of '{name}' is '{text}': write it as in brms, such as 'normal(0, 1)'"
         )
-    word, count = found[1], WORDS.get(found[1], (0,))[0]
+    word, count = match[1], WORDS.get(match[1], (0,))[0]
     if word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, 1)
         advice = f"did you mean '{near[0]}'? " if near else ""
@@ -101,7 +101,7 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
             f"{', '.join(WORDS)}"
         )
     try:
-        values = tuple(float(part) for part in found[2].split(","))
+        values = tuple(float(part) for part in match[2].split(","))
     except ValueError as error:
         raise ValueError(
             f"the prior of '{name}' is '{text}': its arguments must be numbers"
@@ -127,7 +127,7 @@ def _of_preliz(name: str, prior: Any) -> Any:
             f"{', '.join(PRELIZ)}, or a distribution of Pyro"
         )
     names, builder = PRELIZ[kind]
-    values = [getattr(prior, one, None) for one in names]
+    values = [getattr(prior, parameter, None) for parameter in names]
     if any(value is None for value in values):
         raise ValueError(
             f"the prior of '{name}' is PreliZ's {kind} without its {', '.join(names)}: give it "

@@ -26,8 +26,8 @@ def write_smooth(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: 
         out.sample(site, independent(priors, names, shape), note=", ".join(levels))
     first = out.named(sites[term.smooth.kinds[0]])
     if term.smooth.kind == "gp":
-        each = f"{first}[:, None]" if levels else first
-        scale = f"{each} * {_shape(out, term.smooth, sites['lscale'])}"
+        per_level = f"{first}[:, None]" if levels else first
+        scale = f"{per_level} * {_shape(out, term.smooth, sites['lscale'])}"
         scale = f"({scale}).flatten()" if levels else scale
     else:
         scale = f"{first}.repeat_interleave({term.smooth.size})" if levels else first
@@ -57,15 +57,15 @@ def _shape(out: Writer, smooth: Smooth, site: str) -> str:
 
 def vector(out: Writer, terms: Sequence[Term], names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, where some are those of curves."""
-    parts = []
+    pieces = []
     for term in terms:
         at = [place for place, name in enumerate(term.columns) if name in names]
         if at and not term.coords:
-            parts.append(f"{out.named(term.name)}[None]")
+            pieces.append(f"{out.named(term.name)}[None]")
         elif at:
             every = len(at) == len(term.columns)
-            parts.append(out.named(term.name) + ("" if every else f"[{at}]"))
-    return parts[0] if len(parts) == 1 else f"torch.cat([{', '.join(parts)}])"
+            pieces.append(out.named(term.name) + ("" if every else f"[{at}]"))
+    return pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])"
 
 
 # ------------------------------------------------------------ groups
@@ -81,25 +81,25 @@ def lengths_of(group: GroupTerm) -> dict[str, Term]:
 def write_spread(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> str:
     """Write the length scales of a group; return the standard deviation of each column, as code."""
     check_one(group.group.text, outputs)
-    each, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
+    scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
     for site, term in lengths_of(group).items():
         assert term.smooth is not None
         out.sample(site, as_source(priors[site]))
         shapes[term.name] = _shape(out, term.smooth, site)
     if not shapes:
-        return each
-    parts = [
+        return scale
+    pieces = [
         shapes.get(name, f"torch.ones({group.places.count(place)})")
         for place, name in enumerate(group.entries)
     ]
-    return f"{each} * " + (parts[0] if len(parts) == 1 else f"torch.cat([{', '.join(parts)}])")
+    return f"{scale} * " + (pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])")
 
 
 def drawn_spread(group: GroupTerm, shared: Mapping[str, Tensor]) -> Tensor:
     """Return the standard deviation of each column of a group at each draw, (S, q)."""
-    found = shared[group.sd].reshape(len(shared[group.sd]), -1)[:, list(group.places)]
+    spread = shared[group.sd].reshape(len(shared[group.sd]), -1)[:, list(group.places)]
     for site, term in lengths_of(group).items():
         at = [group.columns.index(name) for name in term.columns]
         assert term.smooth is not None
-        found[:, at] = found[:, at] * term.smooth.shape(shared[site])
-    return found
+        spread[:, at] = spread[:, at] * term.smooth.shape(shared[site])
+    return spread

@@ -30,16 +30,16 @@ def named_smooth(call: Call, schema: Schema) -> tuple[Term, ...]:
     size = len(constants.knots) - 2 if is_spline else constants.degree
     by = call.option("by")
     levels = schema.columns[by.name].levels if isinstance(by, Name) else ()
-    parts = frozenset([call])
+    made_of = frozenset([call])
     numbers = tuple(map(str, range(1, size + 1)))
     coords = tuple(f"{level}:{n}" for level in levels for n in numbers) or numbers
     smooth = Smooth(call.callee, size, levels, constants, by is not None)
-    curves = Term(name, labels(name, coords), coords, parts, smooth=smooth)
+    curves = Term(name, labels(name, coords), coords, made_of, smooth=smooth)
     if not is_spline:
         return (curves,)
     line = f"linear_{name}"
     coords = levels or ((by.name, f"{by.name}:{call.args[0]}") if isinstance(by, Name) else ())
-    return Term(line, labels(line, coords) or (line,), coords, parts), curves
+    return Term(line, labels(line, coords) or (line,), coords, made_of), curves
 
 
 def check_constants(terms: Sequence[Term]) -> None:
@@ -68,11 +68,11 @@ def sites_of(term: Term) -> dict[str, str]:
 def scale_priors(term: Term, spread: float, unit: float) -> dict[str, Prior]:
     """Return the priors of a common smooth's scales, by level."""
     assert term.smooth is not None
-    found: dict[str, Prior] = {}
+    priors: dict[str, Prior] = {}
     for kind, site in sites_of(term).items():
         prior = length_prior(term.smooth) if kind == "lscale" else half_student(spread, unit)
-        found |= dict.fromkeys(labels(site, term.smooth.levels) or (site,), prior)
-    return found
+        priors |= dict.fromkeys(labels(site, term.smooth.levels) or (site,), prior)
+    return priors
 
 
 def length_prior(smooth: Smooth) -> dist.InverseGamma:

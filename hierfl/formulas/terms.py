@@ -221,12 +221,12 @@ class TermReader:
         if len({*factors}) < len(factors):
             square = f"write I({' * '.join(map(str, factors))}) for the product"
             raise self.error(expression, f"a term times itself is the same term: {square}")
-        left, right = (self._products(arg, inside=True) for arg in expression.args)
-        before = [product.factors for product in left.values()]
+        first, second = (self._products(arg, inside=True) for arg in expression.args)
+        before = [product.factors for product in first.values()]
         if expression.sign == "/":
             before = [tuple(chain.from_iterable(before))]
-        crossed = _once([(*a, *product.factors) for a in before for product in right.values()])
-        main = {"*": left | right, "/": left, ":": {}}[expression.sign]
+        crossed = _once([(*a, *product.factors) for a in before for product in second.values()])
+        main = {"*": first | second, "/": first, ":": {}}[expression.sign]
         return self._with_products(main, crossed)
 
     def _power(self, expression: Operation) -> Sum:

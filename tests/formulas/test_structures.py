@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused() -> None:
         ("y ~ (1 | gr(year, cov=A))", "a group of 'year' that is none of 'A'", {"A": a}),
         ("y ~ car(M, gr=site)", "must be 1 for neighbors", {"M": a}),
         ("y ~ car(M, gr=site)", "'s0' has no neighbor", {"M": m * 0}),
-        ("y ~ car(M, gr=site, type='bym2')", "the type 'bym2': it must be 'escar'", {"M": m}),
+        ("y ~ car(M, gr=site, type='bym2')", "the type must be 'escar' or 'esicar'", {"M": m}),
     ]
     two = pd.DataFrame(np.kron(np.eye(4), [[0.0, 1], [1, 0]]), index=SITES, columns=SITES)
     cases.append(("y ~ car(M, gr=site, type='esicar')", "no chain of neighbors", {"M": two}))
